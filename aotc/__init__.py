@@ -1,7 +1,7 @@
 """aotc: an ahead-of-time compiler for JAX and StableHLO.
 
-``aotc.compile`` makes a bundle, ``aotc.load`` runs one, ``aotc.upgrade`` compiles one again. All resolve on first
-use, so that loading a bundle imports no compiler.
+``aotc.compile`` creates a bundle, ``aotc.load`` loads one, ``aotc.upgrade`` compiles one again. Names are imported on
+first use, so loading a bundle does not import the compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bytes of a bundle, as compiling returns them."""
+"""The bundle that compiling returns: its bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aotc.vmfb.bundle import write_file
 
 
 class Bundle(bytes):
-    """A compiled bundle: its bytes, which :func:`aotc.load` takes and which can be saved.
+    """A compiled bundle: bytes that :func:`aotc.load` accepts and that can be saved.
 
     It is ``bytes`` in every other respect; slices of it are plain ``bytes``.
     """
@@ -18,8 +18,8 @@ class Bundle(bytes):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bundle to a file.
 
-        The file appears whole or not at all, and a file of that name that a module was loaded from stays that module's:
-        a temporary file in the same directory replaces it. A symbolic link stays, and its target is replaced.
+        The write is atomic: a temporary file in the same directory replaces the file. Modules that were loaded from an
+        old file of that name keep it. A symbolic link stays, and its target is replaced.
 
         Parameters
         ----------
@@ -28,7 +28,7 @@ class Bundle(bytes):
         Raises
         ------
         BundleError
-            If the file cannot be written, as on a full disk; one that was there before is unchanged.
+            If the file cannot be written, for example on a full disk; an existing file is then unchanged.
         """
         write_file(os.fsdecode(path), [self])
 

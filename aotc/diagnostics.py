@@ -1,7 +1,7 @@
-"""Where something came from, and the two ways in which compilation fails.
+"""Source locations, and the two errors of compilation.
 
-``CompileError``: the input is at fault; its text is for the person who wrote it.
-``InternalError``: we are; it names the stage and how to repeat the failure.
+``CompileError``: the input is wrong; the message is for its author. ``InternalError``: aotc is wrong; the message names
+the stage and a command that reproduces the failure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """A place in the model, and what JAX recorded about it.
+    """A location in the model, and the metadata that JAX recorded for it.
 
     ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name
     stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41:8``).
@@ -24,12 +24,12 @@ class Loc:
     source: str = ""
 
     def __str__(self) -> str:
-        """Return ``path:line:column``, as far as known."""
+        """Return ``path:line:column``; unknown parts are left out."""
         return ":".join([self.path or "<model>", *(str(x) for x in (self.line, self.column) if x)])
 
     @property
     def traced_by(self) -> str:
-        """Return what JAX recorded, in one line, or the empty string."""
+        """Return JAX's metadata as one line, or an empty string."""
         return " at ".join(x for x in (self.name, self.source) if x)
 
 
@@ -38,9 +38,9 @@ UNKNOWN = Loc()
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what was found and expected, where (``caret``, in the snippet), what to do.
+    """One error: found and expected, location, snippet with a caret at column ``caret``, hint.
 
-    ``notes`` are other places that MLIR names, as where a value was defined before.
+    ``notes`` are further locations from MLIR, such as an earlier definition of a value.
     """
 
     message: str
@@ -51,7 +51,7 @@ class Finding:
     notes: tuple[Finding, ...] = ()
 
     def render(self) -> str:
-        """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
+        """Return the finding as displayed: location, line with a caret, JAX's line, hint."""
         text = self._lines("error")
         for note in self.notes:
             text += [f"  {line}" for line in note._lines("note")]
@@ -74,7 +74,7 @@ class CompileError(Exception):
     Parameters
     ----------
     findings : list of Finding
-        Up to ten; each says where, what was found, what was expected.
+        At most ten are shown; each has a location, what was found and what was expected.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -93,7 +93,7 @@ class CompileError(Exception):
 
 
 class CallbackFailed(Exception):
-    """A function of the user's raised ``error``, which is to reach the user as it is, whatever lies between."""
+    """A user's function raised ``error``; the frames in between pass it to the caller unchanged."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -101,25 +101,25 @@ class CallbackFailed(Exception):
 
 
 class AotcWarning(UserWarning):
-    """Something is not as it should be, and work goes on without it."""
+    """aotc continues after a problem."""
 
 
 class InternalError(Exception):
-    """aotc itself is at fault.
+    """A bug in aotc.
 
     Parameters
     ----------
     message : str
-        What broke, and in which stage.
+        The failure, and the stage of it.
     dump : str
-        Folder with the traceback and with what the stage began with, if it was written.
+        Folder with the traceback and the input of the stage, if it was written.
     repeat : str
-        The command that repeats the failure.
+        The command that reproduces the failure.
 
     Attributes
     ----------
     reproducer : str
-        The file with all that repeats it (:mod:`aotc.source.reproducer`), if it was written.
+        File with everything that reproduces it (:mod:`aotc.source.reproducer`), if it was written.
     """
 
     def __init__(self, message: str, dump: str = "", repeat: str = "") -> None:

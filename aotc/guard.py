@@ -1,9 +1,9 @@
-"""The net around every stage of the compiler: what falls into it is ours, and leaves as an error with its evidence.
+"""Exception boundary around each compiler stage: an unexpected exception becomes an InternalError with a reproducer.
 
-What leaves a stage is one of four. ``CompileError``: the model is at fault, or the machine (no memory, no room on the
-disk, a package that is not installed). ``BundleError`` and ``VmError``: the runtime, which the compiler uses to write
-files, says so. ``InternalError``: anything else, with the stage, a folder that holds what the stage began with and the
-traceback, and the command that repeats it. ``KeyboardInterrupt`` and a closed pipe are nobody's fault and pass.
+Four kinds of exceptions leave a stage. ``CompileError``: the model is wrong, or the machine lacks memory, disk space or
+a package. ``BundleError`` and ``VmError``: errors of the runtime, which the compiler uses to write files.
+``InternalError``: everything else, with the stage, a folder that holds the traceback and the input of the stage, and
+the command that reproduces it. ``KeyboardInterrupt`` and a closed pipe pass unchanged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aotc.vmfb.host.files import report_folder
 from aotc.vmfb.host.install import install_command
 
 THEIRS = (CompileError, BundleError, VmError, AotcWarning)
-"""The errors that say that somebody else is at fault; a warning is one for whom Python is told so (``-W error``)."""
+"""Errors that are not bugs of aotc; a warning is raised as an error where Python is told so (``-W error``)."""
 EXTRAS = {
     **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "scipy", "flatbuffers"), "compile"),
     **dict.fromkeys(("cuda", "numba_cuda", "nvidia"), "cuda-compile"),
 }
-"""The extra of aotc that installs a package."""
+"""The optional dependencies (extra) of aotc that install a package."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS})
 
 
@@ -41,24 +41,24 @@ def guard(
     path: str = "",
     passing: tuple[type[Exception], ...] = THEIRS,
 ) -> Iterator[None]:
-    """Let nothing but the errors above leave the block.
+    """Convert unexpected exceptions in the block to an InternalError.
 
     Parameters
     ----------
     where : str
-        What the block does, as ``in pass 3 inline``.
+        The activity of the block for the message, for example ``in pass 3 inline``.
     options : Options
-        Where the evidence goes (``dump_ir``), and the flags of the command that repeats it.
+        Folder for the evidence (``dump_ir``), and the flags of the command that reproduces the failure.
     model : Module, str or bytes, optional
-        What the stage begins with: a module, or the text or bytecode of a model.
+        Input of the stage: a module, or a model as text or bytecode.
     path : str
-        The model's file, if it came from one.
+        The model's file, if any.
     passing : tuple of exception types
-        What leaves the block as it is.
+        Exceptions that leave the block unchanged.
     """
     try:
         yield
-    except (BrokenPipeError, CallbackFailed):  # the guards around would take the user's own error for ours
+    except (BrokenPipeError, CallbackFailed):  # outer guards must not take the user's error for a bug of aotc
         raise
     except passing:
         raise
@@ -72,9 +72,9 @@ def guard(
 
 @contextmanager
 def callers_errors() -> Iterator[None]:
-    """Let out what a function of the caller's raised, with the cause and the context that it had there.
+    """Re-raise the error of a user's function with its own cause and context.
 
-    It stands around what the caller called, for it is the last that an error passes.
+    It decorates public entry points: it must be the last frame that the error passes.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def callers_errors() -> Iterator[None]:
 
 
 def machine_error(error: Exception, where: str = "") -> CompileError | None:
-    """Return what to raise where the machine is at fault, or the way aotc was installed; None if it is neither."""
+    """Return a CompileError if the machine or the installation is at fault, else None."""
     match error:
         case MemoryError():
             hint = "a machine with more of it, or a smaller batch"
@@ -113,9 +113,10 @@ def internal_error(
     path: str = "",
     repeat: str = "",
 ) -> InternalError:
-    """Return what to raise for ``error``, a fault of ours; the evidence goes to a folder.
+    """Return the InternalError for ``error``, a bug of aotc, and write the evidence to a folder.
 
-    ``repeat`` is the command to repeat it with, by default one that compiles the model; see :func:`guard` for the rest.
+    ``repeat`` is the command that reproduces the failure, by default one that compiles the model; :func:`guard`
+    describes the other parameters.
     """
     text = error.message if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     message = f"{where}: {text}" if where else text
@@ -124,14 +125,14 @@ def internal_error(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
         kept = _keep(model, path, folder)
-    except OSError as reason:  # no room for the evidence: the error must be heard all the same
+    except OSError as reason:  # without space for the evidence the error is still reported
         message += f" (and nothing could be written about it: {reason})"
         return InternalError(message, repeat=repeat or _command(options, path))
     return InternalError(message, str(folder), repeat or _command(options, kept))
 
 
 def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
-    """Write what the stage began with; return the model's file for the command, or an empty string."""
+    """Write the input of the stage; return the model's file for the command, or an empty string."""
     if isinstance(model, Module):
         (folder / "before.txt").write_text(_printed(model))
         return path or next((f.loc.path for f in model.functions.values() if f.loc.path), "")
@@ -145,12 +146,12 @@ def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
 def _printed(module: Module) -> str:
     try:
         return print_module(module)
-    except Exception:  # a pass may have left anything
+    except Exception:  # a pass may have left the IR in any state
         return "the IR could not be printed"
 
 
 def _command(options: Options, path: str) -> str:
-    """Return the command that compiles the model again and checks the IR after every pass."""
+    """Return the command that compiles the model again and verifies the IR after every pass."""
     plain = Options()
     words = ["aotc", "compile", path or "MODEL", "-o", "model.vmfb"]
     words += [

@@ -1,4 +1,4 @@
-"""The compiler's options: one frozen record; every CLI flag is a field of it; and what they may be."""
+"""Options of the compiler: a frozen record whose fields are the flags of the command line, and their checks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
 
-SAID, AUTO = "said", "auto"  # what places ops on devices
-REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
-PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of matmuls and convolutions of f32
+SAID, AUTO = "said", "auto"  # placement of ops: by affinities alone, or by the cost model
+REFUSE, DROP = "refuse", "drop"  # treatment of calls back into Python
+PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of f32 matmuls and convolutions
 UNPACKED = "unpacked"  # weights in the bundle, addressed by the paths of their arguments
 QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight, by option value
-HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
+HOST, DEVICE = "host", "device"  # devices that represent JAX's memory kinds, if options name both
 
 
 def _is_guarded() -> bool:
@@ -40,76 +40,78 @@ class Options:
     opt_level : int
         0 one op per region, 1 elementwise fusion, 2 the default, 3 aggressive.
     matmul_precision : str
-        Of products and convolutions of f32 for which the model asks none: ``model``, f32 on CPUs and TF32 on GPUs;
-        ``bf16``, operands rounded to 8 bits; ``bf16x3``, to 16 by three products; ``highest``, f32 on GPUs too.
-        Attention that is one op keeps what the model says.
+        Precision of f32 matmuls and convolutions for which the model requests none. ``model``: f32 on CPUs and TF32 on
+        GPUs; ``bf16``: operands rounded to 8 bits; ``bf16x3``: to 16 bits, with three products; ``highest``: f32 on
+        GPUs too. Attention as a single op keeps the precision of the model.
     quantize_weights : str
-        ``int8`` or ``int4``: large constants that are multiplied as matrices are kept as integers of so many bits, with
-        a scale for each column of the result; after a colon, a scale for so many terms of its sums (``int4:64``).
+        ``int8`` or ``int4``: large constant operands of matmuls are stored as integers of 8 or 4 bits, with one scale
+        per column of the result. After a colon, the number of terms that share a scale (``int4:64``).
     weights : str
-        ``inline``, or the path of a safetensors file that holds the constants. With ``bind``, where the examples of
-        these arguments go, by their paths: that file, or the bundle itself (``unpacked``); its functions take the rest.
+        ``inline``, or the path of a safetensors file for the constants. With ``bind``, the place of the examples of
+        these arguments, stored by path: that file, or the bundle itself (``unpacked``). Its functions then take only
+        the other arguments.
     specialize : mapping of str to sequence of int
-        Sizes of symbolic dims for which functions are compiled once more: ``{"b": (1, 8)}``.
+        Sizes of symbolic dims to compile extra copies of functions for: ``{"b": (1, 8)}``.
     bind : sequence of str or int
-        Arguments that ``LoadedModule.bind`` will be given once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
-        number: what depends on them alone, as the packing of weights, is computed there, not in each call.
+        Arguments that ``LoadedModule.bind`` receives once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
+        number. Values that depend only on them, such as packed weights, are computed there and not in each call.
     state : sequence of str, or mapping of str to str
-        Results that are arguments of the next call: ``("cache",)`` where both are called so, else
-        ``{"result[0]": "cache"}``.
-        Their memory may be the arguments' (as if these were donated), and ``LoadedModule.state`` knows of them.
+        Results that are arguments of the next call: ``("cache",)`` if result and argument share that name, else
+        ``{"result[0]": "cache"}``. Results may reuse the memory of these arguments, as if they were donated, and
+        ``LoadedModule.state`` manages them.
     debug_info : bool
         Keep source locations and kernel text in the bundle.
-    source : bool
+    Store source locations and kernel text in the bundle.
         Keep the model itself in the bundle, which ``aotc upgrade`` compiles again.
-    cache : bool
+    Store the model itself in the bundle; ``aotc upgrade`` compiles it again.
         Reuse compiled kernels, and whole bundles that took long, from the cache directory.
-    jobs : int
+    Reuse compiled kernels, and whole bundles that took long to compile, from the cache directory.
         Kernels compiled at the same time, by threads or processes; 0 means one per core.
-    verify_each : bool
+    Number of kernels to compile at the same time, in threads or processes; 0 means one per core.
         Verify the IR after every pass, what the passes so far establish, each kernel, and each stage from there to the
-        host program.
-    dump_ir : str
+        After every pass verify the IR and the invariants of the passes so far; then verify each kernel and each later
+        stage up to the host program.
         Folder for the IR after every pass, and for kernels and steps, or empty.
-    print_after : str
+    Folder for the IR after every pass, and for kernels and steps; or empty.
         Name of the pass after which to print the IR, or empty.
-    stop_after : str
+    Name of the pass after which to print the IR; or empty.
         Name of the pass after which to stop, or empty.
-    reproducer : str
+    Name of the pass after which to stop; or empty.
         File for all that repeats the compilation, written when the model has been read, or empty: then it is written
-        only where the compiler itself is at fault.
-    bisect : int
+        File for everything that reproduces the compilation, written once the model has been read. If empty, it is
+        written only for bugs of the compiler.
         Leave out the optional passes after this number; -1 means none.
-    timings : bool
+    Skip the optional passes after this number; -1 skips none.
         Print the time of every pass.
     devices : mapping of str to str
-        The devices that the model names, with a target for each: ``{"d0": "cpu:x86-64-v3"}``; others take ``target``.
+        Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``.
     default_device : str
-        Where ops and arguments go that nothing places; empty refuses them where there are several devices.
+        Device for ops and arguments without a placement. Empty: refuse them if there are several devices.
     costs : mapping
-        What kernels took when they were measured (``LoadedModule.profile``), in place of what the cost model predicts.
+        Measured times of kernels (``LoadedModule.profile``), used in place of the predictions of the cost model.
     place : str
-        ``said``: by affinities alone; ``auto``: the cost model places large ops on the devices that the model or
+        ``said``: affinities alone place ops. ``auto``: the cost model places large ops on the devices that the model or
         ``devices`` name.
     max_transfers : int
-        Refuse the model if it takes more transfers between devices; -1 means any number.
+        Refuse a model that needs more transfers between devices; -1 means no limit.
     host_fallback : bool
-        For a GPU alone: run on the host what has no form there (LAPACK, custom calls) and move values; or refuse it.
+        For a GPU alone: run ops without a GPU kernel (LAPACK, custom calls) on the host and transfer values, or refuse
+        them.
     host_target : str
-        The CPU target of what then runs on the host; empty means one that ``target`` names beside the GPU, the one
-        that needs least of the machine, else ``cpu:x86-64-v3`` or ``cpu:aarch64``, as this machine is.
+        CPU target of these host kernels. Empty: the CPU target of ``target`` with the fewest features, if any, else
+        ``cpu:x86-64-v3`` or ``cpu:aarch64``, by this machine's architecture.
     memory_limit : int
-        Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
-        What would take more is computed a part after the other, or twice, or moved from a GPU to the host, or else
-        refused. Of a program for the CPU and GPUs each memory has the limit. Limits may also be text: ``"64MB"``.
+        Maximum number of bytes for a call on one thread, besides arguments, results and weights; 0 means no limit.
+        Larger values are computed in parts, recomputed, or moved from a GPU to the host; else the model is refused. In
+        a program for the CPU and GPUs each memory has this limit. Limits may also be text: ``"64MB"``.
     stack_limit, shared_memory_limit : int
-        Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
-        than the target's; 0 means the target's.
+        Maximum number of bytes for a kernel's arrays on a thread's stack, and in the shared memory of a GPU's block, if
+        below the target's; 0 means the target's.
     callbacks : str
-        ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
+        Calls back into Python without a registered function: ``refuse`` them, or ``drop`` those with unused results.
     guard : bool
-        Leave pages between all blocks of memory, which ``AOTC_GUARD=1`` makes untouchable when the bundle runs; also
-        what that says when compiling.
+        Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
+        default is the value of ``AOTC_GUARD`` at compile time.
     progress : callable or None
         ``progress(done, total, what)`` is called as compilation advances.
     """
@@ -148,12 +150,12 @@ class Options:
     progress: Callable[[int, int, str], None] | None = None
 
     def advance(self, done: int, total: int, what: str) -> None:
-        """Tell ``progress`` how far compilation is.
+        """Report the progress of compilation to ``progress``.
 
         Raises
         ------
         CallbackFailed
-            If it raises anything; :func:`aotc.guard.callers_errors` lets that out as it is.
+            If it raises; :func:`aotc.guard.callers_errors` re-raises its exception unchanged.
         """
         if self.progress is not None:
             try:
@@ -163,25 +165,25 @@ class Options:
 
 
 WATCHED = frozenset({"dump_ir", "print_after", "stop_after", "timings", "verify_each"})
-"""Options by which somebody watches a compilation."""
+"""Options that observe a compilation."""
 OF_THE_RUN = frozenset({"progress", "jobs", "cache", "reproducer"}) | WATCHED
-"""Options that change no byte of a bundle; a new one is thought to change some."""
+"""Options that change no byte of a bundle; any other option is assumed to change some."""
 
 _KINDS = {bool: (bool,), int: (Integral,), str: (str,)}
-"""What an option may be, by the type of its default."""
+"""Permitted types of an option, by the type of its default."""
 _PATHS = ("weights", "dump_ir", "reproducer")
-"""Options of text that may also be paths."""
+"""Text options that may also be paths."""
 _BYTES = ("memory_limit", "stack_limit", "shared_memory_limit")
-"""Options that are numbers of bytes, and may also be text."""
+"""Options in bytes, which may also be text."""
 
 
 def with_bytes(options: Options) -> Options:
-    """Return the options with numbers in place of texts such as ``64MB``.
+    """Convert sizes such as ``64MB`` to numbers of bytes.
 
     Raises
     ------
     CompileError
-        If one is no size.
+        If one is not a size.
     """
     found = {name: getattr(options, name) for name in _BYTES}
     for name, value in found.items():
@@ -197,11 +199,11 @@ RENAMED = MappingProxyType({
     "share-rows": "softmax-by-reciprocal",
     "spread-work": "parallelize-gpu",
 })  # fmt: skip
-"""Names of passes in earlier versions, and their names now."""
+"""Passes renamed since earlier versions: old name, new name."""
 
 
 def with_current_passes(options: Options) -> Options:
-    """Return ``options`` with the present names of the passes that ``stop_after`` and ``print_after`` name."""
+    """Replace the old names of passes in ``stop_after`` and ``print_after`` by the current ones."""
     current: dict[str, Any] = {}
     for name in ("stop_after", "print_after"):
         value = getattr(options, name)
@@ -218,14 +220,13 @@ MOST_BYTES = (1 << 63) - 1
 
 
 def check_options(options: Options, passes: Sequence[str]) -> None:
-    """Refuse options that name nothing; ``passes`` are the names that ``stop_after`` and ``print_after`` may have.
+    """Check the values of all options; ``passes`` are the valid names for ``stop_after`` and ``print_after``.
 
     Raises
     ------
     CompileError
-        If an option is of another type, ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file,
-        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` or ``quantize_weights`` nothing known,
-        ``jobs`` negative, ``specialize`` no sizes by name.
+        If an option has the wrong type or a value outside its range, if a name is unknown, or if a path is not of the
+        kind that the option needs.
     """
     for f in fields(options):
         value = getattr(options, f.name)
@@ -278,12 +279,12 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
 
 
 def quantization(options: Options) -> tuple[int, int] | None:
-    """Return the bits of weights, and how many terms of a sum have a scale (0: all of them); None if they stay floats.
+    """Return the bits per weight and the terms that share a scale (0: all of them), or None for float weights.
 
     Raises
     ------
     CompileError
-        If ``quantize_weights`` is none of its forms.
+        If ``quantize_weights`` is malformed.
     """
     text = options.quantize_weights
     if text == "none":
@@ -297,7 +298,7 @@ def quantization(options: Options) -> tuple[int, int] | None:
 
 
 def _are_sizes(specialize: Any) -> bool:
-    """Tell whether ``specialize`` maps names to collections of integers, of Python or of NumPy."""
+    """Return True if ``specialize`` maps names to collections of integers (of Python or NumPy)."""
     if not isinstance(specialize, Mapping) or not all(isinstance(name, str) for name in specialize):
         return False
     kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
@@ -306,14 +307,14 @@ def _are_sizes(specialize: Any) -> bool:
 
 
 def _are_arguments(bind: Any) -> bool:
-    """Tell whether ``bind`` is a sequence of names and numbers."""
+    """Return True if ``bind`` is a sequence of names and numbers."""
     if not isinstance(bind, Sequence) or isinstance(bind, str | bytes):
         return False
     return all((isinstance(x, str) and x) or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in bind)
 
 
 def _are_names(devices: Any) -> bool:
-    """Tell whether ``devices`` maps names to names."""
+    """Return True if ``devices`` maps names to names."""
     if not isinstance(devices, Mapping):
         return False
     return all(isinstance(name, str) and name for pair in devices.items() for name in pair)

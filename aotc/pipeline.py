@@ -1,8 +1,8 @@
 """START HERE: the compiler on one page.
 
-:data:`PASSES` is the table of everything that happens to a model between import and kernels; :func:`run_passes` is the
-loop that runs it, and the only place that times, verifies, prints, dumps, stops and bisects. :func:`compile` is the
-way from a model to the bytes of a bundle; each of its stages runs under :func:`aotc.guard.guard`::
+:data:`PASSES` lists every transformation between import and kernels, in order. :func:`run_passes` is the loop that runs
+it, and the only place that verifies, prints, dumps, stops and bisects. :func:`compile` turns a model into the bytes of
+a bundle; each of its stages runs under :func:`aotc.guard.guard`::
 
     model --fetch, import_raw (frontend)--> tensor IR
           --PASSES (lowering/passes)--> fused tensor IR
@@ -94,10 +94,10 @@ Run = Callable[[Module, Options], Module]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One step of the compiler, ``Module, Options -> Module``.
+    """One compiler pass, ``Module, Options -> Module``.
 
-    ``required`` passes are never left out by ``--bisect``; ``establishes`` tells what breaks the property that holds
-    from here on: ``--verify-each`` asks it after this pass and each later one.
+    ``--bisect`` never leaves out ``required`` passes. ``establishes`` returns the violations of the invariant that
+    holds after the pass; ``--verify-each`` checks it after this pass and each later one.
     """
 
     run: Run
@@ -106,7 +106,7 @@ class Pass:
 
     @property
     def name(self) -> str:
-        """Return the pass's name as ``--print-after`` takes it."""
+        """Return the pass's name as in ``--print-after``."""
         return self.run.__name__.replace("_", "-")
 
 
@@ -203,11 +203,11 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (cse, fuse, "equal ops in two regions are computed twice"),
     (dce, fuse, "what nobody reads would become a kernel"),
 )
-"""Why the table is in its order: the first pass runs before the second, of which the last run counts."""
+"""Ordering constraints: the first pass must run before the last run of the second, for the given reason."""
 
 
 def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None) -> Module:
-    """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
+    """Run :data:`PASSES` on ``module`` and return the result; ``watch`` is called with the module after each pass."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
         begin(options, step.name, number, len(PASSES))
@@ -241,7 +241,7 @@ def _dump(options: Options, name: str, text: str) -> None:
 
 
 def _verify(module: Module, done: Sequence[Pass]) -> None:
-    """Check the module that the last of the passes ``done`` made, and what all of them establish."""
+    """Verify the module after the last of the passes ``done``, and the invariants that all of them establish."""
     findings = [f.message for f in verify(module)]
     findings += [f"{f.message} (as {s.name} establishes)" for s in done if s.establishes for f in s.establishes(module)]
     if findings:
@@ -251,14 +251,14 @@ def _verify(module: Module, done: Sequence[Pass]) -> None:
 def checked_options(
     options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
 ) -> Options:
-    """Return ``options`` with the fields that ``flags`` gives, checked; ``whole`` if all passes are needed."""
+    """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))
     check_options(chosen, [step.name for step in PASSES])
-    if chosen.host_target:  # "cpu" is another one on each machine
+    if chosen.host_target:  # "cpu" means a different target on each machine
         chosen = replace(chosen, host_target=host_beside((), chosen.host_target).name)
     if chosen.costs and (said := problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
@@ -277,7 +277,7 @@ def compile(
     """Compile a model and return a bundle.
 
     Parameters
-    ----------
+    Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); static arguments are compiled in.
     model : str, bytes, path, callable, jax.export.Exported, jax.stages.Traced or jax.stages.Lowered
         StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
         function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one; or several
@@ -285,24 +285,24 @@ def compile(
     *example_args
         Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments, which it loses.
     kwargs : mapping of str, optional
-        Examples of keyword arguments; of several models by name.
+        Examples of keyword arguments; for several models, by name.
     options : Options, optional
-        All options at once; or give its fields as keywords, e.g. ``target="cpu"``.
+        All options as one object; or pass its fields as keywords, for example ``target="cpu"``.
     args : mapping of str to sequence, optional
         The examples of several models, by name.
 
     Returns
     -------
     Bundle
-        Its bytes: ``aotc.compile(f, x).save("f.vmfb")`` writes them, :func:`aotc.load` takes them.
+        The bundle: ``aotc.compile(f, x).save("f.vmfb")`` writes it, :func:`aotc.load` loads it.
 
     Raises
     ------
     CompileError
-        The model cannot be compiled: where, what was found, what was expected; or the function that is traced raises
-        (its exception is the cause), or memory or disk do not suffice.
+        If the model cannot be compiled (the error says where, what was found and what was expected), if tracing the
+        function raises (its exception is the cause), or if memory or disk space runs out.
     InternalError
-        aotc is at fault: the stage, and where what is needed to repeat it lies.
+        If aotc has a bug; the error names the stage and the folder with a reproducer.
     """
     reader_process.prepare_for(model)
     chosen = checked_options(options, flags)
@@ -322,7 +322,7 @@ WORTH_SECONDS = 0.5
 
 
 def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
-    """Compile a fetched model for ``targets``, whatever the options name; see :func:`compile`."""
+    """Compile a fetched model for ``targets``, in place of the targets of the options; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         if key and (known := bundle_cache.read(key)) is not None:
@@ -345,14 +345,14 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
     """Compile the model that is the only element of ``models``.
 
-    A model may be as large as its weights: it is taken out of the list, and what each step was made from is let go.
+    A model may be as large as its weights: remove it from the list, and free each step's input after the step.
     """
     from aotc.frontend.importer import import_raw
     from aotc.frontend.platforms import is_multi_platform
 
     raw = models.pop()
     begin(options, "importing the model")
-    several = is_multi_platform(raw.data, raw.metadata)  # each kind of target has a program of its own
+    several = is_multi_platform(raw.data, raw.metadata)  # one program per kind of target
     kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
@@ -377,7 +377,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             if one.dump_ir:
                 with guard("in the report on lowering", one):
                     _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
-            if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
+            if variant.target.name not in {v.target.name for v in variants}:  # else all devices are named
                 variants.append(variant)
                 used.append(ways[n])
         check_homes(variants, signatures)
@@ -388,7 +388,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
-    """Add the source of ``raw``, which has been ``parsed``, to ``sources`` if it is not there."""
+    """Add the source of ``raw``, already ``parsed``, to ``sources`` unless present."""
     from aotc.frontend.artifact import artifact_of
 
     if not sources:
@@ -397,7 +397,7 @@ def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list
 
 
 def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Module], None]:
-    """Return what shows ``see`` each module that constants are folded in next."""
+    """Return a watcher that passes each module to ``see`` right before constants are folded."""
 
     def watch(number: int, _: Pass, module: Module) -> None:
         if number < len(PASSES) and PASSES[number].run is fold_constants:

@@ -1,6 +1,6 @@
-"""What compilation is at: told to ``progress`` as each stage begins, and timed for ``--timings``.
+"""Progress of compilation: reported to ``progress`` as each stage begins, and timed for ``--timings``.
 
-Every moment belongs to the stage that began last, so the lines of ``--timings`` add up to the time of the whole.
+A stage ends when the next begins, so the lines of ``--timings`` add up to the total time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FIRST = "importing the compiler"
 
 
 class Laps:
-    """Lines of time on stderr, one for each stage, when the next one begins."""
+    """Print the time of each stage to stderr when the next one begins."""
 
     def __init__(self) -> None:
         self.begun = self.since = time.perf_counter()
         self.number, self.name = 0, FIRST
 
     def next(self, name: str, number: int = 0) -> None:
-        """End the stage that began last, and begin another; several of one name that follow each other are one."""
+        """End the current stage and begin another; consecutive stages of one name are merged."""
         if (name, number) == (self.name, self.number):
             return
         now = time.perf_counter()
@@ -32,7 +32,7 @@ class Laps:
         self.since, self.number, self.name = now, number, name
 
     def end(self) -> None:
-        """End the last stage, and tell the time of all."""
+        """End the last stage and print the total time."""
         self.next("")
         print(line("total", self.since - self.begun), file=sys.stderr)
 
@@ -41,13 +41,13 @@ _LAPS: ContextVar[Laps | None] = ContextVar("laps", default=None)
 
 
 def line(name: str, seconds: float, number: int = 0) -> str:
-    """Return a line of ``--timings``; passes have numbers."""
+    """Return a line of ``--timings``; passes are numbered."""
     return f"{number or '':>3} {name:<30} {1e3 * seconds:8.1f} ms"
 
 
 @contextmanager
 def timed(wanted: bool) -> Iterator[None]:
-    """Time the stages in the block, if they are to be and no block around does already."""
+    """Time the stages in the block if ``wanted``, unless an outer block does already."""
     if not wanted or _LAPS.get() is not None:
         yield
         return
@@ -61,7 +61,7 @@ def timed(wanted: bool) -> Iterator[None]:
 
 
 def begin(options: Options, name: str, number: int = 0, of: int = 1) -> None:
-    """Say that a stage begins: a pass has a number, ``of`` so many."""
+    """Announce the beginning of a stage; passes are numbered ``number`` of ``of``."""
     laps = _LAPS.get()
     if laps is not None and options.timings:
         laps.next(name, number)

@@ -1,4 +1,4 @@
-"""Bundles compiled again from the source that they hold: ``aotc upgrade``, and the loading of what is not trusted."""
+"""Recompile bundles from their embedded source: ``aotc upgrade``, and the loading of untrusted bundles."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from aotc.vmfb.profile.stored_records import COSTS, stored
 from aotc.vmfb.weights.own import carried
 
 STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
-"""What is said of costs of a bundle that are of another program."""
+"""The warning for costs of a bundle that were measured for another program."""
 
 COMPILED_HERE = b"compiled here"
-"""Stands for a signer: bundles that were recompiled share executors with each other only."""
+"""Takes the place of a signer: recompiled bundles share executors only with each other."""
 
 
 def upgrade(
     bundle: str | os.PathLike[str] | bytes | bytearray | memoryview, *, target: str | None = None,
     weights: str | os.PathLike[str] | None = None, **flags: Any,
 ) -> Bundle:  # fmt: skip
-    """Compile the source of a bundle again, with the compiler that is installed, and return the new bundle.
+    """Recompile the source of a bundle with the installed compiler, and return the new bundle.
 
-    For the same targets with the same options: the bytes are those that compiling the model itself gives. Nothing of
-    the old bundle is run.
+    Without arguments the targets and options stay the same, and the bytes equal those of compiling the model itself. No
+    code of the old bundle is run.
 
     Parameters
     ----------
     bundle : str, path, bytes or buffer
-        Compiled without ``--no-source``.
+        A bundle compiled without ``--no-source``.
     target : str, optional
-        Other targets, as :func:`aotc.compile` takes them.
+        Other targets, in the form of :func:`aotc.compile`.
     weights : str, optional
-        ``inline``, or the file for the weights; must be given if those of the bundle are in a file.
+        ``inline``, or the file for the weights; required if the weights of the bundle are in a file.
     **flags
-        Fields of :class:`aotc.options.Options`, in place of what the model was compiled with.
+        Fields of :class:`aotc.options.Options` that override the recorded options.
 
     Raises
     ------
     BundleError
-        If it is no bundle, has no source, or the source or a weight is damaged.
+        If it is not a bundle, has no source, or the source or a weight is damaged.
     CompileError
-        If this compiler refuses what an older one took, or an option names nothing.
+        If this compiler refuses the recorded options or model, or an option is unknown.
 
     Warns
     -----
@@ -93,19 +93,19 @@ def upgrade(
 
 
 def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
-    """Return the model of a reproducer, which :func:`aotc.compile` takes, and its options but for ``flags``.
+    """Return the model of a reproducer, for :func:`aotc.compile`, and its options overridden by ``flags``.
 
     Raises
     ------
     CompileError
-        If this compiler has no such option, or a child process that reads the model does not survive.
+        If this compiler has no such option, or the model crashes the child process that reads it.
     """
     chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
     return survived(Raw(kept.data, kept.path, kept.metadata)), chosen
 
 
 def _is_mix(source: Embedded) -> bool:
-    """Is the bundle for devices of several targets? Then the first are those of devices which nobody named."""
+    """Return True for a bundle for devices of several targets; its first targets are those of unnamed devices."""
     return bool(source.options.get("devices")) and len(source.targets) > 1
 
 
@@ -114,18 +114,18 @@ def _offered(source: Embedded) -> tuple[Target, ...]:
 
 
 def weights_file(opened: OpenedBundle) -> str:
-    """Return the name of the file with the weights of a bundle, or nothing."""
+    """Return the name of the weights file of a bundle, or an empty string."""
     entries = [v.get("constants") or {} for v in opened.manifest["variants"]]
     return next((entry["external"]["file"] for entry in entries if entry.get("external")), "")
 
 
 def source_text(opened: OpenedBundle, locations: bool = False) -> str:
-    """Return the text of a bundle's source, its large constants left out, with ``locations`` if they are asked for.
+    """Return the source of a bundle as text without large constants; ``locations`` includes source locations.
 
     Raises
     ------
     BundleError
-        If it has none, or that is damaged.
+        If the bundle has no source, or the source is damaged.
     """
     return text_of(_model(opened.where, restore(opened)), locations)
 
@@ -133,12 +133,12 @@ def source_text(opened: OpenedBundle, locations: bool = False) -> str:
 def model_of(
     bundle: str | os.PathLike[str] | bytes, **flags: Any
 ) -> tuple[Raw, tuple[Target, ...], Options]:
-    """Return the model in a bundle, and what it was compiled for and with, its costs included, but for ``flags``.
+    """Return the model of a bundle, its targets, and its options (with costs) overridden by ``flags``.
 
     Raises
     ------
     BundleError
-        If it is no bundle, has no source, or that is damaged.
+        If it is not a bundle, has no source, or the source is damaged.
     """
     opened = open_bundle(bundle)
     source = restore(opened)
@@ -147,13 +147,13 @@ def model_of(
 
 
 def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
-    """Return what stands for a bundle that is not trusted: its source, compiled for the device that it would run on.
+    """Recompile the source of an untrusted bundle for the device that it would run on, and return the new bundle.
 
-    No code of the bundle is run, and its functions have the signatures that it says.
+    No code of the bundle is run. Its functions must have the signatures that the bundle declares.
 
     Raises
     ------
-    BundleError
+    If it has no source, or the source cannot be compiled or belongs to another program.
         If it has no source, that cannot be compiled, or is of another program.
     """
     source = restore(opened)
@@ -177,7 +177,7 @@ def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str,
 
 
 def _interface(entry: Mapping[str, Any]) -> list[Any]:
-    """Return what a call must know about a function, but for the names of arguments: older bundles had others."""
+    """Return the interface of a function that callers depend on, without argument names: older bundles had others."""
     known = ("dtype", "dims", "device")
     values = [[[v.get(key) for key in known] for v in entry.get(k, ())] for k in ("arguments", "results")]
     return [values, entry.get("in_tree"), entry.get("out_tree")]
@@ -201,12 +201,12 @@ UNTRUSTED_SECONDS = 60
 
 
 def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
-    """Return the source as a model, which a child process has read; ``rewrite`` it for bytecode of MLIR's own writer.
+    """Return the source as a model, checked by a child process; ``rewrite`` re-encodes it with MLIR's own writer.
 
     Raises
     ------
     BundleError
-        If it would crash MLIR's reader, or takes too much memory or time.
+        If it would crash MLIR's reader, or exceeds its memory or time limit.
     """
     memory = reader_process.memory_for(source.code)
     read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)

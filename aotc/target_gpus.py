@@ -1,4 +1,4 @@
-"""What the compiler knows about the multiprocessors of GPUs."""
+"""Resources of the multiprocessors of GPUs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """What a multiprocessor of a GPU holds at once (CUDA C++ Programming Guide, compute capabilities).
+    """Resources of a GPU's multiprocessor (CUDA C++ Programming Guide, compute capabilities).
 
     Attributes
     ----------
     threads, blocks : int
-        The most that it runs.
+        Maximum number of resident threads and blocks.
     shared : int
         Bytes of shared memory.
     registers : int
-        Of 4 bytes.
+        Registers of 4 bytes.
     reserved : int
-        Bytes of shared memory that each block takes besides its kernel's arrays.
+        Bytes of shared memory that each block occupies besides its kernel's arrays.
     warp, unit : int
-        Threads that run together, and how many registers they are given at a time.
+        Threads of a warp, and the granularity of register allocation.
     """
 
     threads: int
@@ -32,7 +32,10 @@ class Multiprocessor:
     unit: int = 256
 
     def held_blocks(self, threads: int, registers: int, shared: int) -> int:
-        """Return how many blocks of so many threads it holds, each thread with registers, each block with memory."""
+        """Return the number of resident blocks.
+
+        Blocks have ``threads`` with ``registers`` each, and ``shared`` bytes.
+        """
         warps = -(-threads // self.warp)
         each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
         by_threads, by_registers = self.threads // (warps * self.warp), self.registers // (warps * each)
@@ -40,13 +43,13 @@ class Multiprocessor:
         return min(self.blocks, by_threads, by_registers, self.shared // taken)
 
     def occupancy(self, threads: int, registers: int, shared: int) -> int:
-        """Return the percentage of the threads which it holds at most that such blocks fill."""
+        """Return the occupancy by such blocks: resident threads in percent of the maximum."""
         return 100 * self.held_blocks(threads, registers, shared) * threads // self.threads
 
 
 MULTIPROCESSORS = {
     "sm_75": Multiprocessor(1024, 16, 64 << 10, reserved=0),
-    "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
+    "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the minimum of all from compute capability 8.0
     "sm_80": Multiprocessor(2048, 32, 164 << 10),
     "sm_86": Multiprocessor(1536, 16, 100 << 10),
     "sm_89": Multiprocessor(1536, 24, 100 << 10),
@@ -54,4 +57,4 @@ MULTIPROCESSORS = {
     "sm_100": Multiprocessor(2048, 32, 228 << 10),
     "sm_120": Multiprocessor(1536, 24, 100 << 10),
 }
-"""By the architecture of the GPU."""
+"""Multiprocessors by the architecture of the GPU."""

@@ -1,4 +1,4 @@
-"""What the compiler knows about the machines it compiles for."""
+"""Target machines of the compiler."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from aotc.vmfb.host.machine import SCALABLE, TILES, cpu_features, is_slow, tiles
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine to compile for.
+    """A target machine.
 
     Attributes
     ----------
     name : str
-        As in ``--target`` and in the bundle, e.g. ``cpu:x86-64-v4``.
+        Name in ``--target`` and in the bundle, for example ``cpu:x86-64-v4``.
     kind : str
         ``cpu`` or ``cuda``.
     cpu : str
-        LLVM's name of the processor, or ``sm_90a``; ``compute_80`` for every GPU from that on.
+        LLVM's name of the processor, or ``sm_90a``; ``compute_80`` stands for every GPU from compute capability 8.0.
     features : tuple of str
-        CPU features that the machine must have, as ``/proc/cpuinfo`` names them.
+        CPU features that the machine must have, named as in ``/proc/cpuinfo``.
     llvm_features : str
-        Passed to LLVM's target machine.
+        Features for LLVM's target machine.
     triple : str
         LLVM triple.
     vector_bytes : int
-        Width of a SIMD register.
+        Width of a SIMD register in bytes.
     registers : int
-        SIMD registers.
+        Number of SIMD registers.
     l1, l2 : int
-        Data cache bytes of one core.
+        Bytes of the data caches of one core.
     stack : int
-        Bytes that the arrays of a kernel may take on a thread's stack, or in the memory of a GPU's thread.
+        Maximum bytes of a kernel's arrays on a thread's stack, or in the local memory of a GPU thread.
     shared_memory : int
-        Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
+        Maximum bytes of shared memory of a CUDA block that requests them at launch.
     static_shared : int
-        Bytes of shared memory that it may have without asking.
+        Maximum bytes of shared memory of a block without such a request.
     untried : bool
-        Has none of its code ever run?
+        True if code for this target has never been run.
     """
 
     name: str
@@ -63,93 +63,93 @@ class Target:
     untried: bool = False
 
     def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
+        """Return the target with lower limits for the bytes of stack and of shared memory; 0 means no change."""
         stack = min(self.stack, stack or self.stack)
         shared_memory = min(self.shared_memory, shared_memory or self.shared_memory)
         if (stack, shared_memory) == (self.stack, self.shared_memory):
-            return self  # so it is for each pass of nearly all compilations
+            return self  # the common case, reached for each pass of nearly all compilations
         return replace(self, stack=stack, shared_memory=shared_memory)
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory that a CUDA block may have without asking for them."""
+        """Return the bytes of shared memory of a CUDA block that requests none at launch."""
         return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
-        """Return what code for a device of the model is compiled for."""
+        """Return the target of the code for a device of the model."""
         return self
 
     @property
     def multiprocessor(self) -> Multiprocessor:
-        """What a multiprocessor of the GPU holds."""
+        """Return the resources of the GPU's multiprocessor."""
         return MULTIPROCESSORS[self.cpu]
 
     @property
     def portable(self) -> bool:
-        """Is its code PTX, which a GPU's driver compiles, and not a cubin?"""
+        """Return True if the code is PTX, compiled by the GPU's driver, and not a cubin."""
         return self.cpu.startswith("compute_")
 
     @property
     def has_ampere(self) -> bool:
         """Return True if the GPU has the instructions of compute capability 8.0.
 
-        These are copies to shared memory in the background, the tensor cores' m16n8k8 and larger, bf16, TF32, f64,
-        and ``max`` and ``min`` that return NaN.
+        These are asynchronous copies to shared memory, the tensor cores' m16n8k8 and larger, bf16, TF32, f64, and
+        ``max`` and ``min`` that return NaN.
         """
         return self.kind == "cuda" and int(self.cpu.rpartition("_")[2].strip("a")) >= 80
 
     @property
     def has_fp8(self) -> bool:
-        """Have the GPU's tensor cores floats of 8 bits? They came with compute capability 8.9."""
+        """Return True if the GPU's tensor cores multiply 8-bit floats (from compute capability 8.9)."""
         return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 89
 
     @property
     def has_wide_f64(self) -> bool:
-        """Has the GPU instructions that multiply 16 rows of f64? They came with compute capability 9.0."""
+        """Return True if the GPU has f64 matrix instructions of 16 rows (from compute capability 9.0)."""
         return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 90
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The instructions that kernels must do without, of :data:`_NEEDS`: for them LLVM would call a C library."""
+        """Return the instructions of :data:`_NEEDS` that the target lacks: LLVM would call a C library for them."""
         if not self.triple.startswith("x86_64") or self.kind != "cpu":
             return frozenset()
         return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
 
     @property
     def has_masks(self) -> bool:
-        """Have instructions of the CPU's vectors masks, so that the last turns of a loop are one?"""
+        """Return True if the CPU has masked vector instructions: one iteration then handles a loop's remainder."""
         return not _MASKS.isdisjoint(self.features)
 
     @property
     def sve_length(self) -> int:
-        """The length of vectors of SVE in 128 bits, which the machine's must be exactly; 0: the target does without."""
+        """Return the SVE vector length in units of 128 bits, which the machine must match exactly; 0 without SVE."""
         return self.vector_bytes // 16 if SCALABLE in self.features else 0
 
     @property
     def units(self) -> frozenset[str]:
-        """The forms of register tiles that have an instruction for several terms: 2 of ``bf16``, 4 of ``i8``."""
+        """Return the dot-product instructions for register tiles: ``bf16`` (2 terms), ``i8`` (4 terms)."""
         return frozenset(form for form, names in _UNITS.items() if names & set(self.features))
 
     @property
     def matrices(self) -> frozenset[str]:
-        """The forms of register tiles that are multiplied as whole matrices: 16 x 16 sums by an instruction."""
+        """Return the dtypes with matrix instructions (AMX) for register tiles: 16 x 16 sums per instruction."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
 
 
 @dataclass(frozen=True, slots=True)
 class Mix(Target):
-    """Machines of several kinds that work on one program.
+    """Several targets whose devices run one program together.
 
     Attributes
     ----------
     devices : tuple of (str, Target)
-        By the model's names of devices; the empty one is for those that nobody named.
+        Target of each of the model's devices by name; the empty name is for unnamed devices.
     """
 
     devices: tuple[tuple[str, Target], ...] = ()
 
     def of(self, device: str) -> Target:
-        """Return what code for a device of the model is compiled for."""
+        """Return the target of the code for a device of the model."""
         known = dict(self.devices)
         return known.get(device, known[""])
 
@@ -165,7 +165,7 @@ _NEEDS = {"fma": "fma", "f16": "f16c"}
 _UNITS = {"bf16": {"avx512_bf16", "bf16"}, "i8": {"avx512_vnni", "avx_vnni", "asimddp", SCALABLE}}
 _MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
-_MASKS = frozenset({"avx512f", SCALABLE})  # features with which vector instructions have masks
+_MASKS = frozenset({"avx512f", SCALABLE})  # features of masked vector instructions
 _V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors decode as bsr
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
@@ -186,29 +186,29 @@ _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf
 
 
 def _gpu(name: str, untried: bool = False) -> Target:
-    """Return the target of GPUs of an architecture."""
+    """Return the target for a GPU architecture."""
     held = MULTIPROCESSORS[name]
     most = held.shared - held.reserved
     return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
 _AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", SCALABLE: "sve"}
-"""LLVM's names of features by Linux's; what is of SVE and of another one LLVM has with both."""
+"""LLVM's name for each Linux feature name. LLVM derives features that combine SVE with another one from both."""
 
 
 def _aarch64(name: str, *features: str, vector_bytes: int = 16) -> Target:
-    """Return the target of AArch64 processors with features, named as by Linux."""
+    """Return the target for AArch64 processors with features, by their Linux names."""
     more = ",".join(f"+{_AARCH64[feature]}" for feature in features if feature in _AARCH64)
     return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", vector_bytes)
 
 
 def _sve(bits: int, *features: str) -> Target:
-    """Return the target of AArch64 processors whose vectors of SVE have so many bits."""
+    """Return the target for AArch64 processors with SVE vectors of ``bits`` bits."""
     return _aarch64(f"-sve{bits}", "asimd", SCALABLE, f"{SCALABLE}{bits}", *features, vector_bytes=bits // 8)
 
 
 MIX = "mix"
-"""The kind of a target, and of a variant, whose devices are of several targets or have memory of their own."""
+"""Kind of a target, and of a variant, whose devices have several targets or separate memories."""
 
 TARGETS = {
     t.name: t
@@ -237,16 +237,16 @@ TARGETS = {
 }
 
 OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
-"""What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""
+"""Aliases of targets; every GPU of compute capability 9.0 has the additions of ``sm_90a`` to ``sm_90``."""
 _DROPPED = frozenset(f"cuda:{kind}_{n}" for kind in ("sm", "compute") for n in (50, 52, 53, 60, 61, 62, 70, 72))
 _NO_CODE = "CUDA 13, whose libNVVM makes the machine code, dropped GPUs before compute capability 7.5"
 _OLDEST = "cuda:sm_75 is the oldest; run on the CPU of that machine with --target=cpu"
 PORTABLE = "cpu:portable"
-"""All CPU targets: a bundle with code for each, of which a machine takes the best that it runs."""
+"""All CPU targets: a bundle with code for each; the loader selects the best one that the machine supports."""
 
 
 def host() -> Target:
-    """Return the best target that this machine can run."""
+    """Return the best target that this machine supports."""
     arch = platform.machine()
     have = cpu_features()
     fit = [
@@ -277,21 +277,21 @@ def _cache_bytes(level: int) -> int:
 
 
 def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
-    """Return what the variants of a bundle are for: ``targets``, each a mix if ``devices`` of a model are of others.
+    """Return the targets of a bundle's variants: ``targets``, each as a mix if ``devices`` have other targets.
 
     Parameters
     ----------
     targets : sequence of Target
-        Of the bundle; devices that are not named are of each of them in turn.
+        Targets of the bundle; each in turn applies to unnamed devices.
     devices : mapping of str to str
-        Names of targets by the model's names of devices.
+        Target name for each of the model's devices.
     known : sequence of Target
-        To be taken in place of equally named ones: they hold what was measured elsewhere.
+        Targets with measurements from another machine, which replace targets of the same name.
 
     Raises
     ------
     CompileError
-        If a device is of several targets.
+        If a device has several targets.
     """
     measured = {t.name: t for t in (*known, *targets)}
     rows = {name: [measured.get(t.name, t) for t in resolve(target)] for name, target in devices.items()}
@@ -302,7 +302,7 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
     if all([target] == list(targets) for target in own.values()):
         return tuple(targets)
     mixes = []
-    for target in targets:  # whose name tells the variants apart
+    for target in targets:  # the name distinguishes the variants
         every = (*([target] if len(targets) > 1 else ()), *own.values())
         name = "+".join(dict.fromkeys(t.name for t in every))
         mixes.append(Mix(name, MIX, "", devices=(("", target), *own.items())))
@@ -310,9 +310,9 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
 
 
 def together(targets: Iterable[Target]) -> Target:
-    """Return what stands for CPU devices of one program: code that all of them run is for the least of ``targets``.
+    """Return one target for the CPU devices of a program: shared code is for the ``targets`` with the fewest features.
 
-    The machine must have the features of each; kernels are compiled for the targets of their own devices.
+    The machine must have the features of all; kernels are compiled for the targets of their own devices.
     """
     rows = list(dict.fromkeys(targets))
     if len(rows) == 1:
@@ -323,17 +323,17 @@ def together(targets: Iterable[Target]) -> Target:
 
 
 def least() -> Target:
-    """Return the target that every machine of this one's architecture runs: for what only moves bytes."""
+    """Return the baseline target of this machine's architecture, for code that only moves bytes."""
     return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 
 
 def host_beside(targets: Iterable[Target], asked: str = "") -> Target:
-    """Return the target of what runs on the host of a GPU: ``asked``, else the least CPU one of ``targets``, else v3.
+    """Return the host target of a GPU: ``asked``, else the CPU target with the fewest features, else a default.
 
     Raises
     ------
     CompileError
-        If ``asked`` is no CPU target, or several.
+        If ``asked`` is not a CPU target, or names several.
     """
     if asked:
         found = resolve(asked)
@@ -348,16 +348,16 @@ def host_beside(targets: Iterable[Target], asked: str = "") -> Target:
 
 
 _HOSTS = dict.fromkeys(("aarch64", "arm64"), "cpu:aarch64")
-"""The targets of hosts by machine: what a machine with a GPU has, whichever compiles."""
+"""Default host target by machine architecture: every machine with a GPU supports it, whichever machine compiles."""
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:
-    """Refuse devices that cannot work on one program; ``targets`` are theirs by name.
+    """Refuse devices that cannot run one program; ``targets`` are theirs by name.
 
     Raises
     ------
     CompileError
-        If CPU devices are of different architectures: they are the same processor.
+        If CPU devices have different architectures: all of them are the processor of one machine.
     """
     cpus = {name: t for name, t in targets.items() if t.kind == "cpu"}
     if len({t.triple for t in cpus.values()}) > 1:
@@ -367,7 +367,7 @@ def check_mix(targets: Mapping[str, Target]) -> None:
 
 
 def resolve(name: str) -> tuple[Target, ...]:
-    """Return the targets that ``--target name`` means.
+    """Return the targets for ``--target name``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From what the pipeline made for each target to the bytes of a bundle: kernels become machine code here."""
+"""Assemble a bundle: compile the kernels of each variant and write the file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _COMPILING = "while compiling the kernels"
 
 
 class Ahead:
-    """Compiles the kernels of the first variant beside what the pipeline does next.
+    """Compile the CPU kernels of the first variant while the pipeline continues.
 
-    It is a context, whose end stops what no bundle was made of. ``module`` gives the signatures.
+    Use it as a context manager: leaving the block stops builds that no bundle needed. ``module`` gives the signatures.
     """
 
     def __init__(self, module: Module, options: Options) -> None:
@@ -48,15 +48,18 @@ class Ahead:
         return self
 
     def begin(self, v: Variant) -> None:
-        """Begin with the kernels of ``v`` for CPUs, if it is the first that has any: ``jobs`` is for all variants."""
-        part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # those of the process's memory are one
+        """Start compiling the CPU kernels of ``v``, unless an earlier variant did: variants share ``jobs``."""
+        part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # CPU kernels of one process are one part
         if part is not None and self._begun is None:
             with guard(_COMPILING, self._options, path=self._path):
                 self._begun = v, self._entered(v, *part)
                 self._begun[1].begin_ahead()
 
     def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> Library:
-        """Return the library of the kernels ``rows`` of ``v``, which ``target`` stands for and ``entry`` describes."""
+        """Return the library of the kernels ``rows`` of ``v`` for ``target``.
+
+        ``entry`` is its entry of the manifest.
+        """
         match self._begun:
             case (one, build) if one is v:
                 return build.finish(entry)
@@ -71,12 +74,12 @@ class Ahead:
 
 
 def _path(module: Module) -> str:
-    """Return the file that a model came from, if it is known."""
+    """Return the path of the model's file, or an empty string."""
     return next(f for f in module.functions.values() if f.public).loc.path
 
 
 def _parts(v: Variant) -> list[tuple[Target, slice]]:
-    """Return the targets that stand for kernels, which follow each other, and which kernels these are."""
+    """Return each target of the variant with the contiguous slice of kernels that it compiles."""
     parts = v.parts if v.target.kind == MIX else [(v.target, len(v.kernels))]
     ends = accumulate(count for _, count in parts)
     return [(target, slice(end - count, end)) for (target, count), end in zip(parts, ends, strict=True)]
@@ -88,13 +91,13 @@ def assemble(
 ) -> bytes:  # fmt: skip
     """Compile the kernels of all variants and write the bundle.
 
-    ``module`` gives the signatures, ``program`` is the digest of what was imported.
+    ``module`` gives the signatures; ``program`` is the digest of the imported program.
     """
     segments: list[tuple[str, Any]] = []
     path = _path(module)
     with guard(_COMPILING, options, path=path):
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
-    with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
+    with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
         begin(options, "keeping the model")
         embedded = _source(source(), segments) if source else None
         begin(options, "writing the bundle")
@@ -104,7 +107,7 @@ def assemble(
 
 
 def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the manifest's entry for the cost record of the compilation, or None."""
+    """Return the manifest's entry for the cost record of the compilation; empty without costs."""
     if not options.costs:
         return {}
     segments.append((COSTS, record_text(options.costs).encode()))
@@ -184,13 +187,13 @@ def _variant_entry(
 
 
 Add: TypeAlias = Callable[[str, Any], int]
-"""Adds a segment of a name and contents; returns its number."""
+"""Add a segment with a name and contents; return its number."""
 
 
 def _add_code(
     entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options, ahead: Ahead,
 ) -> None:  # fmt: skip
-    """Compile some kernels, which ``target`` stands for, and add to ``entry`` what the manifest says of their code."""
+    """Compile the kernels ``rows`` for ``target`` and describe their code in ``entry``, part of the manifest."""
     kernels = v.kernels[rows]
     if target.kind == "cuda":
         from aotc.kernels.cuda.build import build_images
@@ -211,7 +214,7 @@ def _add_code(
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
-    """Return the entry of each target of a mix, whose kernels follow each other, and of each memory."""
+    """Return the entry of each target of a mix, with its contiguous kernels, and of each memory space."""
     parts: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
     for target, rows in _parts(v):
@@ -240,9 +243,9 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: A
 
 
 def _devices(v: Variant) -> dict[str, Any]:
-    """Return kind and target of each device that the model names, and the transfers; nothing if it names none.
+    """Return the kind and target of each device that the model names, and the transfers; empty if it names none.
 
-    Devices that nobody named, a GPU and the host, are ``implied``.
+    An implied GPU and host, which the model does not name, are listed under ``implied``.
     """
     if not v.devices_of:
         return {}
@@ -253,7 +256,7 @@ def _devices(v: Variant) -> dict[str, Any]:
 
 
 def native_calls(v: Variant) -> list[NativeCall]:
-    """Return the user's functions that are compiled into the bundle."""
+    """Return the registered native functions that are compiled into the bundle."""
     return [
         NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
         for c in v.custom.values()
@@ -276,13 +279,13 @@ def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
             kernels[f"{v.target.name}/{k.name}"] = {
                 "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
             }  # fmt: skip
-    # One text, for the sake of loading, which reads the rest of the manifest but not this.
+    # One JSON string: the loader parses the rest of the manifest but never this part.
     buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
     return {"kernels": kernels, "program": program, "buffers": buffers}
 
 
 def _buffers(v: Variant) -> dict[str, Any]:
-    """Return where every buffer of each function is, and what each kernel makes for itself."""
+    """Return the location of each function's buffers, and the scratch arrays of each kernel."""
     functions = {
         name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
         for name, m in v.memory.items()

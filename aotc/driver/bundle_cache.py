@@ -1,9 +1,9 @@
-"""Whole bundles on disk, by what they were compiled from: the same model again is read, not compiled.
+"""Disk cache of whole bundles: compiling the same model again reads the bundle.
 
-The key of a bundle is the model, the options, the targets, the sources of this package and the versions of the packages
-that compile. A model that is read is the bytes of its file with the path, a function its program with what jax.export
-knows of it: so the bundle of a file is found (:func:`known`) before the compiler is imported, which takes longer than
-all else that is done then. Only what took long is kept.
+The key covers the model, the options, the targets, the sources of this package and the versions of the packages that
+compile. For a file the model is its bytes and path; for a function it is the program with the metadata of
+``jax.export``. The bundle of a file is therefore found (:func:`known`) before the compiler is imported, which is the
+slowest part of such a call. Only bundles that took long to compile are stored.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _NOT_IN_KEY = OF_THE_RUN | {"target"}  # the target's features are part of the k
 
 
 def applies(options: Options) -> bool:
-    """Tell whether a compilation may be answered from disk: nobody watches its steps, all it makes is the bundle."""
+    """Return True if the cache may serve the compilation: the bundle is its only output, and no step is observed."""
     watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
-    warned = options.callbacks == DROP  # each compilation says what it leaves out
+    warned = options.callbacks == DROP  # every compilation warns about the calls that it drops
     return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
 
 
 def known(path: Path, options: Options) -> bytes | None:
-    """Return the bundle that the model of a file was compiled to before, or None if it is to be compiled.
+    """Return the cached bundle for the model in a file, or None if it must be compiled.
 
-    What is wrong with the file or the options is for the compiler to say.
+    The compiler reports errors in the file or the options.
     """
     if not applies(options) or options.reproducer or options.host_target:
         return None
@@ -54,7 +54,7 @@ def known(path: Path, options: Options) -> bytes | None:
 
 
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
-    """Return the key of the bundle that ``raw`` compiles to; what is known of a blob follows from its bytes."""
+    """Return the cache key of the bundle for ``raw``; the metadata of a serialized blob follow from its bytes."""
     if raw.digest:
         return _key(raw.digest, raw.path, {}, options, targets)
     return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
@@ -66,7 +66,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def _digest_of(data: str | bytes) -> bytes:
-    """Return the digest of a model, which may be too large to be copied."""
+    """Return the SHA-256 digest of a model chunk by chunk, without copying the model."""
     digest = hashlib.sha256()
     for at in range(0, len(data), CHUNK_BYTES):
         part = data[at : at + CHUNK_BYTES]
@@ -77,7 +77,7 @@ def _digest_of(data: str | bytes) -> bytes:
 def _key(
     model: bytes, path: str, metadata: Mapping[str, Any], options: Options, targets: Iterable[Target]
 ) -> str:  # fmt: skip
-    """Return the key of the model whose digest is ``model``."""
+    """Return the cache key for the model with digest ``model``."""
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_KEY}
     facts = [chosen, [repr(t) for t in targets], path, metadata]
     digest = hashlib.sha256(_compiler_digest())
@@ -94,10 +94,10 @@ def _compiler_digest() -> bytes:
 
 
 def read(key: str) -> bytes | None:
-    """Return the bundle of ``key``, or None."""
+    """Return the bundle stored under ``key``, or None."""
     return store.read(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
-    """Keep a bundle."""
+    """Store a bundle."""
     store.write(_FOLDER, key, data)

@@ -1,4 +1,4 @@
-"""Weights that a bundle brings for its bound arguments: the values of the examples that it was compiled with."""
+"""Weights stored for the bound arguments of a bundle: the values of the examples that it was compiled with."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Values = Mapping[str, Sequence[Any]]
 
 
 def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
-    """Compile the only element of ``raws``, and give the bundle the examples of its bound arguments as weights.
+    """Compile the only element of ``raws``, and store the examples of its bound arguments as the bundle's weights.
 
-    Only if the options say where these go; a model that is read has no examples, its constants go there.
+    They are stored only if the options name a place for weights and arguments are bound. A model from a file has no
+    examples; its constants go to that place.
 
     Raises
     ------
     CompileError
-        If there are no values to keep, or the file cannot be written.
+        If there are no values to store, or the file cannot be written.
     """
     values: Values = raws[0].values
     place = options.weights

@@ -1,4 +1,4 @@
-"""What functions keep between calls, as options say: states, whose memory is passed on, and bound arguments."""
+"""Bound arguments and states (memory passed from call to call) that the options declare."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aotc.vmfb.api.result_names import pairs_of, path_below
 
 
 def with_kept(module: Module, options: Options) -> Module:
-    """Return ``module`` with notes of the arguments that ``options.bind`` and ``options.state`` name.
+    """Annotate the arguments that ``options.bind`` and ``options.state`` name, and return the module.
 
-    Those of a state are donated, each into its result.
+    Arguments of a state are donated, each to its result.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def with_kept(module: Module, options: Options) -> Module:
 
 
 def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]) -> None:
-    """Refuse a pair that names no result, or results that are no argument of any function."""
+    """Refuse a pair that matches no result, or results that match no argument of any function."""
     public = [f for f in module.functions.values() if f.public]
     unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
     if unused:
@@ -64,7 +64,7 @@ def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Ma
 
 
 def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
-    """Return the result that each argument of a state becomes, by number, and the pairs that are of this function."""
+    """Return the result number for each state argument, and the pairs that apply to this function."""
     names = list(f.attrs["arg_names"])
     donated: dict[int, int] = {}
     own: dict[str, str] = {}
@@ -73,7 +73,7 @@ def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str
             path = path_below(name, out, argument, names)
             if path is None:
                 continue
-            own[out] = argument  # a function may make a state that it does not take
+            own[out] = argument  # a function may produce a state that it does not take
             fed = argument + path
             if fed in names:
                 place = names.index(fed)

@@ -1,7 +1,7 @@
-"""Constants outside of the bundle: a safetensors file laid out as the program wants it.
+"""Constants outside the bundle: a safetensors file in the layout of the program.
 
-The loader maps the file and uses the tensors in place. The format allows no gaps
-between tensors, so alignment is filled by tensors named ``__align_N``.
+The loader maps the file and uses the tensors in place. The format allows no gaps between tensors, so padding for
+alignment is stored as tensors named ``__align_N``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from aotc.vmfb.weights.safetensors import encode_header, make_row
 
 
 def write_weights(path: str, constants: Constants) -> dict[str, Any]:
-    """Write ``constants`` to ``path`` and return what the manifest says about them.
+    """Write ``constants`` to ``path`` and return their manifest entry.
 
     Raises
     ------
     OSError
-        If the file cannot be written; an old one is then still there.
+        If the file cannot be written; an existing file is then unchanged.
     """
     header: dict[str, Any] = {}
     parts: list[Any] = []

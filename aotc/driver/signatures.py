@@ -1,4 +1,4 @@
-"""What the manifest says about functions: their arguments and results, pytrees, and what is computed before a call."""
+"""Manifest entries of functions: arguments, results, pytrees, and the programs of functions with bound arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from aotc.vmfb.trees import mark_unused
 def signature(
     f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
 ) -> dict[str, Any]:
-    """Return what the manifest says about a public function: arguments, results, pytrees.
+    """Return the manifest entry of a public function: arguments, results, pytrees.
 
-    ``devices`` are those of arguments and results, ``taken`` the arguments whose memory results take.
+    ``devices`` maps ``arguments`` and ``results`` to their devices. ``taken`` numbers the arguments whose memory is
+    reused for results.
     """
     homes = devices or {}
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
@@ -51,12 +52,12 @@ def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: 
 
 
 def program_entry(program: Program) -> dict[str, Any]:
-    """Return what the manifest says about a host program."""
+    """Return the manifest entry of a host program."""
     return {"registers": program.registers, "code": program.code}
 
 
 def prepared_entries(v: Variant) -> dict[str, Any]:
-    """Return what a variant's functions with bound arguments are made of: two programs each, with signatures."""
+    """Return the entries of functions with bound arguments: two programs, to prepare and to call, with signatures."""
     calls = {f.attrs["binds"]: f for f in v.halves if "binds" in f.attrs}
     entries = {}
     for prepare in (f for f in v.halves if "prepares" in f.attrs):
@@ -71,7 +72,7 @@ def prepared_entries(v: Variant) -> dict[str, Any]:
 
 
 def say_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Call the sizes of what calls take and give as the signatures of ``functions`` do: lowering renames some."""
+    """Name the symbolic sizes of prepared calls as the public signatures do: lowering renames some symbols."""
     for entry in entries:
         for name, row in entry.get("prepared", {}).items():
             every = [*functions[name]["arguments"], *row["prepare"]["results"]]

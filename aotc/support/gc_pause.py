@@ -1,4 +1,4 @@
-"""Garbage while compiling: there is none that only a search would find."""
+"""Python's cyclic garbage collector, paused during compilation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage in cycles: each search goes through the whole program, and finds nothing."""
+    """Disable the cyclic garbage collector in the block: a collection scans the whole program and finds no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

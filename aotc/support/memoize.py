@@ -1,4 +1,4 @@
-"""Answers of small pure functions, of which the last ones are kept."""
+"""LRU memoisation for small pure functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def kept(function: Function) -> Function:
-    """Return ``function``, which is not run again for what it was asked a while ago; threads may share it.
+    """Memoise ``function`` with an LRU cache of 4096 entries; it is thread-safe.
 
-    For what the layers of a model ask again and again. Answers outlive the model, so they are to be small.
+    Use it for questions that repeat in every layer of a model. Results outlive the model, so they must be small.
     """
     return cast(Function, lru_cache(maxsize=4096)(function))

@@ -1,4 +1,4 @@
-"""Room for recursion whose depth has a bound that Python's own limit is below."""
+"""A higher recursion limit, for recursion with a known bound above Python's own limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(frames: int) -> Iterator[None]:
-    """Let Python recurse ``frames`` deeper than it does by default while the block runs."""
+    """Raise Python's recursion limit by ``frames`` while the block runs."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + frames)
     try:
