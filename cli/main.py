@@ -1,8 +1,7 @@
-"""The ``aotc`` command: its table of subcommands, and how failures become exit codes.
+"""The ``aotc`` command: its table of subcommands, and the exit codes of failures.
 
-1: the model, the bundle or the call is at fault (a message, no traceback). 2: aotc is,
-or the command line cannot be read. A command imports what it needs when it runs, so that
-``aotc run`` starts without a compiler.
+1: an error in the model, the bundle or the call (a message, no traceback). 2: a bug in aotc, or an invalid command
+line. A command imports its dependencies when it runs, so ``aotc run`` starts without the compiler.
 """
 
 from __future__ import annotations
@@ -92,21 +91,21 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _as_error(message: str) -> str:
-    """Return a message that says it is one of an error, also where it names no place."""
+    """Return a message that starts with ``error:`` unless its first line contains it already."""
     return message if "error: " in message.partition("\n")[0] else f"error: {message}"
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """Print a warning of ours as a sentence, anybody else's as Python does."""
+    """Print a warning of aotc as a sentence, and other warnings as Python does."""
     ours = category.__module__.partition(".")[0] == "aotc"
     text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     (file or sys.stderr).write(text)
 
 
 def _open_streams() -> None:
-    """Open the standard streams that the caller closed: the next file that is opened would be one of them."""
+    """Open standard streams that the caller closed; otherwise the next opened file would take their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -118,13 +117,13 @@ def main() -> None:
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+            stream.reconfigure(errors="backslashreplace")  # file names may contain arbitrary bytes
     try:
         with interrupts_come_again():
             app()
     except KeyboardInterrupt:
         end_interrupted()
-    except SystemExit as end:  # typer makes this of an interrupt, without a word
+    except SystemExit as end:  # typer converts an interrupt to this silently
         if end.code == INTERRUPTED:
             end_interrupted()
         raise

@@ -1,4 +1,4 @@
-"""Where the ``aotc`` command begins: an interrupt while its parts are imported ends it as one later does."""
+"""Entry point of the ``aotc`` command; an interrupt during its imports ends it like a later one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _need(package: str | None) -> NoReturn:
-    """Say that a package of the command line is not there, as where aotc was installed without what it needs."""
+    """Report a missing package of the command line, for example after an installation without dependencies."""
     from aotc.vmfb.host.install import install_command
 
     print(f"error: the aotc command needs {package}, which is not installed", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""When two results of an op agree: exactly, within units in the last place, or by the error against 64 bits.
+"""Comparison of two results of an op: exact, within units in the last place, or by their errors against 64 bits.
 
-Sums of many terms and factorizations are measured in units of their largest element, as in the error bounds of
-Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9, since single elements may cancel.
+Sums of many terms and factorizations are compared normwise, in units in the last place of their largest element,
+because single elements may cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from aotc.ir.opset import OPS
 
 LOOSE = {4: 5e-1, 6: 2.5e-1, 8: 1e-1, 16: 2e-2, 32: 1e-4, 64: 1e-9}
-"""Of the largest element, for results of many ops: by the bits of the type."""
+"""Relative tolerance for results of several ops, by the bits of the type; times the largest element, also absolute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """``|ours - expected| <= atol + rtol * |expected|``, in place of the bounds of this module."""
+    """Accept ``|ours - expected| <= atol + rtol * |expected|``, in place of the bounds of this module."""
 
     rtol: float
     atol: float
@@ -30,7 +30,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """How a result differs: its worst element, the distance in units in the last place, how many differ."""
+    """A mismatch: the worst element, its distance in units in the last place, the number of differing elements."""
 
     index: tuple[int, ...]
     ours: str
@@ -43,7 +43,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far a result is from another: root mean square over that of the other, largest error, largest element."""
+    """Error of a result: relative root mean square error, largest absolute error, largest element of the reference."""
 
     relative: float
     largest: float
@@ -51,7 +51,7 @@ class Deviation:
 
 
 def deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
-    """Return how far ``ours`` is from ``want``, where both are finite; None of what carries no rounding errors."""
+    """Return the deviation of ``ours`` from ``want`` over finite elements; None for types without rounding errors."""
     if not is_float(want) or ours.shape != want.shape:
         return None
     a, b = ours.astype(_wide(want)), want.astype(_wide(want))
@@ -68,10 +68,10 @@ def compare_op(
     name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
     terms: int = 1,
 ) -> Mismatch | None:  # fmt: skip
-    """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists.
+    """Compare a result of op ``name`` for equal operands; ``truth`` returns the result in 64 bits, or None.
 
-    An element of it is a sum of ``terms``. Rounding errors are as good as independent: theirs grows with the root of
-    their number (Higham, ch. 4.2).
+    Each element is a sum of ``terms``. Rounding errors are nearly independent, so the error of a sum grows with the
+    square root of the number of terms (Higham, ch. 4.2).
     """
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
@@ -94,10 +94,10 @@ def compare_op(
 def compare_results(
     ours: np.ndarray, want: np.ndarray, given: Tolerance | None, truth: Callable[[], np.ndarray | None] | None = None
 ) -> Mismatch | None:
-    """Compare results of many ops: integers exactly, floats within :data:`LOOSE`, or ``given``.
+    """Compare results of several ops: integers exactly, floats within :data:`LOOSE` or ``given``.
 
-    Where a program amplifies rounding errors, ``truth`` (its results in 64 bits) shows it: what
-    is about as far from it as ``want`` is, agrees.
+    A program may amplify rounding errors. ``truth`` returns its results in 64 bits: elements agree if their error
+    against it is at most :data:`AMPLIFIED` times the largest error of ``want``.
     """
     plain = given is None
     if ours.shape != want.shape or ours.dtype != want.dtype:
@@ -122,7 +122,7 @@ AMPLIFIED = 4.0
 
 
 def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
-    """Tell whether the elements that differ are as near to ``exact`` as ``want`` is somewhere."""
+    """Return True if all differing elements are within :data:`AMPLIFIED` times the largest error of ``want``."""
     with np.errstate(all="ignore"):
         own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
     finite = theirs[np.isfinite(theirs)]
@@ -130,7 +130,7 @@ def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.n
 
 
 def is_float(array: np.ndarray) -> bool:
-    """Tell whether values of this type carry rounding errors."""
+    """Return True if values of this type carry rounding errors."""
     return array.dtype.kind in "fc" or (array.dtype.kind == "V" and "float" in array.dtype.name)
 
 
@@ -147,7 +147,7 @@ def _wide(array: np.ndarray) -> Any:
 
 
 def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
-    """Return the unit in the last place of each element of ``want`` (of its own type), or of the largest."""
+    """Return the unit in the last place of each element of ``want``, or of its largest element if ``normwise``."""
     info = ml_dtypes.finfo(_real(want).dtype)
     size = np.abs(want.astype(_wide(want)))
     if normwise:
@@ -158,7 +158,7 @@ def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
 
 
 def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return the distance of each element in ``step``; special values must be equal."""
+    """Return the distance of each element in units of ``step``; infinite where special values differ."""
     if want.dtype.kind == "c":
         return np.maximum(distance(ours.real, want.real, step), distance(ours.imag, want.imag, step))
     a, b = ours.astype(np.float64), want.astype(np.float64)
@@ -169,7 +169,7 @@ def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray
 
 
 def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | None:
-    """Return the error of each element in units, of integers in ones; None if the types differ."""
+    """Return the error of each element in units in the last place (integers: 0 or 1), or None if the types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     if is_float(want):
@@ -178,7 +178,7 @@ def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | 
 
 
 def _outside(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
-    """Return 0 for elements within ``given``, and the distance of others."""
+    """Return 0 for elements within ``given`` and the distance for others, or None if the types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     a, b = ours.astype(_wide(want)), want.astype(_wide(want))

@@ -1,16 +1,17 @@
-"""Compare what is compiled with what the model means, and find the first op and the pass that are at fault.
+"""Compare a compiled model with its reference, and find the first faulty op and pass.
 
 Three questions, each answered by running the model:
 
 1. Do the bundle's results agree with the oracle's (the reference interpreter, or XLA)?
-2. Which op is the first to compute something else? The model is compiled once more with the result of every op
-   as a result of the function. In the order of the program the reference applies each op to *our* operands, so that
-   an op is judged by its own error alone, in units in the last place. A loop or a branch that differs is entered.
-   If no op is wrong by itself, prefixes of the program are compiled: the shortest that differs ends at the op.
-3. After which pass does the result change? The IR after each pass is run by the reference interpreter.
+2. Which op is the first with a wrong result? The model is compiled again with the result of every op as a result of the
+function. In program order the reference applies each op to *our* operands, so each op is judged by its own error alone,
+in units in the last place. A loop or branch that differs is searched inside. If no op is wrong by itself, prefixes of
+the program are compiled: the shortest that differs ends at the op.
 
-If weights are quantised, the first question is asked of the program with rounded weights, which the reference runs too,
-and how far its results are from those of the model is told; the other questions are asked of the model as it is.
+3. After which pass does the result change? The reference interpreter runs the IR after each pass.
+
+With quantised weights, the first question compares with the reference of the program with rounded weights, and the
+report includes the deviation of its results from the model's. The other questions use the model without quantisation.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ QUANTIZE = "quantize-weights"  # name of the pass
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first op whose result differs.
+    """The first op with a differing result.
 
-    ``within`` are the loops and branches around it, outermost first. ``alone`` tells whether
-    the op is wrong by itself; otherwise only a program that ends with it differs.
+    ``within`` lists the loops and branches around it, outermost first. ``alone`` is True if the op is wrong by itself;
+    otherwise only a program that ends with it differs.
     """
 
     op: str
@@ -65,9 +66,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found: a mismatch or None for each result, the first op that differs, the pass that changes it.
+    """Result of a check: a mismatch or None for each result, the first differing op, the pass that changes the result.
 
-    ``rounding`` is how far results are from the model's because weights are quantised; None for integers.
+    ``rounding`` is the deviation of results from the model's because of quantised weights; None for integers.
     """
 
     results: tuple[Mismatch | None, ...]
@@ -79,7 +80,7 @@ class CheckReport:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether nothing differs."""
+        """Return True if nothing differs."""
         return self.difference is None and not any(self.results)
 
 
@@ -89,26 +90,26 @@ MOST_ITERATIONS = 256
 
 
 class Checker:
-    """A model, ready to be compared.
+    """A model that is ready to be compared.
 
     Parameters
     ----------
     raw : Raw
         The model.
     options : Options
-        How to compile; one CPU target.
+        Compiler options, for one CPU target.
     function : str
-        Which public function; the only one, or main.
+        The public function; by default the only one, or ``main``.
     tolerance : Tolerance, optional
-        In place of the bounds of ``aotc.tools.agreement``.
+        Replaces the bounds of ``aotc.tools.agreement``.
     """
 
     def __init__(self, raw: Raw, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
         self.raw, self.tolerance = raw, tolerance
-        target = resolve(options.target)[0].name  # of all devices: one of another kind may not be here
+        target = resolve(options.target)[0].name  # for all devices: a named target may not run on this machine
         devices = dict.fromkeys(options.devices, target)
         self.whole = replace(options, target=target, devices=devices, specialize={})
-        self.options = replace(self.whole, quantize_weights="none")  # of parts of the model
+        self.options = replace(self.whole, quantize_weights="none")  # for parts of the model
         self.module = import_raw(raw, options=self.options)
         public = [name for name, f in self.module.functions.items() if f.public]
         self.name = function or (public[0] if len(public) == 1 else "main")
@@ -120,7 +121,7 @@ class Checker:
 
     @callers_errors()
     def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> CheckReport:
-        """Compare everything for one call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
+        """Compare the results of a call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
 
         Raises
         ------
@@ -156,7 +157,7 @@ class Checker:
         return CheckReport(results, names, difference, changed, of_reference, rounding)
 
     def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what the reference makes of the program as soon as its weights are quantised."""
+        """Return the reference's results for the program with quantised weights."""
         steps = replace(self.whole, stop_after=QUANTIZE)
         return interpret(run_passes(self.module, steps), *arrays, function=self.name, hooks=_HOOKS)
 
@@ -166,7 +167,7 @@ class Checker:
         return sorted({s.name for d in dims for s in symbols(d)} - set(self.function.attrs.get("sizes", ())))
 
     def fits(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Tell whether the shapes and sizes in ``arrays`` are what the function accepts."""
+        """Return True if the function accepts the shapes and sizes of ``arrays``."""
         try:
             bind_arguments(self.function, arrays)
         except (ArgumentError, AssertionFailed):
@@ -209,7 +210,7 @@ class Checker:
         return self._difference(watch.op, watch.number, watch.mismatch)
 
     def _enter(self, op: Op, frame: Activation) -> Difference | None:
-        """Return the first op that differs inside of a loop or branch, on the values that the reference has there."""
+        """Return the first differing op inside a loop or branch, run on the reference's values."""
         if op.name == "case":
             index = int(frame.environment[op.operands[0]])
             number = index if 0 <= index < len(op.regions) else len(op.regions) - 1
@@ -240,14 +241,14 @@ class Checker:
         return None if found is None else replace(found, within=(f"{what} at {loc}", *found.within))
 
     def _difference(self, op: Op, number: int, mismatch: Mismatch) -> Difference:
-        """Describe a difference, with the kernels of the model into which ops of the place of ``op`` went."""
+        """Describe a difference, with the kernels that contain ops from the location of ``op``."""
         fused = run_passes(Module({self.name: self.function}), self.options)
         private = (f for f in fused.functions.values() if not f.public)
         kernels = tuple(f.name for f in private if any(inner.loc is op.loc for inner in f.body.ops))
         return Difference(op.name, str(op.results[number].type), op.loc, mismatch, (), True, kernels)
 
     def _shortest(self, arrays: Sequence[np.ndarray]) -> Difference | None:
-        """Return the last op of the shortest prefix of the program whose values differ."""
+        """Return the last op of the shortest program prefix with differing values."""
         ops = _seen(self.function.body)
         recorded: dict[Value, np.ndarray] = {}
 
@@ -270,7 +271,7 @@ class Checker:
     def _prefix(
         self, ops: Sequence[Op], arrays: Sequence[np.ndarray], want: Mapping[Value, np.ndarray]
     ) -> tuple[Op, int, Mismatch] | None:
-        """Compile the program up to the last of ``ops`` and compare the values that the rest of it reads."""
+        """Compile the program up to the last of ``ops``, and compare the values that later ops read."""
         made = {v: (op, n) for op in ops for n, v in enumerate(op.results)}
         body = self.function.body
         count = body.ops.index(ops[-1]) + 1
@@ -286,7 +287,7 @@ class Checker:
     # --- the pass ---
 
     def changed_by(self, arrays: Sequence[np.ndarray]) -> str:
-        """Return number and name of the pass after which the interpreted result differs first; empty if none does."""
+        """Return the number and name of the first pass that changes the interpreted result, or an empty string."""
         want = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         made: list[tuple[int, Pass, Module]] = []
         run_passes(self.module, self.options, lambda *step: made.append(step))
@@ -299,19 +300,19 @@ class Checker:
 
 
 class _Lazy:
-    """Results that are computed when one of them is asked for."""
+    """Results that are computed on first use."""
 
     def __init__(self, make: Callable[[], list[np.ndarray] | None]) -> None:
         self.make = cache(make)
 
     def get(self, number: int) -> np.ndarray | None:
-        """Return a result, or None if there are none."""
+        """Return result ``number``, or None if there are no results."""
         found = self.make()
         return None if found is None else found[number]
 
 
 class _Watch:
-    """Follows the reference with our values in place of its own, up to the first op that differs."""
+    """A hook of the reference: substitute our values for its own, and record the first op that differs."""
 
     def __init__(self, ours: Mapping[Value, np.ndarray], tolerance: Tolerance | None) -> None:
         self.ours, self.tolerance = ours, tolerance
@@ -321,7 +322,7 @@ class _Watch:
         self.number = 0
 
     def after(self, frame: Activation, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Compare the results of ``op`` and go on with ours."""
+        """Compare the results of ``op``, and continue with ours."""
         if not op.results or op.results[0] not in self.ours:
             return results
         mine = [self.ours[v] for v in op.results]
@@ -346,12 +347,12 @@ class _Watch:
 
 
 def _seen(region: Region) -> list[Op]:
-    """Return the ops whose results are looked at: all but those that only move or make up values."""
+    """Return the ops to compare: all but ops that only move or create values."""
     return [op for op in region.ops if op.results and op.name not in FREE]
 
 
 def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
-    """Return the values among ``wanted`` that ops from number ``count`` on read, through ops that only move."""
+    """Return the values of ``wanted`` that ops from index ``count`` on read, directly or through ops that only move."""
     makers = {v: op for op in body.ops[:count] for v in op.results}
     later = [op for top in body.ops[count:] for op in (top, *(o for r in top.regions for o in walk(r)))]
     stack = [*(v for op in later for v in op.operands), *body.results]
@@ -371,7 +372,7 @@ def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
 
 
 def _with_results(function: Function, values: Sequence[Value]) -> Function:
-    """Return ``function`` with ``values`` for its results."""
+    """Return ``function`` with the results ``values``."""
     kept = ("arg_names", "sizes", "requirements")
     body = Region(function.body.params, function.body.ops, tuple(values))
     return replace(function, body=body, attrs={k: v for k, v in function.attrs.items() if k in kept})

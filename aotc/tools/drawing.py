@@ -1,4 +1,4 @@
-"""Drawings over an axis: boxes from left to right, as SVG."""
+"""SVG charts of boxes over a horizontal axis."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ _STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px 
 
 @dataclass
 class Drawing:
-    """Boxes over an axis from 0 to ``end``, whose numbers are shown in ``unit`` of ``scale`` each; rows go down.
+    """Boxes over an axis from 0 to ``end``, labelled in ``unit``, each of ``scale``; rows go down.
 
-    Ticks are ``least`` units apart at least.
-
-    ``rows`` are how high a row's unit is drawn; the vertical axis may be bytes too.
+    Ticks are at least ``least`` units apart. ``row`` is the height of a row in pixels; rows may also be bytes.
     """
 
     title: str
@@ -35,11 +33,11 @@ class Drawing:
     bottom: float = 0.0
 
     def x(self, at: float) -> float:
-        """Return the pixel of a place on the axis."""
+        """Return the pixel of a position on the axis."""
         return MARGIN + (at / self.end if self.end else 0.0) * WIDTH
 
     def box(self, begin: float, end: float, top: float, bottom: float, kind: str, label: str, said: str) -> None:
-        """Draw a box; ``label`` is written into it if there is room, ``said`` appears under the pointer."""
+        """Draw a box with a ``label``, if there is room for it, and the tooltip ``said``."""
         left, width = self.x(begin), max(self.x(end) - self.x(begin), 1.0)
         y, height = HEAD + MARGIN + top * self.row, max((bottom - top) * self.row - 1, 1.0)
         place = f'x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
@@ -49,12 +47,12 @@ class Drawing:
         self.bottom = max(self.bottom, y + height)
 
     def line(self, at: float, kind: str) -> None:
-        """Draw a line from top to bottom."""
+        """Draw a vertical line over the whole height."""
         end, x = self.bottom or HEAD + MARGIN, f"{self.x(at):.1f}"
         self.parts.append(f'<line x1="{x}" y1="{HEAD}" x2="{x}" y2="{end:.1f}" class="{kind}"/>')
 
     def _step(self) -> float:
-        """Return how far apart ticks are: a round number of units."""
+        """Return the distance between ticks: a round number of units."""
         least = self.end / self.scale / TICKS
         if least <= self.least:
             return max(self.least, 1.0) * self.scale
@@ -62,7 +60,7 @@ class Drawing:
         return next(n * power for n in _ROUND if n * power >= least * (1 - 1e-9)) * self.scale
 
     def text(self) -> str:
-        """Return the drawing."""
+        """Return the chart as SVG."""
         bottom = max(self.bottom, HEAD + MARGIN)
         head = f'<text x="{MARGIN}" y="{MARGIN + 4}" class="title">{escape(self.title)}</text>'
         axis = []

@@ -1,4 +1,4 @@
-"""The model that a tool explains: given as itself, or in a bundle with the targets and options of its compilation."""
+"""The model for a tool: from a source, or from a bundle with the targets and options of its compilation."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def fetch_model(
     model: Any, example_args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options | None,
     flags: Mapping[str, Any],
 ) -> tuple[Module, Target, Options]:  # fmt: skip
-    """Return a model in tensor IR, what it is compiled for, the first of several targets, and the options.
+    """Return a model in tensor IR, its target (the first of several), and the options.
 
-    ``flags`` count before ``options``, and before what a bundle was compiled with.
+    ``flags`` override ``options``, and the recorded options of a bundle.
 
     Raises
     ------
     CompileError
-        If the model cannot be read, or the costs are of another one.
+        If the model cannot be read, or the costs belong to another model.
     BundleError
         If a bundle is damaged, or has no source.
 
     Warns
     -----
     AotcWarning
-        If the costs that a bundle was compiled with are of another model than this aotc reads in it.
+        If the recorded costs of a bundle belong to another program than this aotc imports from its source.
     """
     known: tuple[Target, ...] = ()
     if is_bundle(model):
@@ -66,7 +66,7 @@ def fetch_model(
 
 
 def is_bundle(model: Any) -> bool:
-    """Tell whether ``model`` is a bundle, or the path of one."""
+    """Return True if ``model`` is a bundle, or the path of one."""
     if isinstance(model, bytes):
         return model.startswith(MAGIC)
     if not isinstance(model, str | os.PathLike) or "\n" in str(model) or not Path(model).is_file():
@@ -81,7 +81,7 @@ def check_function(function: str, module: Module) -> None:
     Raises
     ------
     CompileError
-        Names those that it has.
+        Lists the public functions.
     """
     public = [name for name, f in module.functions.items() if f.public]
     if function and function not in public:

@@ -1,4 +1,4 @@
-"""What a call of a bundle's function does, command by command, with all sizes known: nothing of it is run."""
+"""Symbolic execution of a call of a bundle's function, command by command, for given sizes; no code is run."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from aotc.vmfb.verify.kernel_interface import Invalid, evaluate
 from aotc.vmfb.vm import decode, interpret
 
 Place = tuple[int, int, int]
-"""A slot of the pointer table, the first byte there, and that after the last."""
+"""A slot of the pointer table with a byte range: begin, end (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """A command of a call: ``reads`` and ``writes`` are what it touches, ``after`` the steps that it waits for.
+    """A command of a call: ``reads`` and ``writes`` are the byte ranges that it accesses, ``after`` its predecessors.
 
     Attributes
     ----------
     number : int
-        In the order of the call; what is inside a loop or a branch is numbered once.
+        Position in the order of the call; steps inside a loop or branch are numbered once.
     graph : int
-        Commands of one graph may run side by side, graphs run one after the other.
+        Number of its graph. Commands of one graph may run concurrently; graphs run in sequence.
     within : str
-        The loops and branches around it, e.g. ``loop 1 > branch 0``.
+        The loops and branches around it, for example ``loop 1 > branch 0``.
     kernel : int
-        Its number, -1 for a copy and for a loop or branch.
+        Number of its kernel; -1 for a copy and for a loop or branch.
     control : str
-        Its name in ``within`` if it is a loop or branch that is a command of a graph; the steps inside come next.
+        Its name in ``within`` if it is a loop or branch that is a command of a graph; the steps inside follow it.
     end : int
-        The number after those of the steps inside.
+        Number of the step after the steps inside.
     types : tuple of str
-        Of what it reads and then writes, as far as known.
+        Types of its operands and then of its results, where known.
     updates : bool
-        Does it read what it writes over?
+        True if it reads the values that it overwrites.
     tiles : tuple of TileEdge
-        Of steps among ``after`` for whose items it waits, rather than for all of them.
+        Dependencies on items of steps among ``after``, rather than on the whole steps.
     """
 
     number: int
@@ -71,7 +71,7 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class FlowSpan:
-    """Steps from ``begin`` to before ``end`` that are a loop; ``turns`` is how often, None if that is not known."""
+    """A loop over the steps from ``begin`` to ``end`` (exclusive); ``turns`` counts its iterations, None if unknown."""
 
     begin: int
     end: int
@@ -80,7 +80,7 @@ class FlowSpan:
 
 @dataclass(frozen=True, slots=True)
 class FlowBlock:
-    """A loop, which is one range of steps, or a branch: a range for each of its sides, of which a call runs one."""
+    """A loop, with one range of steps, or a branch, with a range per side; a call runs one side."""
 
     sides: tuple[tuple[int, int], ...]
     is_loop: bool
@@ -98,7 +98,7 @@ class FlowBlock:
 
 @dataclass(frozen=True, slots=True)
 class FlowSpace:
-    """A memory: ``name`` is that of its GPU in the model, or its kind, ``target`` that of its kernels."""
+    """A memory: ``name`` is the model's name of its GPU, or its kind; ``target`` is the target of its kernels."""
 
     name: str
     target: str
@@ -106,22 +106,22 @@ class FlowSpace:
 
 @dataclass
 class Flow:
-    """A call of a function with arguments of some sizes.
+    """A call of a function with arguments of given sizes.
 
     Attributes
     ----------
     slots : Slots
-        Which slot is an argument, a result, an arena.
+        The slots of arguments, results and arenas.
     spaces : tuple of FlowSpace
-        Each has an arena.
+        Memory spaces, each with an arena.
     arenas : list of int
-        Bytes of each.
+        Bytes of each arena.
     scratch : int
-        Bytes of a worker's own memory: the most that a kernel of the function needs.
+        Bytes of a worker's scratch: the maximum over the kernels of the function.
     loops : list of FlowSpan
-        In the order in which ``within`` of a step counts them.
+        Loops in the order of their numbers in ``within``.
     blocks : list of FlowBlock
-        Loops and branches; what is around another one comes first.
+        Loops and branches; an outer one precedes those inside it.
     """
 
     function: str
@@ -136,7 +136,7 @@ class Flow:
 
     @property
     def arena(self) -> int:
-        """Return the bytes that the call takes, of all memories."""
+        """Return the bytes of all arenas of the call."""
         return sum(self.arenas)
 
     @property
@@ -145,22 +145,22 @@ class Flow:
         return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
 
     def way_of(self, step: FlowStep) -> tuple[int, int]:
-        """Return the memories that a step reads and writes: a copy may go from one to another."""
+        """Return the memories that a step reads and writes; they differ for some copies."""
         homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
-        """Return how often what is in some loops and branches runs, if branches are taken; see :func:`turns_of`."""
+        """Return the executions of a step inside ``within``, with branches taken; see :func:`turns_of`."""
         return prod(self.turns_of(part) for part in within.split(" > "))
 
     def turns_of(self, name: str) -> int:
-        """Return how often a loop turns, a guess where that is not known, and 1 for a branch."""
+        """Return the iterations of a loop, a guess where they are unknown, and 1 for a branch."""
         if not name.startswith("loop"):
             return 1
         return turns_or_guess(self.loops[int(name.split()[1])].turns)
 
     def is_guessed(self, within: str) -> bool:
-        """Is the number of turns of any of these loops a guess?"""
+        """Return True if the iteration count of any of these loops is a guess."""
         loops = (part for part in within.split(" > ") if part.startswith("loop"))
         return any(self.loops[int(part.split()[1])].turns is None for part in loops)
 
@@ -172,7 +172,7 @@ class Flow:
 
 
 def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
-    """Return what a call of ``function`` does; sizes of symbolic dims that are not given are guessed.
+    """Return the commands of a call of ``function``; missing sizes of symbolic dims are guessed.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
 
 
 def entry_of(opened: OpenedBundle, function: str = "") -> str:
-    """Return the name of ``function``; without one of the only function, or of ``main``.
+    """Return the name of ``function``, by default the only function, or ``main``.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def _memories(
 def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
     wanted = target if not target or "+" in target else resolve(target)[0].name
-    # A kind alone, "cuda", is the target that is compiled for by default, or else the first of its kind.
+    # A kind alone, such as "cuda", means its default target, or else the first variant of that kind.
     of_kind = [v for v in every if v["target"].startswith(f"{target}:")]
     found = [v for v in every if wanted in ("", v["target"])] or of_kind
     if not found:
@@ -259,27 +259,27 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
 
 
 class _Walker:
-    """Notes what a host program submits; integers in memory are guessed, conditions hold."""
+    """Records the commands that a host program submits; integers in memory are guessed, conditions hold."""
 
     def __init__(self, flow: Flow, buffers: Buffers, texts: Sequence[str]) -> None:
         self.flow, self.buffers, self.texts = flow, buffers, texts
         self.graphs = self.branches = 0
-        self.turns: Iterator[int | None] = iter(())  # of the loops to come
+        self.turns: Iterator[int | None] = iter(())  # iteration counts of the loops ahead
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
-        """Nothing is allocated."""
+        """Do nothing: results are not allocated."""
 
     def take(self, index: int, argument: int) -> None:
-        """Nothing is taken."""
+        """Do nothing: arguments are not moved."""
 
     def judge(self, condition: Any, message: str, values: list[Any]) -> None:
-        """Nothing is known."""
+        """Do nothing: checks have no values."""
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Nothing is touched."""
+        """Do nothing: memory is not accessed."""
 
     def arena(self, size: int, space: int = 0) -> None:
-        """Note the bytes."""
+        """Record the size of an arena."""
         self.flow.arenas[space] = max(self.flow.arenas[space], size)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
@@ -287,7 +287,7 @@ class _Walker:
         return 1 if dtype == "i1" else UNKNOWN_SIZE.value
 
     def submit(self, number: int, parameters: list[int]) -> None:
-        """Note the commands."""
+        """Record the commands of a buffer."""
         self.turns = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
         self._nodes(self.buffers.nodes[number], parameters, "")
 
@@ -310,7 +310,7 @@ class _Walker:
                     self._branch(node, parameters, f"{within}branch {self.branches}")
 
     def _open_block(self, is_loop: bool) -> int:
-        """Return the place of a loop or branch among the blocks, which comes before those inside it."""
+        """Append a loop or branch to the blocks, before those inside it; return its index."""
         self.flow.blocks.append(FlowBlock(((len(self.flow.steps),) * 2,), is_loop))
         return len(self.flow.blocks) - 1
 
@@ -352,7 +352,7 @@ class _Walker:
     def _control(
         self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]
     ) -> None:
-        """Note a loop or branch that is a command, then what it holds."""
+        """Record a loop or branch that is a command, then the commands inside."""
         first, branch = len(self.flow.steps), isinstance(command.nodes[0], Case)
         name = f"branch {self.branches + 1}" if branch else f"loop {len(self.flow.loops)}"
         step = FlowStep(first, graph, within, -1, {}, 1, 1, False, (), (), (), after, False, control=name)
@@ -363,7 +363,7 @@ class _Walker:
     def _touched(
         self, command: Command, parameters: Sequence[int]
     ) -> tuple[list[int], int, tuple[str, ...], dict[str, int], bool]:
-        """Return bytes of each place, how many are only read, types, dims, and whether it reads what it writes over."""
+        """Return the bytes of each range, the number of inputs, types, dims, True if it reads what it overwrites."""
         dims = [value_of(word, parameters) for word in command.dims]
         if command.kind == COPY:
             return [dims[0], dims[0]], 1, (), {}, False
@@ -381,7 +381,7 @@ class _Walker:
 
 
 def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
-    """Yield what a step touches in arenas, whether it writes it, and its type."""
+    """Yield the arena ranges that a step accesses, True for writes, and the type."""
     types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
     for n, place in enumerate((*step.reads, *step.writes)):
         if flow.slots.arena <= place[0] < flow.slots.constants and place[1] < place[2]:

@@ -1,7 +1,7 @@
-"""What compilation will do with each op of a model: nothing is told that the compiler itself did not decide.
+"""Report the treatment of each op of a model, from the decisions of the compiler itself.
 
-The model is imported with a journal, runs through all passes and is lowered for each target; every
-refusal on the way is collected. Only the machine code of kernels is not made.
+The model is imported with a journal, runs through all passes and is lowered for each target; every refusal is
+collected. Only the machine code of kernels is not generated.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ NATIVE, LIBRARY = "native", "library"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One op of the model: ``native``, ``library`` (``through`` says which), ``refused`` or ``waits``.
+    """One op of the model, with its status: ``native``, ``library`` (named by ``through``), ``refused`` or ``waits``.
 
-    An op waits for a refused one if that decides its types: nothing can be said yet.
+    An op ``waits`` if its types depend on a refused op: its own treatment is then unknown.
     """
 
     name: str
@@ -50,15 +50,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What one target makes of a model: a row per op in the order of the model, and every refusal."""
+    """The treatment of a model for one target: a row per op in model order, and all refusals."""
 
     target: str
     rows: tuple[Row, ...]
-    refusals: tuple[tuple[str, Finding], ...]  # name of the op, empty for the model as a whole; why
+    refusals: tuple[tuple[str, Finding], ...]  # op name (empty for the whole model), error
 
     @property
     def compiles(self) -> bool:
-        """Tell whether nothing is refused."""
+        """Return True if nothing is refused."""
         return not self.refusals
 
 
@@ -71,7 +71,7 @@ def lint(
     args: Mapping[str, Sequence[Any]] | None = None,
     **flags: Any,
 ) -> tuple[LintReport, ...]:
-    """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
+    """Report for each target the treatment of the ops of ``model``; the arguments are those of ``aotc.compile``.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def _report(
 
 
 def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
-    """Return the op that a tensor op of place ``loc`` was made of: by identity, else the only one there."""
+    """Return the op that a tensor op at ``loc`` came from: by identity, else the only one at an equal location."""
     if id(loc) in places:
         return places[id(loc)]
     same = [e for e in entries if e.loc == loc]
@@ -128,14 +128,14 @@ def _row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEn
 
 
 def _distinct(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
-    """Drop repetitions: a function that is called for several types is imported for each of them."""
+    """Drop duplicates: a function that is called with several types is imported for each of them."""
     return list({(name, f.loc, f.message): (name, f) for name, f in refusals}.values())
 
 
 def _lowered(
     module: Module, target: Target, options: Options, incomplete: bool
 ) -> tuple[list[Finding], list[tuple[Loc, str]]]:
-    """Return the refusals of passes, lowering and the user's functions; and the ops that call libraries."""
+    """Return the refusals of passes, lowering and native functions, and the ops that call libraries."""
     libraries: list[tuple[Loc, str]] = []
     findings: list[Finding] = []
     try:
@@ -155,18 +155,18 @@ def _lowered(
     except CompileError as error:
         findings = [f for f in error.findings if PLACEHOLDER not in f.message]
     except InternalError:
-        if not incomplete:  # a model that lacks what was refused already may break us
+        if not incomplete:  # the model lacks the refused ops, which may cause this error
             raise
     return findings, libraries
 
 
 def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
-    """Return the op of an outlined region that calls a library, and which; empty if its kernel calls none."""
+    """Return the op of an outlined region that calls a library, and the library; empty if its kernel calls none."""
     if function.attrs.get("kind") != "single":
         return []
     try:
         names = imports(lower_region(function, target))
-    except Exception:  # `lower` says what is wrong with it
+    except Exception:  # lower() reports the error
         return []
     call = custom_call_of(function)
     if call is None:

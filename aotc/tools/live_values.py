@@ -1,4 +1,4 @@
-"""From when to when the values of a call are alive in its arenas, branch by branch and loop by loop."""
+"""Lifetimes of the values in the arenas of a call, across branches and loops."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from aotc.tools.flow import Flow, FlowBlock, FlowStep, Place, arena_places
 
 @dataclass(slots=True)
 class MemoryRow:
-    """A value in an arena, from the step that makes it to the last one that reads it; loops keep what they carry.
+    """A value in an arena, live from the step that creates it to its last reader.
 
-    A value that one side of a branch writes over has a row of its own in each later side that reads it. Of the values
-    that the sides leave in one place, that of the last side stands for all of them after the branch.
+    A value that one side of a branch overwrites has a separate row in each later side that reads it. If the sides leave
+    values in the same bytes, the row of the last side represents all of them after the branch.
 
     Attributes
     ----------
     space : str
-        Whose memory the arena is in: the model's name of a GPU, or ``cpu`` or ``cuda``.
+        Memory space of the arena: the model's name of a GPU, or ``cpu`` or ``cuda``.
     offset, bytes : int
     first, last : int
-        Steps: a range of the call's commands.
+        First and last step in which the value is live.
     type : str
-        As far as known.
+        Empty if unknown.
     made_by, read_by : str
-        The kernels.
+        Names of kernels.
     loc : str
-        Where in the model what makes it comes from.
+        Location in the model of the op that creates it.
     replaced : int
-        The step that writes over it, -1 if none does.
+        The step that overwrites it, or -1.
     """
 
     space: str
@@ -45,13 +45,13 @@ class MemoryRow:
 
     @property
     def end(self) -> int:
-        """Return the byte after the last."""
+        """Return the end of the bytes (exclusive)."""
         return self.offset + self.bytes
 
 
 @dataclass(eq=False, slots=True)
 class _LiveValue:
-    """A row, the step that made its value, and rows that live to a step if this one is read: other sides' values."""
+    """A row, the step that created its value, and values of other sides that live until a step if this one is read."""
 
     row: MemoryRow
     made: int
@@ -59,14 +59,14 @@ class _LiveValue:
 
 
 def live_rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
-    """Return the values of a call, in the order in which they are made; ``locs`` are of its kernels."""
+    """Return the values of a call in the order of their creation; ``locs`` are the locations of its kernels."""
     walk = _Walk(flow, locs)
     walk.run(0, len(flow.steps))
     return sorted((v.row for v in walk.listed), key=lambda row: row.first)
 
 
 class _Walk:
-    """Goes over the steps once; ``current`` are the values whose bytes hold them."""
+    """One pass over the steps; ``current`` holds the values that are not overwritten yet."""
 
     def __init__(self, flow: Flow, locs: Sequence[str]) -> None:
         self.flow, self.locs = flow, locs
@@ -77,7 +77,7 @@ class _Walk:
         self.entered = 0
 
     def run(self, begin: int, end: int) -> None:
-        """Go over the steps of a range, and over the loops and branches among them."""
+        """Process the steps of a range, with its loops and branches."""
         at = begin
         while at < end:
             block = self.blocks[self.entered] if self.entered < len(self.blocks) else None
@@ -108,7 +108,7 @@ class _Walk:
                 self.current.append(made)
 
     def _loop(self, block: FlowBlock) -> None:
-        """Keep to the end of a loop what its next iteration reads before it makes it."""
+        """Extend values that the next iteration reads before it overwrites them to the end of the loop."""
         seen = len(self.read)
         self.run(block.begin, block.end)
         places = [place for value, place in self.read[seen:] if value.made < block.begin]
@@ -117,7 +117,7 @@ class _Walk:
                 self._keep(value, block.end - 1)
 
     def _branch(self, block: FlowBlock) -> None:
-        """Go over each side from what was there before the branch."""
+        """Process each side with the values from before the branch."""
         before, ends = self.current, list[tuple[list[_LiveValue], int]]()
         for begin, end in block.sides:
             self.current = [self._again(value, block.begin, begin) for value in before]
@@ -134,14 +134,14 @@ class _Walk:
         self.current = merged
 
     def _again(self, value: _LiveValue, start: int, begin: int) -> _LiveValue:
-        """Return ``value``, as a side from ``begin`` has it if another one of the branch at ``start`` overwrote it."""
+        """Return ``value``, or a copy for the side from ``begin`` if an earlier side of the branch overwrote it."""
         if value.row.replaced < start:
             return value
         row = replace(value.row, first=begin, last=begin, read_by=[], replaced=-1)
         return _LiveValue(row, value.made, [(value, start - 1)])
 
     def _keep(self, value: _LiveValue, step: int) -> None:
-        """Note that a value is alive at a step."""
+        """Extend the lifetime of a value to ``step``."""
         if step < value.row.first:
             return
         self.listed[value] = None
@@ -151,7 +151,7 @@ class _Walk:
             self._keep(other, last)
 
     def _at(self, place: Place) -> list[_LiveValue]:
-        """Return the values that share bytes with ``place``."""
+        """Return the current values that overlap ``place``."""
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.home(slot)].name
         return [v for v in self.current if v.row.space == space and v.row.offset < end and begin < v.row.end]

@@ -1,4 +1,4 @@
-"""The memory of a call over time: what is alive in the arena when each of its dispatches begins, for a trace."""
+"""Memory of a call over time for a trace: the live bytes of the arena at the start of each dispatch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def memory_track(
     opened: OpenedBundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
     spans: Sequence[Span],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return counter events of the arena's live bytes in each call; none where loops decide what runs.
+    """Return counter events of the arena's live bytes in each call; empty if the function has loops or branches.
 
-    ``spans`` are the calls; a step of ``aotc explain memory`` is a dispatch of each.
+    ``spans`` are the calls; the steps of ``aotc explain memory`` correspond to the dispatches of each.
     """
     try:
         flow = flow_of(opened, function, sizes, target)

@@ -1,4 +1,4 @@
-"""Where the kernels of a shared object are, and their disassembly by the system's objdump."""
+"""Addresses of the kernels in a shared object, and their disassembly by the system's objdump."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aotc.vmfb.host.files import work_folder
 _PROGBITS, _RELA, _DYNSYM = 1, 4, 11
 _EXECUTABLE = 4
 _RELATIVE = (8, 1027)  # R_X86_64_RELATIVE, R_AARCH64_RELATIVE: the addend is the address
-_ABSOLUTE = (1, 257)  # R_X86_64_64, R_AARCH64_ABS64: the addend is counted from a symbol
+_ABSOLUTE = (1, 257)  # R_X86_64_64, R_AARCH64_ABS64: the addend is relative to a symbol
 
 
 class _Section(NamedTuple):
-    """A section header of an ELF64 file, in the file's order of fields."""
+    """A section header of an ELF64 file, with fields in file order."""
 
     name: int
     type: int
@@ -33,15 +33,15 @@ class _Section(NamedTuple):
 
 
 def kernel_ranges(data: Any, count: int) -> list[tuple[int, int]]:
-    """Return the addresses (first, after the last) of each kernel of a library, in the order of its table.
+    """Return the address range (end exclusive) of each kernel of a library, in the order of its table.
 
-    The relocations of the exported table say where each starts,
-    and the next one, or the end of the code, where it ends (padding included).
+    Relocations of the exported table hold the start addresses. A kernel ends at the next start, or at the end of the
+    code section (padding included).
 
     Returns
     -------
     list of (int, int)
-        Empty if the library is no ELF64 file with such a table.
+        Empty if the library is not an ELF64 file with such a table.
     """
     view = memoryview(data)
     if bytes(view[:6]) != b"\x7fELF\x02\x01":
@@ -85,12 +85,12 @@ def _table_address(view: memoryview, sections: list[_Section]) -> int:
 
 
 def disassemble(data: Any, first: int, end: int) -> str:
-    """Return assembly text of an address range of a shared object.
+    """Return the disassembly of an address range of a shared object.
 
     Raises
     ------
     BundleError
-        If there is no objdump.
+        If objdump is not installed.
     """
     tool = shutil.which("objdump") or shutil.which("llvm-objdump")
     if tool is None:

@@ -1,6 +1,6 @@
-"""Signatures of bundles: Ed25519, of the header, which holds the sums of the manifest and so of every segment.
+"""Ed25519 signatures of bundles: the signed header holds the digest of the manifest, which covers every segment.
 
-Keys are PEM files, as openssl writes and reads them.
+Keys are PEM files in the format of openssl.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _ed25519() -> Any:
 
 
 def new_key(path: str) -> str:
-    """Write a private key to ``path`` and its public key to ``path.pub``; return the latter's path.
+    """Write a private key to ``path`` and its public key to ``path.pub``; return the path of the public key.
 
     Raises
     ------
     BundleError
-        If a file is there, or cannot be written.
+        If a file exists, or cannot be written.
     """
     key = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as form
@@ -48,7 +48,7 @@ def new_key(path: str) -> str:
 
 
 def sign_bundle(path: str, key: str, output: str = "") -> None:
-    """Sign the bundle at ``path`` with the private key of a file; in place unless ``output`` is given.
+    """Sign the bundle at ``path`` with a private key file, in place unless ``output`` is given.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
 
 
 def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
-    """Return what refuses a bundle that none of the ``trusted`` public keys has signed, for the loader.
+    """Return a check for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _private_key(path: str) -> Any:
 
 
 def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
-    """Return the 32 bytes of a public key: a PEM file, what is in one, or hexadecimal digits."""
+    """Return the 32 bytes of a public key, given as a PEM file, PEM data, or hexadecimal digits."""
     kind = _ed25519().Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

@@ -1,4 +1,4 @@
-"""A custom call of the user's, run by Python: its meaning for the reference interpreter."""
+"""Run a user's custom call in Python, for the reference interpreter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
 def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType]) -> list[np.ndarray]:
-    """Return what the function registered for ``op`` makes of ``operands``.
+    """Return the results of the function registered for ``op`` on ``operands``.
 
     Raises
     ------
     CompileError
-        If there is none, or it raises.
+        If none is registered, or the function raises.
     """
     call = describe(op)
     known = registered(call.name)
@@ -45,6 +45,6 @@ def _types(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
 
 
 def _as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return small floats as compiled functions see them: unsigned integers of their bits."""
+    """Return floats of at most 16 bits as compiled functions receive them: unsigned integers with the same bits."""
     row = DTYPES[dtype]
     return array.view(f"u{row.size}") if row.kind == "f" and row.bits <= 16 else array

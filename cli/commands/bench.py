@@ -1,4 +1,4 @@
-"""``aotc bench``: latency, throughput, start-up and memory of a bundle, beside a second one if given."""
+"""``aotc bench``: latency, throughput, start-up time and memory of a bundle, compared with a second one if given."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass
 class Measured:
-    """What was measured of a bundle, in seconds and bytes; ``call`` makes one."""
+    """Measurements of a bundle, in seconds and bytes; ``call`` runs one call."""
 
     file: str
     call: Callable[[], Any]
@@ -95,7 +95,7 @@ def command(
 
 
 def _callers(text: str, throughput: bool) -> list[int]:
-    """Return the numbers of callers at a time, none if that is not asked for."""
+    """Return the numbers of concurrent callers to measure; empty without these options."""
     from aotc.vmfb.host.machine import usable_cores
 
     if text and not all(part.isdigit() and 0 < int(part) <= 1024 for part in text.split(",")):
@@ -110,7 +110,7 @@ def _prepare(
     path: Path, function: str, inputs: list[str], dims: list[str], device: list[str], threads: int | None,
     custom_calls: list[str],
 ) -> Measured:  # fmt: skip
-    """Return a bundle with values bound, what its start took and its first call."""
+    """Load a bundle, bind its arguments, and measure its start-up and first call."""
     import aotc
     from aotc_cli.commands.profile import bound_values
 
@@ -124,7 +124,7 @@ def _prepare(
 
 
 def _measure(found: Sequence[Measured], seconds: float, rounds: int, callers: Sequence[int]) -> None:
-    """Call the bundles in turn, one caller alone, and so many at a time."""
+    """Measure the bundles in alternating rounds, with one caller and then with each number of ``callers``."""
     from aotc.vmfb.profile.latency import average, latencies, quantile, together
 
     for _ in range(rounds):
@@ -153,7 +153,7 @@ def _record(one: Measured, seconds: float) -> None:
 
 
 def _cold(path: Path, device: list[str], custom_calls: list[str]) -> tuple[float, float]:
-    """Return seconds and bytes of importing aotc and loading ``path`` in a fresh process; the median of three."""
+    """Return the median of three imports of aotc with ``path`` loaded, in fresh processes: seconds, and peak bytes."""
     from aotc.vmfb.host.children import python_command
 
     found = []
@@ -169,7 +169,7 @@ def _cold(path: Path, device: list[str], custom_calls: list[str]) -> tuple[float
 
 
 def _ratio(found: Sequence[Measured]) -> Interval:
-    """Return how many times as long the first of two bundles takes."""
+    """Return the duration of the first bundle's calls relative to the second's."""
     from aotc.vmfb.profile.latency import average, quantile
 
     middle = [[quantile(times, 0.5).value for times in one.times] for one in found]
@@ -235,7 +235,7 @@ def _print_dispatches(one: Measured, roofline: bool) -> None:
 
 
 def _print_json(found: Sequence[Measured]) -> None:
-    """Print everything; an interval is the value, the lowest and the highest that it may be, or null."""
+    """Print all results as JSON; an interval is [value, low, high], with null for an infinite bound."""
     bundles: list[Mapping[str, Any]] = []
     for one in found:
         facts = {key: value for key, value in vars(one).items() if key not in ("call", "module", "times", "dispatches")}
@@ -246,7 +246,7 @@ def _print_json(found: Sequence[Measured]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has: a number without an end is null."""
+    """Return ``value`` with infinite numbers replaced by null, which JSON can represent."""
     match value:
         case dict():
             return {key: _plain(x) for key, x in value.items()}

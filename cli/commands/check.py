@@ -1,4 +1,4 @@
-"""``aotc check``: compiled code beside the reference, op by op."""
+"""``aotc check``: compare compiled code with the reference, op by op."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
 
 
 def _choices(checker: Checker, sizes: dict[str, int]) -> Any:
-    """Yield sizes for the symbols that have none, simple ones first."""
+    """Yield sizes for the remaining symbols, simple ones first."""
     names = [n for n in checker.symbols() if n not in sizes]
     for numbers in product(_SIZES, repeat=len(names)):
         yield {**sizes, **dict(zip(names, numbers))}

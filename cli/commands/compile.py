@@ -1,4 +1,4 @@
-"""``aotc compile``: a model to a bundle."""
+"""``aotc compile``: compile a model to a bundle."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ def _printed(print_after: str, annotate: bool) -> str:
 def _compile(
     models: list[str], output: Path, said: tuple[Options, list[str]], custom_calls: list[str], quiet: bool
 ) -> None:
-    """Write the bundle, or the IR after the pass that is the last one.
+    """Write the bundle, or the IR after the last pass that runs.
 
-    ``said`` are the options, and the names of those that the command line gives: the others a reproducer may have.
+    ``said`` contains the options, and the names of those on the command line: a reproducer may supply the others.
     """
     from aotc.source import reader_process, reproducer
     from aotc.vmfb.host.files import write_whole
@@ -170,7 +170,7 @@ def _compile(
 
 
 def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
-    """Compile the model to a file, with a progress bar and a summary unless it is to be ``quiet``."""
+    """Compile the model to a file, with a progress bar and a summary unless ``quiet``."""
     from dataclasses import replace
 
     import aotc
@@ -185,14 +185,14 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
         targets = options.target.count(",") + 1
         with progress_bar(
             quiet or bool(options.print_after), targets
-        ) as progress:  # it would break the lines of the IR
+        ) as progress:  # a bar would interrupt the lines of the IR
             data = aotc.compile(source, options=replace(options, progress=progress))
         begin(replace(options, progress=None), "writing the file")
         write_made(output, data, start, quiet)
 
 
 def _given(context: typer.Context) -> list[str]:
-    """Return the options that the command line itself says, by the names of their fields."""
+    """Return the fields of the options that are given on the command line."""
     from dataclasses import fields
 
     from aotc.options import Options
@@ -204,7 +204,7 @@ def _given(context: typer.Context) -> list[str]:
 
 
 def write_made(output: Path, data: Bundle, start: float, quiet: bool) -> None:
-    """Write a bundle whose compilation began at ``start``, and a summary unless it is to be ``quiet``."""
+    """Write a bundle whose compilation began at ``start``, and print a summary unless ``quiet``."""
     data.save(output)
     if not quiet:
         place = sys.stderr if _is_stdout(output) else sys.stdout
@@ -213,7 +213,7 @@ def write_made(output: Path, data: Bundle, start: float, quiet: bool) -> None:
 
 
 def _notes(data: bytes) -> list[str]:
-    """Return what runs on the host because a GPU has no form for it, a line for each kind of op."""
+    """Return a line for each kind of op that runs on the host because the GPU has no kernel for it."""
     from aotc.vmfb.bundle import open_bundle
 
     rows = [(v["target"], row) for v in open_bundle(data).manifest["variants"] for row in v.get("on_host", ())]
@@ -230,7 +230,7 @@ def _more(count: int) -> str:
 
 
 def _is_stdout(output: Path) -> bool:
-    """Tell whether ``output`` is where standard output goes, to which nothing but the bundle is to be written."""
+    """Return True if ``output`` is standard output, which must then receive only the bundle."""
     try:
         return os.path.samestat(output.stat(), os.fstat(sys.stdout.fileno()))
     except (OSError, ValueError):
@@ -238,7 +238,7 @@ def _is_stdout(output: Path) -> bool:
 
 
 def check_output(output: Path, source: Path | str = "", option: str = "-o") -> None:
-    """Refuse a place that cannot be written to, or the file that is read, before the work is done."""
+    """Refuse an output that cannot be written, or that is the input file, before any work is done."""
     from aotc.diagnostics import CompileError, Loc
 
     hint = f"another place with {option}"
@@ -246,7 +246,7 @@ def check_output(output: Path, source: Path | str = "", option: str = "-o") -> N
         raise CompileError.at(Loc(str(output)), "it would be written over, and it is what is read", hint=hint)
     if output.is_dir():
         raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
-    if output.exists() and not output.is_file():  # a device, a pipe: written through
+    if output.exists() and not output.is_file():  # devices and pipes are written directly
         if not os.access(output, os.W_OK):
             raise CompileError.at(Loc(str(output)), "it cannot be written to", hint=hint)
         return
@@ -279,7 +279,7 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
-    placed = [v for v in variants if v.get("devices")][:1]  # the same in each
+    placed = [v for v in variants if v.get("devices")][:1]  # equal in all variants
     facts = [size_text(len(data)), count_text(kernels, "kernel")]
     facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
     facts += [f"{v['target']} with {_transfers(v['transfers'])}" for v in variants if v.get("implied")]
@@ -287,7 +287,7 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
 
 
 def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many transfers there are, and how many of them are for the sake of a limit."""
+    """Return the number of transfers, and the number of those caused by the memory limit."""
     from aotc_cli.shared.units import count_text
 
     spilled = sum(t.get("spilled", False) for t in rows)

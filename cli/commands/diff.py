@@ -1,4 +1,4 @@
-"""``aotc diff``: two bundles beside each other."""
+"""``aotc diff``: compare two bundles."""
 
 from __future__ import annotations
 

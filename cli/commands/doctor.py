@@ -1,4 +1,4 @@
-"""``aotc doctor``: what is installed, what is missing, and how to get it."""
+"""``aotc doctor``: installed and missing components, with installation commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PACKAGES = (
     ("grpcio", "serve"),
     ("prometheus-client", "serve"),
 )
-"""Each with the extra that brings it."""
+"""Each package with the extra that installs it."""
 _LINKERS = ("ld.lld", "ld", "cc", "gcc")
 
 
@@ -89,8 +89,8 @@ def _packages() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _version(package: str) -> str:
-    """Return the version of an installed package; empty if it is missing."""
-    from importlib import metadata  # 10 ms, which other commands need not pay for: all are imported with this one
+    """Return the version of an installed package, or an empty string."""
+    from importlib import metadata  # takes 10 ms; all commands import this module
 
     try:
         return metadata.version(package)

@@ -1,4 +1,4 @@
-"""``aotc dump``: kernels, host programs and command buffers of a bundle as text."""
+"""``aotc dump``: print kernels, host programs and command buffers of a bundle."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(
 
 
 def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
-    """Refuse names that nothing in the bundle contains."""
+    """Refuse names that match nothing in the bundle."""
     from aotc.vmfb.errors import BundleError
 
     variants = opened.manifest["variants"]
@@ -111,7 +111,7 @@ def _command_buffers(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[
 
 
 def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
-    """Yield the lines of nodes; ``names`` are those of the kernels."""
+    """Yield the lines of nodes; ``names`` are the names of the kernels."""
     from aotc.vmfb.abi import Case, Control, Graph, WhileNode
 
     inner = indent + "  "
@@ -164,7 +164,7 @@ def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> str
     from aotc.tools.native_code import disassemble, kernel_ranges
     from aotc.vmfb.errors import BundleError
 
-    part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # its kernels are the first
+    part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # CPU kernels come first
     if part.get("library") is None:
         raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")
     names = [kernel["name"] for kernel in variant["kernels"][: part.get("count")]]

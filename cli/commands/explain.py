@@ -1,4 +1,4 @@
-"""``aotc explain``: why the compiler did what it did."""
+"""``aotc explain``: the reasons for the decisions of the compiler."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ aotc explain fusion model.vmfb --json
 
 
 class Subject(StrEnum):
-    """What is explained."""
+    """Subjects of an explanation."""
 
     affinity = "affinity"
     fusion = "fusion"
@@ -121,20 +121,20 @@ def command(
 
 
 def _check_picture(picture: Path | None, subject: Subject) -> None:
-    """Refuse a picture that would be none."""
+    """Refuse a picture that cannot be written."""
     from aotc_cli.commands.compile import check_output
 
     if picture is None:
         return
     if subject is Subject.fusion:
         raise typer.BadParameter("fusion has no picture", param_hint="--picture")
-    if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # what exists may be a pipe
+    if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # an existing file may be a pipe
         raise typer.BadParameter(f"{picture.name} is to be an .svg file", param_hint="--picture")
     check_output(picture, option="--picture")
 
 
 def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    """Tell on which device each argument, op and result of a model is, why, and what is moved between devices."""
+    """Print the device of each argument, op and result of a model with its reason, and the transfers."""
     from aotc.tools.explain.affinity import explain_affinity
     from aotc.vmfb.host.files import write_whole
 
@@ -165,7 +165,7 @@ def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json:
 
 
 def _devices(targets: Mapping[str, str]) -> str:
-    """Return what follows a summary: the target of each device, if the model names any."""
+    """Return the end of a summary line: the target of each device, if the model names any."""
     return "; " + ", ".join(f"{name} is {target}" for name, target in targets.items()) if targets else ""
 
 
@@ -207,7 +207,7 @@ def _memory(memory: Any) -> str:
 
 
 def _some(lines: tuple[str, ...]) -> str:
-    """Return the first of the lines, and how many more there are."""
+    """Return the first line, and the number of further lines."""
     return lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more" if lines else ""
 
 
@@ -215,7 +215,7 @@ def _bundle(
     subject: Subject, source: Any, flags: dict[str, Any], function: str, dims: list[str], picture: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the report on a bundle, or on what a model compiles to."""
+    """Print the report on a bundle, or on the bundle that a model compiles to."""
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
@@ -240,7 +240,7 @@ def _bundle(
 
 
 def _opened(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
-    """Return the bundle that ``source`` is, or that it compiles to, and for which target to explain it."""
+    """Return the bundle from ``source``, compiled if it is a model, and the target to explain."""
     import aotc
     from aotc.tools.fetch_model import is_bundle
     from aotc.vmfb.bundle import open_bundle

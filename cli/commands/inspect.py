@@ -1,4 +1,4 @@
-"""``aotc inspect``: what a bundle holds."""
+"""``aotc inspect``: the contents of a bundle."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return, for each function with bound arguments, their names, and what is computed of them before a call."""
+    """Return the names of bound arguments of each function, and the values precomputed from them."""
     from math import prod
 
     from aotc.vmfb.dtypes import size_of
@@ -143,9 +143,10 @@ def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[s
 
 
 def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more.
+    """Return the tile dependencies of commands.
 
-    With an ``over`` of 0 the same part of them.
+    Per ``over`` items a command waits for ``times`` items of its producer, and ``halo`` more. If ``over`` is 0, it
+    waits for the same fraction of the producer's items.
     """
     from aotc.vmfb.abi import Command
     from aotc.vmfb.commands import all_graphs
@@ -165,7 +166,7 @@ def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _devices(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return, for each device of a variant, its target, what that needs, its place if nobody says another."""
+    """Return the target, required features and default place of each device of a variant."""
     from aotc.vmfb.device import bind_devices, implied_places
 
     places = bind_devices(opened, variant, None) or implied_places(variant, 0)
@@ -173,7 +174,7 @@ def _devices(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[st
 
 
 def _buffers(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return every buffer of a variant: those of its functions, then what its kernels make for themselves."""
+    """Return all buffers of a variant: those of its functions, then the own arrays of its kernels."""
     import json
 
     from aotc.vmfb.errors import BundleError
@@ -195,7 +196,7 @@ def _buffers(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, An
 
 
 def _memory(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what a call of each function takes."""
+    """Return the memory of a call of each function."""
     from aotc.vmfb.errors import BundleError
     from aotc.vmfb.verify.schema import NONE, problems
 
@@ -206,12 +207,12 @@ def _memory(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str
 
 
 def _memory_lines(memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each function whose threads have memory of their own."""
+    """Return a line for each function with thread-local scratch."""
     return [f"a call of {name} takes {_peak_text(row)}" for name, row in memory.items() if row["scratch"]]
 
 
 def _peak_text(row: Mapping[str, Any]) -> str:
-    """Return what a call takes: the arena, and as much again for each thread."""
+    """Return the memory of a call as text: the arena, and the scratch of each thread."""
     from aotc_cli.shared.units import size_text
 
     arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
@@ -219,12 +220,12 @@ def _peak_text(row: Mapping[str, Any]) -> str:
 
 
 def _code_sizes(opened: OpenedBundle, part: dict[str, Any], kernels: int) -> list[int | None]:
-    """Return the bytes of each kernel's code, if the part says where it is.
+    """Return the code size of each kernel in bytes, or None where the part does not store it.
 
     Raises
     ------
     BundleError
-        If the part counts more than the variant's ``kernels``.
+        If the part lists more kernels than the variant has.
     """
     from aotc.tools.native_code import kernel_ranges
     from aotc.vmfb.errors import BundleError
@@ -343,11 +344,11 @@ def _moved(transfer: dict[str, Any]) -> str:
 
 
 _RESOURCES = ("registers", "shared", "spills")
-"""Of a thread, bytes of a block, and bytes of a thread's registers that are kept in memory."""
+"""Registers of a thread, shared memory of a block in bytes, bytes of a thread's spilled registers."""
 
 
 def _show_kernels(kernels: list[dict[str, Any]]) -> None:
-    """Print the size and the place of each kernel; what it takes of a GPU where that is known."""
+    """Print the size and location of each kernel, and its GPU resources where known."""
     from aotc_cli.shared.tables import print_table
 
     known = _RESOURCES if any("resources" in k for k in kernels) else ()

@@ -1,4 +1,4 @@
-"""``aotc lint``: what compilation will do with each op of a model."""
+"""``aotc lint``: predict the treatment of each op of a model."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ SHOWN_LINES = 3
 
 
 def _lines(rows: list[Row], files: bool) -> str:
-    """Return where the ops stand: lines of the model, of one of ``files`` if so, else of the user's source."""
+    """Return the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
     found = (_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
     shown = ", ".join(places[:SHOWN_LINES])

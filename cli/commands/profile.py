@@ -1,4 +1,4 @@
-"""``aotc profile``: what each kernel of a bundle takes, for people, for the compiler, and kept in the bundle."""
+"""``aotc profile``: measure each kernel of a bundle, print the times, and store them for the compiler."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _need_source(source: Any) -> None:
 
 
 def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool) -> None:
-    """Compile the source of a bundle again, with a record."""
+    """Recompile the source of a bundle with a record."""
     import aotc
     from aotc_cli.commands.compile import write_made
     from aotc_cli.commands.upgrade import weights_beside
@@ -106,7 +106,7 @@ def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, 
 
 
 def compiled(model: Path) -> bytes | None:
-    """Return the bundle that a model becomes; None if it is one."""
+    """Return the bundle that a model compiles to, or None if ``model`` is a bundle."""
     import aotc
     from aotc.vmfb.bundle import MAGIC
     from aotc_cli.shared.compile_options import warnings_as_sentences
@@ -116,7 +116,7 @@ def compiled(model: Path) -> bytes | None:
             if file.read(len(MAGIC)) == MAGIC:
                 return None
     except OSError:
-        return None  # whoever loads it says why
+        return None  # loading it reports the error
     if model.suffix == ".vmfb":
         return None
     with warnings_as_sentences():
@@ -124,7 +124,7 @@ def compiled(model: Path) -> bytes | None:
 
 
 def bound_values(module: Any, function: str, inputs: list[str], dims: list[str]) -> tuple[str, list[Any]]:
-    """Return the name of a function of a module, and values for its arguments: those that are given, then random."""
+    """Return the name of a function of a module, and values for its arguments: first the inputs, then random ones."""
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
 
     name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
@@ -143,7 +143,7 @@ def _sizes(module: Any, name: str, dims: list[str]) -> dict[str, int]:
 def _traced(
     module: Any, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
 ) -> list[dict[str, Any]]:
-    """Return the events of some calls; on a GPU of one, which is run a dispatch at a time."""
+    """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
     from aotc.vmfb.errors import VmError
     from aotc.vmfb.profile.chrome import trace_events
     from aotc.vmfb.profile.stepped import stepped
@@ -162,7 +162,7 @@ def _traced(
 
 
 def _memory(module: Any, source: Any, name: str, sizes: Mapping[str, int], recording: Any) -> list[dict[str, Any]]:
-    """Return what of the arena is alive over time; nothing without the compiler, which knows that."""
+    """Return counter events of the live bytes of the arena; empty without the compiler, which computes them."""
     from aotc.vmfb.bundle import open_bundle
 
     try:
@@ -175,7 +175,7 @@ def _memory(module: Any, source: Any, name: str, sizes: Mapping[str, int], recor
 
 
 def _print(record: Mapping[str, Any]) -> None:
-    """Print the kernels, the dearest first."""
+    """Print the kernels by decreasing total time."""
     from aotc.vmfb.profile.roofline import roof_of
     from aotc_cli.shared.tables import print_line, print_table
     from aotc_cli.shared.units import count_text, size_text, time_text

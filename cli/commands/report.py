@@ -1,4 +1,4 @@
-"""``aotc report``: a bundle, or a model, as one page to look at."""
+"""``aotc report``: write an HTML page about a bundle or a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
 
 
 def facts_about(model: Path, function: str, dims: list[str]) -> dict[str, Any]:
-    """Return the facts about a function of a bundle, or of what a model compiles to."""
+    """Return the facts about a function of a bundle, or of the bundle that a model compiles to."""
     from aotc.tools.flow import entry_of
     from aotc.tools.page.facts import facts_of
     from aotc.vmfb.bundle import open_bundle

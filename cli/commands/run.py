@@ -129,7 +129,7 @@ def _signature(module: LoadedModule, name: str) -> Any:
 
 
 def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
-    """Return the results of the last of some calls; say the median time of several."""
+    """Return the results of the last of ``repeat`` calls; print the median time of several calls."""
     seconds = []
     results: list[Any] = []
     for _ in range(repeat):
@@ -144,9 +144,10 @@ def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace
 
 
 def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
-    """Return where results go: a file, whether it is appended to, and which; ``-`` is text, "" nowhere.
+    """Return the destination of results: a file, True to append to it, and result numbers.
 
-    The last file, if it is one of several arrays, takes all results that are left.
+    ``-`` is text on stdout, and an empty string discards the result. If the last file can hold several arrays, it
+    receives all remaining results.
     """
     from aotc_cli.shared.array_files import check_output, holds_several
 

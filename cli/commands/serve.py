@@ -1,4 +1,4 @@
-"""``aotc serve``: a server of bundles by the Open Inference Protocol."""
+"""``aotc serve``: serve bundles by the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _serve(**settings: object) -> None:
 
 
 def _bytes(megabytes: float, option: str) -> int:
-    """Return megabytes in bytes."""
+    """Convert megabytes to bytes."""
     from aotc.vmfb.errors import VmError
 
     if not 0 < megabytes * (1 << 20) < sys.maxsize:
@@ -107,9 +107,9 @@ def _bytes(megabytes: float, option: str) -> int:
 
 
 def _token(given: str | None, file: Path | None) -> str:
-    """Return the token; of the file, the command line or the environment, in this order; "" if none is configured.
+    """Return the token from the file, the command line or the environment, in this order, or an empty string.
 
-    An empty token is an error, also in the environment: whoever sets one expects that the server asks for it.
+    An empty token is an error, also in the environment: a user who sets one expects the server to require it.
     """
     from aotc.vmfb.errors import VmError
 

@@ -1,4 +1,4 @@
-"""``aotc sign``: sign a bundle, make a pair of keys."""
+"""``aotc sign``: sign a bundle, or generate a key pair."""
 
 from __future__ import annotations
 

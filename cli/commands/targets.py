@@ -1,4 +1,4 @@
-"""``aotc targets``: what can be compiled for."""
+"""``aotc targets``: list the compilation targets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
 
 
 def _needs(target: Target) -> str:
-    """Return what a machine must have, and what is to be said of the target."""
+    """Return the requirements of a target, and a remark if it is untested."""
     if target.kind == "cpu":
         return " ".join(target.features)
     what = "any NVIDIA GPU from sm_80 on: PTX for its driver" if target.portable else "an NVIDIA GPU"

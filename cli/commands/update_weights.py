@@ -1,4 +1,4 @@
-"""``aotc update-weights``: a bundle with other weights, without compiling."""
+"""``aotc update-weights``: replace the weights of a bundle, without compiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``aotc upgrade``: a bundle to a bundle of the compiler that is installed."""
+"""``aotc upgrade``: recompile a bundle with the installed compiler."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(
 
 
 def weights_beside(bundle: Path, written: Path) -> str:
-    """Return where weights go that lie in a file: beside the new bundle, under their old name."""
+    """Return the destination of external weights: next to the new bundle, under their old name; else ``inline``."""
     from aotc.recompile import weights_file
     from aotc.vmfb.bundle import open_bundle
     from aotc.vmfb.errors import BundleError

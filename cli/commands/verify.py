@@ -47,7 +47,7 @@ def command(
 
 
 def _obstacle(variants: list[dict[str, Any]]) -> str:
-    """Return why this machine runs none of the variants, or an empty string."""
+    """Return the reason why this machine supports none of the variants, or an empty string."""
     from aotc.vmfb.devices.cpu import device as cpu
     from aotc.vmfb.devices.cuda import driver
 

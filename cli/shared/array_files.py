@@ -1,7 +1,7 @@
-"""Files of several arrays, by the end of their name: ``.npz``, ``.json``, ``.safetensors``; ``.bin``: bytes of one.
+"""Array files by suffix: ``.npz``, ``.json`` and ``.safetensors`` hold several arrays, ``.bin`` the bytes of one.
 
-Arrays go by the names of results and arguments. ``.json`` has an object of ``{"dtype", "shape", "data"}`` for each,
-with complex numbers as pairs and ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` for what JSON has no number for.
+Arrays are stored under the names of results and arguments. ``.json`` has an object ``{"dtype", "shape", "data"}`` for
+each, with complex numbers as pairs and the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` for non-finite numbers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _WIDEST = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b":
 
 
 def suffix_of(path: str) -> str:
-    """Return the end of a file's name, in small letters."""
+    """Return the suffix of a file name in lower case."""
     return Path(path).suffix.lower()
 
 
 def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse, before anything runs, an output whose form is not known or cannot hold ``results``.
+    """Refuse an output with an unknown suffix, or one that cannot hold ``results``, before anything runs.
 
     Raises
     ------
     VmError
-        If so.
+        If the output is refused.
     """
     suffix = suffix_of(path)
     if suffix not in ("", ".npy", *WRITERS):
@@ -50,17 +50,17 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
 
 
 def holds_several(path: str) -> bool:
-    """Tell whether a file of this name takes more than one result."""
+    """Return True if a file of this name can hold more than one result."""
     return suffix_of(path) in WRITERS and suffix_of(path) != ".bin"
 
 
 def write_arrays(path: str, arrays: Named) -> None:
-    """Write ``arrays`` in the form that the end of ``path`` names.
+    """Write ``arrays`` in the format of the suffix of ``path``.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     write_whole(path, WRITERS[suffix_of(path)](arrays))
 
@@ -87,7 +87,7 @@ def _to_json(arrays: Named) -> list[Any]:
 
 
 def _plain(array: np.ndarray) -> Any:
-    """Return nested lists of Python's numbers; a float's are those of its own value."""
+    """Return nested lists of Python numbers; floats keep their exact value."""
     row = DTYPES[from_numpy(array.dtype)]
     if row.kind == "c":
         return np.stack([array.real, array.imag], -1).tolist()
@@ -120,14 +120,14 @@ WRITERS: dict[str, Callable[[Named], list[Any]]] = {
 
 
 def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray] | None:
-    """Return the arrays of a file for the arguments ``room``, by their names or else in order.
+    """Return the arrays of a file for the arguments ``room``, matched by name or else in order.
 
-    None if the end of the name is of no form here.
+    None if the suffix has no reader here.
 
     Raises
     ------
     VmError
-        If the file cannot be read, or is not of the form that its name says.
+        If the file cannot be read, or does not match the format of its suffix.
     """
     reader = _READERS.get(suffix_of(path))
     if reader is None:
@@ -140,7 +140,7 @@ def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list
 
 
 def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
-    """Return arrays in the order of the arguments that they are called after; others as they come."""
+    """Return arrays in the order of the arguments with their names; if names do not match, in the order of the file."""
     names = [a["name"] for a in room]
     if arrays and set(arrays) <= set(names):
         first = [n for n in names if n in arrays]

@@ -1,4 +1,4 @@
-"""What ``aotc compile`` and ``aotc lint`` share: options, and how warnings are told."""
+"""Options shared by ``aotc compile`` and ``aotc lint``, and the display of warnings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody re
 
 @contextmanager
 def warnings_as_sentences() -> Iterator[None]:
-    """Print the warnings of the block when it has ended well, without the place in Python that raised them."""
+    """Print the warnings of the block after its success, without the Python source location."""
     with catch_warnings(record=True) as warned:
         simplefilter("always", UserWarning)
         yield
@@ -54,7 +54,7 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def parse_bytes(text: str, option: str = "--memory-limit") -> int:
-    """Return the bytes that the value of an option says; 0 for no text."""
+    """Parse the value of an option in bytes; 0 for an empty string."""
     from aotc.vmfb.host.byte_sizes import as_bytes
 
     try:
@@ -64,7 +64,7 @@ def parse_bytes(text: str, option: str = "--memory-limit") -> int:
 
 
 def portable_target(target: str, portable: bool) -> str:
-    """Return the target that ``--target`` and ``--portable`` say."""
+    """Return the target that ``--target`` and ``--portable`` select."""
     from aotc.targets import PORTABLE
 
     if portable and target not in ("cpu", PORTABLE):
@@ -88,7 +88,7 @@ def devices_of(texts: list[str]) -> dict[str, str]:
 
 
 def costs_of(path: Path | None) -> dict[str, Any]:
-    """Return the record in a file; nothing if there is no path."""
+    """Return the cost record in a file, or an empty one without a path."""
     from aotc.diagnostics import CompileError, Loc
     from aotc.vmfb.bundle import MAGIC, open_bundle
     from aotc.vmfb.profile.cost_record import read_record

@@ -1,4 +1,4 @@
-"""Files that register custom calls, for the commands that compile models or load bundles."""
+"""Python files that register custom calls, for the commands that compile models or load bundles."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ HELP = "A Python file to run first, which calls aotc.register_custom_call; may b
 
 
 def register_from(paths: Sequence[str]) -> None:
-    """Run Python files, so that they register their functions.
+    """Run Python files that register custom calls.
 
     Raises
     ------
     CompileError
-        If a file cannot be read, is no Python, or raises: with the line of the file that did.
+        If a file cannot be read, is not Python, or raises; the error names the line of the file.
     """
     if not paths:
         return
-    import runpy  # for those who have such files
+    import runpy  # only needed with such files
 
     for path in paths:
         try:

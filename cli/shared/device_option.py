@@ -1,4 +1,4 @@
-"""What the commands that load bundles share: on which devices of this machine."""
+"""The ``--device`` option of commands that load bundles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ PLACES_HELP = "cpu, cuda:0..., by default the first that is here; d0=cpu:0 for e
 
 
 def parse_places(texts: Sequence[str]) -> dict[str, str] | list[str] | str | None:
-    """Return what ``devices=`` of ``aotc.load`` is to be: ``{"d0": "cpu:0"}`` for ``["d0=cpu:0"]``; None for none.
+    """Return the value of ``devices=`` for ``aotc.load``: ``{"d0": "cpu:0"}`` for ``["d0=cpu:0"]``; None without texts.
 
-    Places without names are for the devices of the model in order.
+    Places without names apply to the devices of the model in order.
 
     Raises
     ------
     VmError
-        If only some have names, or a name comes twice.
+        If only some texts have names, or a name occurs twice.
     """
     from aotc.vmfb.errors import VmError
 

@@ -1,4 +1,4 @@
-"""What ``aotc run`` does about values that are not finite, and about calls that end the process."""
+"""Handling of non-finite values and of calls that end the process, for ``aotc run``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def watched_call(module: Any, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Run a function a dispatch at a time, say where NaN and infinity come from; return the results, and if any do."""
+    """Run a function one dispatch at a time; return its results, and True if a dispatch produces NaN or infinity."""
     from aotc.vmfb.profile.finite_watch import watched
 
     results, found = watched(module.loaded(name), values)
@@ -26,14 +26,14 @@ def watched_call(module: Any, name: str, values: Sequence[Any]) -> tuple[list[An
 def kept_if_it_fails(
     folder: Path | None, bundle: Path, name: str, values: Sequence[Any], threads: int | None
 ) -> Iterator[None]:
-    """Write what repeats a call to ``folder`` before it, and remove it when it has ended well.
+    """Write a reproducer of a call to ``folder`` before the call, and remove it after success.
 
-    The process may end in between: so nothing is left to be done then.
+    The process may end during the call, so the reproducer must be complete beforehand.
 
     Raises
     ------
     VmError
-        If the folder holds something, or cannot be written.
+        If the folder is not empty, or cannot be written.
     """
     if folder is None:
         yield

@@ -1,11 +1,11 @@
-"""Command line values, in IREE's syntax, to arrays of a function's types and back to ``.npy``.
+"""Convert command-line values, in IREE's syntax, to arrays, and arrays to ``.npy``.
 
 ``2x3xf32=1,2,3,4,5,6``  ``2x2xi32=[1 2][3 4]``  ``4xi32=7`` (splat)  ``4xf32`` (zeros)
 ``f32=3`` or ``3`` (scalar)  ``2xf32=@raw.bin``  ``@x.npy``  ``@x.npz`` (all its arrays; also ``.json``,
 ``.safetensors``)  ``@x.bin`` (the bytes of one array of fixed sizes)
 
-A ``.npy`` cannot name bf16, f8 or i4: it holds their bits in the unsigned integer of that
-width, and the values of 4-bit and 2-bit integers in int8.
+A ``.npy`` cannot represent bf16, f8 or i4. It stores the bits of floats as unsigned integers of the same width, and the
+values of 4-bit and 2-bit integers as int8.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _OPERATORS: dict[type, Any] = {
 
 
 def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], what: str = "--input") -> list[Any]:
-    """Return one array for each value that ``texts`` name.
+    """Return one array for each value in ``texts``.
 
     Parameters
     ----------
     texts : sequence of str
-        In the syntax of this module; ``@x.npz`` gives several.
+        Values in the syntax of this module; ``@x.npz`` stands for several.
     arguments : sequence of mapping
-        ``name``, ``dtype``, ``dims`` of the values that are expected, in order.
+        ``name``, ``dtype``, ``dims`` of the expected values, in order.
     what : str
-        The option, for messages.
+        The option's name for messages.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], w
     Raises
     ------
     VmError
-        If a text cannot be read, or its type is not the expected one.
+        If a text cannot be parsed, or its type differs from the expected one.
     """
     found: list[Any] = []
     for text in texts:
@@ -98,7 +98,7 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
 
 
 def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
-    """Return the shape of an array; refuse one that no array can have."""
+    """Return the shape of an array; refuse one that exceeds the limits."""
     digits = all(isinstance(n, int) or len(n) < 20 for n in sizes)
     shape = tuple(int(n) for n in sizes) if digits else ()
     if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
@@ -108,12 +108,12 @@ def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]
 
 
 def _signed(name: str) -> str:
-    """Return our name of ``si32`` and ``ui32``."""
+    """Return the name in aotc for ``si32`` and ``ui32``."""
     return name[1:] if re.fullmatch(r"si\d+", name) else "u" + name[2:] if re.fullmatch(r"ui\d+", name) else name
 
 
 def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
-    """Return the array that the numbers of ``text`` fill, which is the end of the option's value, ``whole``."""
+    """Return an array of the numbers in ``text``, which is the end of the option's value ``whole``."""
     given = f"{what}={_short(whole or text)}"
     try:
         numbers = [_number(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
@@ -176,14 +176,14 @@ def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> lis
         arrays = [loaded] if isinstance(loaded, np.ndarray) else by_name({k: loaded[k] for k in loaded.files}, room)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if "pickle" in reason:  # NumPy takes for a pickle what it does not know, and says how to load one
+        if "pickle" in reason:  # NumPy takes unknown files for pickles, and suggests loading one
             reason = "not an array file"
         raise VmError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
     return [from_storage(a, room[i]["dtype"]) if i < len(room) else a for i, a in enumerate(arrays)]
 
 
 def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``array``, read from a ``.npy``, as ``dtype`` if it holds its bits; unchanged otherwise."""
+    """Return ``array``, read from a ``.npy``, as ``dtype`` if it stores its bits; otherwise unchanged."""
     row, target = DTYPES[dtype], to_numpy(dtype)
     if target.kind not in "V" and target.isbuiltin == 1:
         return array
@@ -195,7 +195,7 @@ def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def to_storage(array: np.ndarray) -> np.ndarray:
-    """Return ``array`` as a ``.npy`` can hold it."""
+    """Return ``array`` in a dtype that a ``.npy`` can represent."""
     if array.dtype.isbuiltin == 1:
         return array
     if array.dtype.name in ("int2", "int4", "uint2", "uint4"):
@@ -234,12 +234,14 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) 
 
 
 def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a dim such as ``2*n + 1``; names that ``sizes`` lacks are 1.
+    """Return the value of a dim such as ``2*n + 1``; names missing in ``sizes`` are 1.
 
     Raises
     ------
     VmError
-        If the expression has something else than names, integers, ``+ - * // %``, ``max`` and ``min``.
+        If the expression contains anything but names, integers, ``+ - *
+
+        %``, ``max`` and ``min``.
     """
     if isinstance(dim, int):
         return dim
@@ -270,7 +272,7 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     Raises
     ------
     VmError
-        If a text cannot be read, or names no dim of ``arguments``.
+        If a text cannot be parsed, or names a dim that ``arguments`` do not have.
     """
     known = {name for a in arguments for dim in a["dims"] for name in re.findall(r"[A-Za-z_]\w*", str(dim))}
     known -= {"max", "min"}
@@ -287,12 +289,12 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:
-    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does.
+    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, like IREE's ``+``.
 
     Raises
     ------
     OSError
-        If it cannot be written, with the name of the file; what was there before is unchanged.
+        If the file cannot be written; the error names it, and an existing file is unchanged.
     """
     stored = np.ascontiguousarray(to_storage(array)).reshape(array.shape)
     header = BytesIO()

@@ -1,4 +1,4 @@
-"""Ctrl-C in the ``aotc`` command: one line, and the exit code that shells expect."""
+"""Ctrl-C in the ``aotc`` command: print one line, and return the exit code that shells expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AGAIN_SECONDS = 0.01
 
 @contextmanager
 def interrupts_come_again() -> Iterator[None]:
-    """Within this block, an interrupt that is lost comes again, unless the process takes them in its own way."""
+    """Raise an interrupt again if Python drops it inside the block, unless the process has its own handler."""
     before = sys.unraisablehook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         sys.unraisablehook = _come_again
@@ -27,14 +27,14 @@ def interrupts_come_again() -> Iterator[None]:
 
 
 def end_interrupted() -> NoReturn:
-    """Say so and exit; another interrupt, as one that comes again, changes nothing any more."""
+    """Print a message and exit; further interrupts are ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)
 
 
 def _come_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Interrupt a little later: what a finalizer or a callback of the garbage collector raises ends there."""
+    """Send the interrupt again a little later: Python drops exceptions from finalizers and collector callbacks."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return

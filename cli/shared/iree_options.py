@@ -1,7 +1,7 @@
-"""Options as IREE spells them: read where ours of the same meaning is, and not in the help.
+"""IREE's spellings of options: accepted by commands with an equivalent option, and hidden from the help.
 
-``--iree-hal-target-device=device_a=local[0]`` is ``--device device_a=cpu``. The names are those of ``iree-compile``;
-``--annotate-input-affinities`` and ``--fuse=aggressive`` are what descriptions of its behaviour call them.
+For example, ``--iree-hal-target-device=device_a=local[0]`` is ``--device device_a=cpu``. The names are those of
+``iree-compile``; ``--annotate-input-affinities`` and ``--fuse=aggressive`` appear in descriptions of its behaviour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CPUS = ("local", "local-sync", "local-task", "llvm-cpu")
 
 
 def _device(text: str) -> str:
-    """Return ``device_a=cpu`` for ``device_a=local[0]``: a target in place of a driver and its number."""
+    """Return ``device_a=cpu`` for ``device_a=local[0]``: the target replaces the driver and its device number."""
     name, equals, target = text.partition("=")
     kind = re.sub(r"\[[0-9]+\]$", "", target)
     return f"{name}{equals}{'cpu' if kind in _CPUS else kind}"
@@ -30,18 +30,18 @@ VALUES: dict[str, tuple[str, Callable[[str], str]]] = {
     "--iree-llvmgpu-shared-memory-limit": ("--shared-memory-limit", str),
     "--iree-opt-level": ("--opt-level", lambda text: text.removeprefix("O")),
 }
-"""Options that have a value: ours, and the value in our words."""
+"""Options with a value: the option of aotc, and a function that converts the value."""
 
 FLAGS: dict[str, tuple[str, str]] = {
     "--iree-stream-annotate-input-affinities": ("--annotate-affinities", ""),
     "--annotate-input-affinities": ("--annotate-affinities", ""),
     "--iree-dispatch-creation-enable-aggressive-fusion": ("--opt-level", "3"),
 }
-"""Options that are there or not: ours, and its value if it has one."""
+"""Flags: the option of aotc, and its value, if any."""
 
 
 def in_our_words(args: Sequence[str], known: frozenset[str]) -> Iterator[str]:
-    """Yield the arguments of a command that has the options ``known``, in our spelling."""
+    """Yield the arguments of a command with the options ``known``, with IREE's spellings replaced."""
     rest = iter(args)
     for arg in rest:
         name, equals, value = arg.partition("=")
@@ -70,9 +70,9 @@ def _is_true(name: str, value: str) -> bool:
 
 
 class Spelled(TyperCommand):
-    """A command that also takes the options as IREE spells them."""
+    """A command that also accepts IREE's spellings of options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments."""
+        """Replace IREE's spellings, then parse the arguments."""
         known = frozenset(option for parameter in self.params for option in parameter.opts)
         return super().parse_args(ctx, list(in_our_words(args, known)))

@@ -1,4 +1,4 @@
-"""What commands that compile read: a model, or several by name, each a function of one bundle."""
+"""Model arguments of commands that compile: one model, or several by name, each a function of one bundle."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ METAVAR = "[NAME=]MODEL..."
 
 
 def read_models(words: Sequence[str]) -> Any:
-    """Return what :func:`aotc.compile` takes for the words of a command: a path, bytes of stdin, or these by name.
+    """Return the model for :func:`aotc.compile`: a path, bytes from stdin, or a mapping of these by name.
 
-    A word that is a file as it stands is a path; else what stands before its first ``=`` is a name, if no folder.
+    A word that is an existing file is a path. Otherwise the part before its first ``=`` is a name, unless it contains a
+    slash.
     """
     named = [_parted(word) for word in words]
     if len(named) == 1 and not named[0][0]:
@@ -42,7 +43,7 @@ def read_models(words: Sequence[str]) -> Any:
 
 
 def _parted(word: str) -> tuple[str, str]:
-    """Return the name and the path of a word; no name if it is a path alone."""
+    """Return the name and the path of a word; the name is empty for a path alone."""
     name, equals, path = word.partition("=")
     if not name or not equals or "/" in name or (os.path.isfile(word) and not os.path.isfile(path)):
         return "", word

@@ -1,4 +1,4 @@
-"""Results as text, and comparison with expected values."""
+"""Print results as text, and compare them with expected values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLERANCES = {
 
 
 def type_text(array: np.ndarray) -> str:
-    """Return the type as IREE writes it: ``2x3xf32``."""
+    """Return the type in IREE's syntax: ``2x3xf32``."""
     return "x".join([*map(str, array.shape), from_numpy(array.dtype)])
 
 
@@ -54,12 +54,12 @@ def _element(value: Any) -> str:
 def check_results(
     results: Sequence[np.ndarray], expected: Sequence[np.ndarray | None], rtol: float | None, atol: float | None
 ) -> None:
-    """Compare results with expected values; None expects nothing.
+    """Compare results with expected values; None skips a result.
 
     Raises
     ------
     VmError
-        Names the first result that differs, and its worst element.
+        Names the first result that differs, and its first differing element.
     """
     if len(results) != len(expected):
         raise VmError("", "wrong number of --expected_output", len(expected), f"{len(results)}, one for each result")

@@ -1,4 +1,4 @@
-"""The progress bar of commands that compile: the whole way in percent, where on it, and how long it may still take."""
+"""Progress bar of commands that compile: the total in percent, the current stage, and the estimated time left."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ _SHARES = {
     "importing the compiler": 9, "reading the model": 4, "importing the model": 4, PASSES: 9, "lowering": 9,
     _KERNELS: 55, "linking": 2, "keeping the model": 1, "writing the bundle": 3, "checking the bundle": 4,
 }  # fmt: skip
-"""What part of the time each stage takes, in hundredths, for a model of some 80 kernels that are not in the cache; what
-is left is guessed from that, and of kernels from those that are done."""
-_REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # for each target; with several, lowering of all comes first
+"""Percent of the compile time of each stage, for a model of about 80 kernels that are not in the cache.
+
+The time left is estimated from it, and for kernels from the kernels that are done.
+"""
+_REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # once per target; lowering of all targets precedes kernels
 
 
 def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report | None]:
-    """Return a progress bar, or nothing if it is to be ``quiet`` or nobody watches."""
+    """Return a progress bar, or None if ``quiet`` or stderr is not a terminal."""
     return nullcontext() if quiet or not sys.stderr.isatty() else Bar(targets)
 
 
 class Way:
-    """How far a compilation for so many targets is, from what it says."""
+    """Progress of a compilation for several targets, from the reports of its stages."""
 
     def __init__(self, targets: int = 1) -> None:
         self.targets = targets
@@ -35,7 +37,7 @@ class Way:
         self._last = ""
 
     def update(self, done: int, total: int, what: str) -> float:
-        """Return the part of the whole that is done, which never gets less."""
+        """Return the completed fraction of the whole, which never decreases."""
         stage = what if what in _SHARES else PASSES
         if stage in self._turns and (stage != self._last or (stage == PASSES and done == 1)):
             self._turns[stage] += 1
@@ -53,24 +55,24 @@ class Way:
 
 
 def left_text(part: float, seconds: float) -> str:
-    """Return how long the rest may take after so many ``seconds``; nothing while too little is known."""
+    """Return the estimated time left as text after ``seconds``; empty while the estimate is too uncertain."""
     if part < 0.05 or seconds < 0.5:
         return ""
     return said(seconds * (1 - part) / part)
 
 
 def left_in_stage(done: int, rest: int, seconds: float) -> float:
-    """Return what ``rest`` more of what took so many ``seconds`` may take; 0 while too few are done to tell."""
+    """Return the estimated seconds for ``rest`` more items after ``done`` items in ``seconds``; 0 below 3 items."""
     return seconds * rest / done if done >= 3 else 0.0
 
 
 def said(rest: float) -> str:
-    """Return how long something may still take, for people."""
+    """Return a duration left as text."""
     return f"about {rest:.0f} s left" if rest < 90 else f"about {rest / 60:.0f} min left"
 
 
 class Bar:
-    """A progress bar on stderr, drawn by rich (typer brings it)."""
+    """A progress bar on stderr, drawn by rich (a dependency of typer)."""
 
     def __init__(self, targets: int = 1) -> None:
         self._way = Way(targets)
@@ -91,7 +93,7 @@ class Bar:
         return self.update
 
     def update(self, done: int, total: int, what: str) -> None:
-        """Draw what a compilation says."""
+        """Show the progress that a compilation reports."""
         part = self._way.update(done, total, what)
         counted = f"{what} {done}/{total}" if total > 1 else what
         now = perf_counter()

@@ -1,4 +1,4 @@
-"""Tables and lines for people: laid out to the width of a terminal, plain elsewhere."""
+"""Tables and lines: fitted to the width of a terminal, unformatted elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST = 8  # minimum width of a column whose words are broken
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
-    """Print ``rows`` under ``headings``, those in ``right`` flush right; a column that is empty is left out."""
+    """Print ``rows`` under ``headings``, with columns in ``right`` right-aligned; empty columns are left out."""
     columns = [cells for cells in zip(headings, *rows) if any(cells[1:]) or not rows]
     justify = ["right" if heading in right else "left" for heading, *_ in columns]
     if not (sys.stdout.isatty() and _draw(columns, justify)):
@@ -23,7 +23,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: C
 
 
 def _draw(columns: Sequence[Sequence[str]], justify: Sequence[str]) -> bool:
-    """Draw a table as wide as the terminal at most; return False, with nothing drawn, if it has no room at all."""
+    """Draw a table that fits the terminal; return False, with nothing drawn, if the terminal is too narrow."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -43,9 +43,9 @@ def _draw(columns: Sequence[Sequence[str]], justify: Sequence[str]) -> bool:
 
 
 def print_line(text: str, indent: int) -> None:
-    """Print a line; a terminal that is narrower gets several, broken at spaces, the later ones indented.
+    """Print a line; a narrow terminal gets it wrapped at spaces, with later lines indented.
 
-    A line with a word that has no room, as a long path, is left to the terminal, whole.
+    A line with a word that does not fit, such as a long path, is printed unwrapped.
     """
     width = shutil.get_terminal_size().columns
     if sys.stdout.isatty() and all(len(word) + indent <= width for word in text.split()):
@@ -54,10 +54,11 @@ def print_line(text: str, indent: int) -> None:
 
 
 def column_widths(columns: Sequence[Sequence[str]], room: int, whole: Collection[int] = ()) -> list[int]:
-    """Return the widths of columns that take ``room`` together, or nothing if words would have to be broken too far.
+    """Return the widths of columns that fit ``room`` together; empty if words would have to be broken too much.
 
-    The widest column gives way first, at its spaces, those of ``whole`` last; where that is not enough words of the
-    others are broken, unless one of them takes more than half of the room: such a name is to be read in one piece.
+    The widest column shrinks first, down to its longest word; columns in ``whole`` do not shrink until the last step.
+    If that is not enough, words of other columns are broken, unless one is longer than half of ``room``: such a name
+    should stay in one piece.
     """
     widths = [max(map(len, cells)) for cells in columns]
     words = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]

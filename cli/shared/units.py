@@ -1,4 +1,4 @@
-"""Bytes, seconds and counts for people."""
+"""Bytes, seconds and counts as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aotc.diagnostics import size_text
 
 
 def time_text(seconds: float) -> str:
-    """Return a duration with three digits and a fitting unit: ``12.3 us``."""
+    """Return a duration with three digits and a suitable unit: ``12.3 us``."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * scale >= 1 or unit == "us":
             return f"{seconds * scale:.3g} {unit}"
@@ -22,7 +22,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a call of any function of these variants takes at most on this machine."""
+    """Return the maximum memory of a call of any function of these variants on this machine, as text."""
     from aotc.vmfb.host.machine import thread_count, threads_within
 
     rows = [(v, row) for v in variants for row in v.get("memory", {}).values()]
@@ -40,5 +40,5 @@ def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
 
 
 def bytes_text(size: int | str) -> str:
-    """Return a size that may be the text of what depends on the call."""
+    """Return a size as text; a size that depends on the call is text already."""
     return size if isinstance(size, str) else f"{size:,}"

@@ -1,4 +1,4 @@
-"""Where the ops of a model run, and why: as rows, and as a picture with a lane for each device."""
+"""Placement of a model's ops and its reasons: as rows, and as a picture with a lane for each device."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NAMES = 4  # op kinds that a box lists
 
 @dataclass(frozen=True, slots=True)
 class AffinityRow:
-    """An argument, an op, a transfer or a result: its name, where it is, why, and where the model says it.
+    """An argument, an op, a transfer or a result: its name, device, reason and location.
 
-    ``candidates`` are the devices among which the rule chose that decided: of a constant all, of a transfer and a
-    result the one that it is on.
+    ``candidates`` are the devices from which the deciding rule chose: all devices for a constant, the one device for a
+    transfer or a result.
     """
 
     function: str
@@ -42,15 +42,15 @@ class AffinityRow:
 
 @dataclass(frozen=True, slots=True)
 class AffinityReport:
-    """The solution for a model.
+    """The placement of a model.
 
     Attributes
     ----------
     devices : tuple of str
     targets : mapping of str to str
-        Of each device.
+        Target of each device.
     rows : tuple of AffinityRow
-        Of each function its arguments, ops, transfers, results.
+        Arguments, ops, transfers and results of each function.
     picture : str
         SVG.
     """
@@ -70,14 +70,15 @@ def explain_affinity(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     function: str = "", **flags: Any,
 ) -> AffinityReport:  # fmt: skip
-    """Tell on which device each op of ``model`` runs; the arguments are those of ``aotc.compile``, or a bundle.
+    """Return the device of each op of ``model``. The arguments are those of ``aotc.compile``, or a bundle.
 
-    Of all public functions, or of ``function``. A bundle's model is placed as it was when the bundle was compiled.
+    ``function`` selects one public function; by default all are included. The model of a bundle is placed with the
+    options of its compilation.
 
     Raises
     ------
     CompileError
-        If the model cannot be read, has no such function, or nothing says where an op runs.
+        If the model cannot be read, has no such function, or an op has no device.
     BundleError
         If a bundle is damaged, or has no source.
     """
@@ -119,15 +120,15 @@ def _results(function: Function) -> list[str]:
 
 
 def _moved(op: Op, v: Value) -> str:
-    """Return what a transfer moves: what it reads, called as ``v`` is."""
+    """Return the label of a transfer: the value that it moves under the name of ``v``, its type and size."""
     return f"transfer {v} ({v.type}, {size_text(size_in_bytes(v))})"
 
 
 @dataclass
 class _Picture:
-    """SVG under construction: lanes from left to right, the program from top to bottom.
+    """An SVG under construction: lanes from left to right, the program from top to bottom.
 
-    ``names`` are the values of ``assign_devices`` that those between regions stand for.
+    ``names`` maps values between regions to the values of ``assign_devices`` that they replace.
     """
 
     devices: Sequence[str]
@@ -136,7 +137,7 @@ class _Picture:
     y: int = MARGIN
 
     def text(self, x: float, content: str, kind: str = "", y: float = 0.0) -> None:
-        """Write a line."""
+        """Draw a line of text."""
         said = f' class="{kind}"' if kind else ""
         self.parts.append(f'<text x="{x:g}" y="{(y or self.y) + 13:g}"{said}>{escape(content)}</text>')
 
@@ -145,7 +146,7 @@ class _Picture:
         return MARGIN + LANE * self.devices.index(device)
 
     def function(self, function: Function) -> None:
-        """Draw one function, with its arguments at the top, its results at the bottom of their lanes."""
+        """Draw one function, with its arguments at the top and its results at the bottom of their lanes."""
         self.text(MARGIN, f"@{function.name}", "title")
         self.y += HEAD
         body, homes = function.body, function.attrs["devices"]
@@ -160,7 +161,7 @@ class _Picture:
         self.y += HEAD
 
     def _in_lanes(self, homes: Sequence[str], texts: Sequence[str]) -> None:
-        """Write each text into the lane of its home."""
+        """Draw each text in the lane of its device."""
         for device in self.devices:
             own = [text for text, home in zip(texts, homes, strict=True) if home == device]
             for n, text in enumerate(own):
@@ -171,7 +172,7 @@ class _Picture:
         return self.names.get(v, v)
 
     def region(self, region: Region) -> None:
-        """Draw the ops of a region one below the other."""
+        """Draw the ops of a region from top to bottom."""
         for op in region.ops:
             if op.name == "on":
                 self.names.update(zip(op.results, op.regions[0].results, strict=True))
@@ -182,7 +183,7 @@ class _Picture:
                 self.frame(op)
 
     def box(self, op: Op) -> None:
-        """Draw what runs on one device without a transfer in between."""
+        """Draw a sequence of ops on one device without transfers in between."""
         kinds = Counter(i.name for i in walk(op.regions[0]) if i.name not in SOURCES)
         if not kinds:
             return
@@ -203,7 +204,7 @@ class _Picture:
         self.y += 2 * LINE + 4
 
     def frame(self, op: Op) -> None:
-        """Draw a loop or a branch over several devices."""
+        """Draw a loop or branch over several devices."""
         top = self.y
         self.text(MARGIN - 8, f"{op.name} {op.loc.traced_by or op.loc}", "small")
         self.y += LINE
@@ -222,7 +223,7 @@ _TIP = """<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" m
 
 
 def _picture(functions: Iterable[Function], devices: Sequence[str]) -> str:
-    """Return a drawing of what runs on each device, and what moves, as SVG."""
+    """Return a picture of the ops of each device and of the transfers, as SVG."""
     picture = _Picture(devices)
     for function in functions:
         picture.function(function)

@@ -1,4 +1,4 @@
-"""Which ops became one kernel, what that takes, and why each neighbour was taken or refused."""
+"""Fusion report: the ops of each kernel, its resources, and the reason for each fused or refused neighbour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class FusionNeighbour:
-    """Ops that a region took or refused, why, and the lines that they are from."""
+    """Neighbouring ops that a region fused or refused, the reason, and the source lines of these ops."""
 
     taken: bool
     ops: tuple[str, ...]
@@ -44,19 +44,19 @@ class FusionRegion:
     Attributes
     ----------
     function, name, kind : str
-        The function that runs it first, its name, and how it is lowered.
+        The first function that runs it, its name, and the kind of its lowering.
     device, target : str
-        The model's name of the device that it runs on, if it names any, and what it is compiled for.
+        The model's name of its device, if any, and the target that it is compiled for.
     ops, lines : tuple of str
-        What it computes, and the lines that this is from.
+        Its ops, and their source lines.
     bytes_in, bytes_out, work : str
-        Bytes of its operands and results, and scalar operations; expressions where only a call knows the sizes.
+        Bytes of its operands and results, and scalar operations; expressions where sizes are symbolic.
     memory : mapping of str to (int, int)
-        For each kind of memory that it makes arrays in: bytes, and how many there are.
+        For each memory space with arrays of the kernel: their bytes, and the limit of the target in bytes.
     neighbours : tuple of FusionNeighbour
     threads, registers, occupancy : int
-        On a GPU: threads of a block, about how many registers each takes, and the percentage of the threads of a
-        multiprocessor that so many blocks fill; else 0.
+        On a GPU: threads of a block, estimated registers of a thread, and the percentage of a multiprocessor's threads
+        that such blocks fill; else 0.
     """
 
     function: str
@@ -78,16 +78,16 @@ class FusionRegion:
 
 @dataclass(frozen=True, slots=True)
 class FusionRow:
-    """Rows that no worker can keep, of which one reduction needs another.
+    """Rows too long for one worker, with a reduction that depends on another reduction.
 
     Attributes
     ----------
     function : str
     taken : bool
-        Are both computed in one reading, in parts (the online form)?
+        True if both are computed in one pass over the row, in parts (the online form).
     reason : str
     lines : tuple of str
-        What the reductions are from.
+        Source lines of the reductions.
     """
 
     function: str
@@ -100,7 +100,7 @@ class FusionRow:
 class FusionReport:
     """The regions of a model for one target, or a mix of several.
 
-    ``devices`` has the targets of devices by name, ``rows`` how long rows are computed.
+    ``devices`` maps devices to targets; ``rows`` describes the reductions of long rows.
     """
 
     target: str
@@ -113,9 +113,9 @@ def explain_fusion(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     function: str = "", **flags: Any,
 ) -> FusionReport:  # fmt: skip
-    """Tell which ops of ``model`` become one kernel; the arguments are those of ``aotc.compile``, or a bundle.
+    """Return the kernels that ``model`` is fused to. The arguments are those of ``aotc.compile``, or a bundle.
 
-    Of all public functions, or of ``function``.
+    ``function`` selects one public function; by default all are included.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def explain_fusion(
 
 
 def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
-    """Yield what is decided about the long rows of public functions, or of ``only`` one of them."""
+    """Yield the decisions for the long rows of public functions, or of function ``only``."""
     for function in module.functions.values():
         if function.public and only in ("", function.name):
             for form in forms_of(function.body, options):
@@ -149,7 +149,7 @@ def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
 
 
 def _regions(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
-    """Yield the regions in the order in which functions, or ``only`` one of them, run them."""
+    """Yield the regions in execution order, for all public functions or for ``only``."""
     callers: dict[str, tuple[str, str]] = {}
     for function in module.functions.values():
         if function.public and only in ("", function.name):
@@ -161,7 +161,7 @@ def _regions(module: Module, only: str, record: FusionRecord, target: Target) ->
 
 
 def _dispatches(region: Region, device: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the callee and the device of each dispatch; ``device`` is that of what is around ``region``."""
+    """Yield the callee and device of each dispatch; ``device`` is that of the enclosing op."""
     for op in region.ops:
         if op.name == "dispatch":
             yield op.attrs["callee"], device
@@ -181,7 +181,7 @@ def _region(
 
 
 def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int, int, int]:
-    """Return the threads of a block, their registers by estimate, and how much of a multiprocessor they fill."""
+    """Return the threads of a block, the estimated registers of each, and the occupancy in percent."""
     if target.kind != "cuda":
         return 0, 0, 0
     ops = {v: op for op in function.body.ops for v in op.results}
@@ -197,7 +197,7 @@ def _neighbour(verdict: Verdict) -> FusionNeighbour:
 
 
 def _lines(ops: Any) -> tuple[str, ...]:
-    """Return where ops are from: lines of Python if JAX noted them, else of the model."""
+    """Return the locations of ops: lines of Python if JAX recorded them, else lines of the model."""
     places: list[Op] = list(ops)
     return tuple(dict.fromkeys(op.loc.source or op.loc.traced_by or str(op.loc) for op in places))
 
@@ -207,12 +207,12 @@ def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
 
 
 def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
-    """Return the bytes of the arrays that a kernel makes, by the name of the memory, each with how many there are."""
+    """Return the bytes of a kernel's own arrays for each memory, each with the limit of the target in bytes."""
     arrays = (s.buffer for s in walk(kernel.body) if isinstance(s, Alloc))
     made = {b for b in arrays if b.shape and b.space != "shared"}
     threads, loops = thread_count(kernel), [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     inside = {s.buffer for loop in loops for s in walk(loop.body) if isinstance(s, Alloc)}
-    each = {b for b in made - inside if b.space == "private" and b.shape[0] == threads}  # an element, or more, a thread
+    each = {b for b in made - inside if b.space == "private" and b.shape[0] == threads}  # one per thread, or more
     found: dict[str, tuple[int, int]] = {}
     for space, (name, limit) in memory_limits(target).items():
         used = [(_bytes((b,)), b) for b in made if b.space == space]

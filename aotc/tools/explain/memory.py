@@ -1,4 +1,4 @@
-"""What lies in the arenas of a bundle from when to when, and what makes their peak: rows and a picture."""
+"""Memory report: the lifetimes of values in the arenas of a bundle, and the peak; rows and a picture."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class MemoryReport:
     Attributes
     ----------
     rows : tuple of MemoryRow
-        In the order in which they are made.
+        Values in the order of their creation.
     arena : int
-        Bytes that the call takes.
+        Bytes of all arenas of the call.
     arenas : mapping of str to int
-        Of which in each space.
+        Bytes of the arena of each memory space.
     peak : int
-        The most bytes of values that are alive at once; what the arena has more lies between them.
+        Maximum number of bytes of live values; the arena exceeds it by gaps between values.
     at : int
-        The step of the peak.
+        Step of the peak.
     scratch : int
-        Bytes of each worker besides.
+        Bytes of scratch for each worker, in addition.
     devices : mapping of str to str
-        Targets by the names of devices, if the model has any.
+        Targets by the names of devices, if the model names any.
     spills : tuple of str
-        What is moved between a GPU and the process's memory for the sake of a limit: from where, to where, made where.
+        Values moved between a GPU and host memory because of a memory limit: source, destination, origin in the model.
     """
 
     function: str
@@ -52,14 +52,14 @@ class MemoryReport:
 
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
-        """Return what is alive at the peak, the largest first."""
+        """Return the values that are live at the peak, the largest first."""
         return tuple(sorted(_alive(self.rows, self.at), key=lambda r: -r.bytes))
 
 
 def explain_memory(
     opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> MemoryReport:
-    """Tell what lies where in the arenas of a bundle's function while it runs, with arguments of some sizes.
+    """Return the memory of a call of a bundle's function; ``sizes`` gives symbolic sizes.
 
     Raises
     ------
@@ -95,7 +95,10 @@ def _alive(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
 
 
 def _bytes_of(rows: Iterable[MemoryRow]) -> int:
-    """Return the bytes that values take; a kernel may write its result over what it reads."""
+    """Return the bytes that values occupy.
+
+    Shared bytes count once: a kernel may overwrite an operand with its result.
+    """
     total, upto, space = 0, 0, ""
     for row in sorted(rows, key=lambda r: (r.space, r.offset)):
         upto = upto if row.space == space else 0
@@ -105,7 +108,7 @@ def _bytes_of(rows: Iterable[MemoryRow]) -> int:
 
 
 def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
-    """Return a drawing: steps from left to right, the bytes of each arena from top to bottom, one below the other."""
+    """Return a drawing: steps from left to right, bytes from top to bottom, arenas below each other."""
     title = f"@{flow.function}: arena of {flow.arena:,} B, {peak:,} B alive at step {at}"
     drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1), least=1)
     several = len(flow.spaces) > 1

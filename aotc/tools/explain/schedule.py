@@ -1,4 +1,4 @@
-"""What a bundle's commands take, by the cost model and as measured, and what the call waits for: rows and a picture."""
+"""Schedule report: predicted and measured times of a bundle's commands, and the critical path; rows and a picture."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """A command: what it is, what it takes in nanoseconds on one core or a whole GPU, and when it can begin.
+    """A command: its kernel, its time in nanoseconds on one core or a whole GPU, and its earliest start.
 
     Attributes
     ----------
     device : str
-        The model's name of the GPU that it runs on, or ``cpu`` or ``cuda``; of a copy between two, ``cpu to d1``.
+        The model's name of its GPU, or ``cpu`` or ``cuda``; for a copy between two devices, ``cpu to d1``.
     number, graph, within, after
-        As of :class:`aotc.tools.flow.FlowStep`.
+        See :class:`aotc.tools.flow.FlowStep`.
     runs : int
-        How often a call runs it: the turns of the loops around it, branches as if they were taken.
+        Executions per call: the iterations of enclosing loops, with all branches assumed taken.
     guessed : bool
-        Are any of these turns a guess?
+        True if any of these iteration counts is a guess.
     sizes : mapping
-        Of the kernel's dims.
+        Values of the kernel's dims.
     items, claim : int
-        Of its grid, and how many a worker takes at once.
+        Items of its grid, and the number of items that a worker claims at once.
     serial : bool
-        One thread runs its graph.
+        True if a single thread runs its graph.
     predicted : float
     measured : float or None
     bound : str
-        ``compute``, ``memory`` or ``overhead``: what the prediction is made of; ``control`` of a loop or branch that is
-        a command, whose prediction is that of the rows inside.
+        The dominant part of the prediction: ``compute``, ``memory`` or ``overhead``. It is ``control`` for a loop or
+        branch that is a command; its prediction is that of the rows inside.
     begin : float
-        Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
+        Earliest start in nanoseconds after the start of its graph, limited by dependencies alone.
     critical : bool
-        Is it on the longest way through its graph?
+        True if it is on the critical path of its graph.
     halos : mapping
-        Of the commands among ``after`` for whose tiles it waits: how many of their items are done ahead of its own.
+        For commands among ``after`` with tile dependencies: the number of their items that must be done ahead of its
+        own.
     """
 
     number: int
@@ -75,7 +76,7 @@ class ScheduleRow:
 
     @property
     def ns(self) -> float:
-        """Return what decisions go by."""
+        """Return the measured time, or else the predicted one."""
         return self.predicted if self.measured is None else self.measured
 
 
@@ -84,22 +85,22 @@ Command = TypeVar("Command", FlowStep, ScheduleRow)
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """The commands of a call in order, those of a loop once: ``runs`` says how often.
+    """The commands of a call in order; commands in loops are listed once, with ``runs``.
 
     Attributes
     ----------
     kinds : tuple of str
-        Of the devices that work: ``cpu``, ``cuda``.
+        Kinds of the devices: ``cpu``, ``cuda``.
     work : float
-        Nanoseconds of all commands one after the other as often as they run, each on one core or a whole GPU.
+        Total nanoseconds of all executions, each on one core or a whole GPU.
     path : float
-        Nanoseconds of the longest ways through the graphs, one after the other as often as they run.
+        Nanoseconds of the critical paths of all graphs, times their executions.
     unknown : tuple of str
-        Kernels that were measured, and that the bundle does not have: they count for nothing.
+        Measured kernels that the bundle does not contain; they are ignored.
     measured_on : str
-        The processor and GPUs, if anything was measured.
+        The measured processor and GPUs, or an empty string.
     devices : mapping of str to str
-        Targets by the names of devices, if the model has any.
+        Targets by the names of devices, if the model names any.
     """
 
     function: str
@@ -117,12 +118,12 @@ class ScheduleReport:
 def explain_schedule(
     opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> ScheduleReport:
-    """Tell what each command of a bundle's function takes; measured times are those of its profile, or its costs.
+    """Return the time of each command of a bundle's function; measured times are those of its profile, or its costs.
 
     Raises
     ------
     BundleError
-        If it has no such function or target, or no kernel text.
+        If it has no such function or target, or stores no kernel text.
     """
     flow = flow_of(opened, function, sizes, target)
     kernels, locs = _kernels(opened, flow)
@@ -148,14 +149,14 @@ def explain_schedule(
 
 
 def measured_on(record: Mapping[str, Any], target: str) -> str:
-    """Return the machines that a record is of: the processor, if any of the target is for one, and GPUs."""
+    """Return the machines of a record: its processor if the target has CPU code, and its GPU."""
     machine = record.get("machine", {})
     found = [machine.get("cpu", "") if "cpu" in target else "", machine.get("gpu", "")]
     return " and ".join(filter(None, map(str, found)))
 
 
 def _target(name: str) -> Target:
-    """Return the target of some kernels; this machine's caches are known better than those of others."""
+    """Return the target by name, with this machine's cache sizes if it is the host."""
     if "+" in name:
         return together(map(_target, name.split("+")))
     return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
@@ -177,7 +178,7 @@ def _graphs(steps: Sequence[Command]) -> list[list[Command]]:
 
 
 def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
-    """Return the nanoseconds of each step on one core or GPU; of a loop that is a command, those of all turns."""
+    """Return the nanoseconds of each step on one core or GPU; a loop command includes all iterations."""
     times = [0.0] * len(flow.steps)
     for step in reversed(flow.steps):
         if step.control:
@@ -190,13 +191,13 @@ def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> lis
 
 
 def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
-    """Return the nanoseconds of what a control command holds: of each loop all turns, of a branch the longest arm."""
+    """Return the nanoseconds inside a control command: all iterations of loops, the longest arm of branches."""
     prefix = f"{control.within} > " if control.within else ""
     steps = flow.steps[control.number + 1 : control.end]
     held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
 
     def total(some: Sequence[FlowStep], prefix: str) -> float:
-        """Return the time of steps whose ``within`` begins with ``prefix``, by what comes after that."""
+        """Return the time of steps whose ``within`` begins with ``prefix``, grouped by the part after it."""
         found = 0.0
         parts: dict[str, list[FlowStep]] = {}
         for step in some:
@@ -222,7 +223,7 @@ def _rows(
     steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs],
     all_times: Sequence[float],
 ) -> list[ScheduleRow]:  # fmt: skip
-    """Return the rows of one graph; ``costs`` are those of each memory's target."""
+    """Return the rows of one graph; ``costs`` holds the costs of each memory's target."""
     place = {step.number: n for n, step in enumerate(steps)}
     before = [[place[n] for n in step.after] for step in steps]
     times = [all_times[step.number] for step in steps]
@@ -250,7 +251,7 @@ def _rows(
 
 
 def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
-    """Return the part of a step's items that is done before another one's first claim, where that waits for tiles."""
+    """Return the fraction of a producer's items that a consumer's first claim waits for, for each tile dependency."""
     first = steps[0].number
     found = {}
     for n, step in enumerate(steps):
@@ -261,14 +262,14 @@ def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
 
 
 def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
-    """Return the nanoseconds of a copy of ``size`` bytes from one memory to the same or another."""
+    """Return the nanoseconds of a copy of ``size`` bytes within or between memories."""
     if way[0] == way[1]:
         return costs[way[0]].copy(size)
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
 
 
 def _device(flow: Flow, step: FlowStep) -> str:
-    """Return where a step works: the names of memories, or its kernel's own target where CPU devices have several."""
+    """Return the device of a step: names of memories, or its kernel's target where CPU devices have several."""
     own = flow.variant["kernels"][step.kernel].get("target") if step.kernel >= 0 else ""
     return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
 
@@ -284,7 +285,7 @@ _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds per unit
 
 
 def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
-    """Return a drawing of the commands over time, each as soon as what it waits for is done, lanes as needed."""
+    """Return a drawing of the commands over time at their earliest start, in as many lanes as needed."""
     total = sum(max(r.begin + r.ns for r in some) for some in _graphs(rows))
     unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
     title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""The page: facts and the code that draws them in one file, which asks nothing of the network."""
+"""Generate the page: data and drawing code in one file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LIBRARY, LICENCE = HERE / "cytoscape.min.js", HERE / "cytoscape.LICENSE"
 
 
 def page_of(facts: Mapping[str, Any]) -> str:
-    """Return the page about a bundle."""
-    # Nothing in data may end the script around it.
+    """Return the HTML page for a bundle."""
+    # Escape the data so that it cannot end the script element.
     data = json.dumps(facts).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     parts = {
         "TITLE": escape(f"{facts['name']}: {facts['target']}"),

@@ -1,4 +1,4 @@
-"""Two bundles beside each other, from the facts of their pages."""
+"""Comparison of two bundles by the facts of their pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Facts = Mapping[str, Any]
 
 
 def compare(first: Facts, second: Facts) -> dict[str, Any]:
-    """Return ``whole``, a row for each number of both, and ``kernels``, a row for each kernel of any."""
+    """Return ``whole``, a row for each figure, and ``kernels``, a row for each kernel of either bundle."""
     return {"first": first["path"], "second": second["path"], "whole": _whole(first, second),
             "kernels": _kernels(first, second)}  # fmt: skip
 
@@ -35,7 +35,7 @@ def _whole(first: Facts, second: Facts) -> list[dict[str, Any]]:
 
 
 def _kernels(first: Facts, second: Facts) -> list[dict[str, Any]]:
-    """Return the kernels: those of equal text, then those of one name, then those of one bundle alone."""
+    """Return rows of kernels: pairs with equal text, then pairs with equal names, then kernels of one bundle only."""
     sides = [{name: digest_of(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
     left = dict(sides[1])
     pairs: list[tuple[str, str, str]] = []

@@ -1,4 +1,4 @@
-"""What a page says of a bundle: facts of ``aotc explain`` and of the measured record, put together; none is new."""
+"""Facts for the page of a bundle, collected from ``aotc explain`` and the measured record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT = re.compile(r"\s*loc\((#loc\d*|.*)\)$")
 
 
 def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the facts about a function of the bundle ``data``, which is from ``where``, as JSON data.
+    """Return the facts about a function of the bundle ``data``, loaded from ``where``, as JSON data.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
 
 
 def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return text, assembly and place of each kernel of a variant."""
+    """Return the text, assembly and location of each kernel of a variant."""
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
         raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
@@ -83,13 +83,13 @@ def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict
 def _assembly(data: Any, at: tuple[int, int]) -> str:
     try:
         text = disassemble(data, *at)
-    except BundleError as error:  # there is no objdump
+    except BundleError as error:  # objdump is not installed
         return str(error)
     return "\n".join(line for line in text.splitlines()[6:] if line)
 
 
 def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[str, Any]]) -> None:
-    """Add of which ops and lines kernels are, and why; a bundle without its source has no reasons."""
+    """Add ops, source lines and fusion reasons to the kernels, if the bundle contains its source."""
     if not opened.manifest.get("source"):
         return
     try:
@@ -106,7 +106,7 @@ def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[s
 
 
 def _source(opened: OpenedBundle) -> list[list[str]]:
-    """Return the lines of StableHLO, each with the line of the user's program that it is from."""
+    """Return the lines of StableHLO, each with the line of the user's program."""
     if not opened.manifest.get("source"):
         return []
     aliases: dict[str, str] = {}
@@ -120,7 +120,7 @@ def _source(opened: OpenedBundle) -> list[list[str]]:
 
 
 def _place(line: str, aliases: Mapping[str, str]) -> str:
-    """Return ``file:line`` of the last location in a line of MLIR, or what it calls the place."""
+    """Return ``file:line`` of the last location in a line of MLIR, or else the name of the location."""
     text, seen, name = line[line.rfind("loc(") :] if "loc(" in line else "", 0, ""
     while text and seen < len(aliases) + 1:
         if match := _FILE.search(text):
@@ -133,7 +133,7 @@ def _place(line: str, aliases: Mapping[str, str]) -> str:
 
 
 def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the constants of a variant, the largest first; those in the bundle itself are one."""
+    """Return the constants of a variant, the largest first; constants inside the bundle are one entry."""
     held = variant.get("constants") or {}
     if (external := held.get("external")) is not None:
         rows = [{"name": t["name"], "bytes": t["size"]} for t in external["tensors"]]
@@ -150,7 +150,7 @@ def _segments(opened: OpenedBundle) -> list[dict[str, Any]]:
 
 
 def _roof(target: str) -> dict[str, float]:
-    """Return operations and bytes of memory in a nanosecond that the cost model thinks a core, or a GPU, can do."""
+    """Return the peak operations and memory bytes per nanosecond of a core or GPU in the cost model."""
     name = target.split("+")[0]
     own = host()
     machine = machine_of(own if own.name == name else TARGETS[name])
