@@ -129,7 +129,7 @@ class Conversion:
         return [data], length
 
     def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
-        """Return True if results have so many numbers that another process must write them.
+        """Return True if the results contain enough numbers that another process must write them.
 
         Raises
         ------

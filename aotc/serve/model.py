@@ -120,7 +120,7 @@ class ServedModel:
     ----------
     name, version, path, settings
     stamp : Stamp
-        Of the file to load.
+        Identity of the file to load.
     inside : bool
         Refuse a different file: a link may have replaced it since the folder was scanned.
 
@@ -131,7 +131,7 @@ class ServedModel:
     decoder : Decoder or None
         Generates tokens, if the model has the functions for it.
     statistics : Statistics
-        Of generation requests.
+        Statistics of generation requests.
     default : str
         The function for requests without one; "" if there are several and none is ``main``.
     """

@@ -386,7 +386,7 @@ def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]
 
 
 def _version_problem(variant: dict[str, Any]) -> str:
-    """Return which version this loader cannot run, or an empty string."""
+    """Return the unsupported version of a variant as text, or an empty string."""
     newest = {"commands_version": COMMANDS_VERSIONS, "executor_version": EXECUTOR_VERSIONS}
     for key, known in newest.items():
         if key in variant and variant[key] not in known:

@@ -312,7 +312,7 @@ class LoadedModule(Keeping):
 
     @property
     def gpus(self) -> Sequence[Any]:
-        """What is loaded on each GPU."""
+        """Return the loaded module of each GPU."""
         return getattr(self._executable, "gpus", ())
 
     def loaded(self, name: str) -> LoadedFunction:

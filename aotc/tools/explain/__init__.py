@@ -1,1 +1,1 @@
-"""What ``aotc explain`` shows: fusion, memory, the schedule, where ops run."""
+"""Reports of ``aotc explain``: fusion, memory, schedule and placement."""

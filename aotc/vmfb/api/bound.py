@@ -65,7 +65,7 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
 
 
 def _places(module: Any) -> dict[str, Any]:
-    """Return what is loaded on each device of a module, by device name; None for devices with host memory."""
+    """Return the loaded module of each device by device name; None for devices with host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
     kinds = {name: place.partition(":") for name, place in rows.items()}

@@ -153,7 +153,7 @@ def private_folder(path: str) -> str:
 
 
 def not_private(info: os.stat_result) -> str:
-    """Return who else can change a file or folder, or an empty string; root is trusted."""
+    """Return text about other users who can change a file or folder, or an empty string; root is trusted."""
     if info.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {info.st_uid}, not to you"
     if info.st_mode & 0o022:

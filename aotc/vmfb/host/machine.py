@@ -122,7 +122,7 @@ def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
 
 
 def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
-    """Return which features of a variant the CPU or the system lacks, and for which devices, or an empty string."""
+    """Return text about missing CPU features of a variant and their devices, or an empty string."""
     missing = sorted(set(variant["features"]) - have)
     if not missing:
         refused = TILES in variant["features"] and not tiles_permitted()

@@ -27,7 +27,7 @@ class SubmittedCall:
     results : sequence of dict
         Rows of the signature.
     executable : Executable
-        Of the function.
+        Executable of the function.
     home : str
         Default device of results, if the model places them on none.
     limits : Limits

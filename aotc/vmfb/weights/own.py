@@ -48,7 +48,7 @@ class WeightPlaces(NamedTuple):
 
 
 def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
-    """Return which arguments of a variant's functions are weights.
+    """Return the arguments of a variant's functions that are weights.
 
     Raises
     ------

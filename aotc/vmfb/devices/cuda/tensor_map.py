@@ -22,7 +22,7 @@ _MOST_DIMENSIONS = 5
 
 
 def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
-    """Return True if a kernel of so many ``buffers`` can have this tensor map."""
+    """Return True if this tensor map is valid for a kernel with ``buffers`` buffers."""
     rank, window = len(row["sizes"]), row.get("window")
     boxed = rank if window is None else 2
     spatial = window is None or all(len(given) == rank - 2 for given in window.values())

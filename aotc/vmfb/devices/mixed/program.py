@@ -99,7 +99,7 @@ class PlacedProgram:
     call : CallState
     buffers : Buffers
     number : int
-        Of the command buffer.
+        Number of the command buffer.
     parameters : sequence of int
     record : bool
         Record CUDA graphs, for later calls with the same addresses.
