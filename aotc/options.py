@@ -60,28 +60,28 @@ class Options:
         ``{"result[0]": "cache"}``. Results may reuse the memory of these arguments, as if they were donated, and
         ``LoadedModule.state`` manages them.
     debug_info : bool
-        Keep source locations and kernel text in the bundle.
-    Store source locations and kernel text in the bundle.
-        Keep the model itself in the bundle, which ``aotc upgrade`` compiles again.
-    Store the model itself in the bundle; ``aotc upgrade`` compiles it again.
-        Reuse compiled kernels, and whole bundles that took long, from the cache directory.
-    Reuse compiled kernels, and whole bundles that took long to compile, from the cache directory.
-        Kernels compiled at the same time, by threads or processes; 0 means one per core.
-    Number of kernels to compile at the same time, in threads or processes; 0 means one per core.
-        Verify the IR after every pass, what the passes so far establish, each kernel, and each stage from there to the
+        Store source locations and kernel text in the bundle.
+    source : bool
+        Store the model itself in the bundle; ``aotc upgrade`` compiles it again.
+    cache : bool
+        Reuse compiled kernels, and whole bundles that took long to compile, from the cache directory.
+    jobs : int
+        Number of kernels to compile at the same time, in threads or processes; 0 means one per core.
+    verify_each : bool
         After every pass verify the IR and the invariants of the passes so far; then verify each kernel and each later
         stage up to the host program.
-        Folder for the IR after every pass, and for kernels and steps, or empty.
-    Folder for the IR after every pass, and for kernels and steps; or empty.
-        Name of the pass after which to print the IR, or empty.
-    Name of the pass after which to print the IR; or empty.
-        Name of the pass after which to stop, or empty.
-    Name of the pass after which to stop; or empty.
-        File for all that repeats the compilation, written when the model has been read, or empty: then it is written
+    dump_ir : str
+        Folder for the IR after every pass, and for kernels and steps; or empty.
+    print_after : str
+        Name of the pass after which to print the IR; or empty.
+    stop_after : str
+        Name of the pass after which to stop; or empty.
+    reproducer : str
         File for everything that reproduces the compilation, written once the model has been read. If empty, it is
         written only for bugs of the compiler.
-        Leave out the optional passes after this number; -1 means none.
-    Skip the optional passes after this number; -1 skips none.
+    bisect : int
+        Skip the optional passes after this number; -1 skips none.
+    timings : bool
         Print the time of every pass.
     devices : mapping of str to str
         Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``.

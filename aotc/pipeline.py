@@ -277,13 +277,13 @@ def compile(
     """Compile a model and return a bundle.
 
     Parameters
-    Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); static arguments are compiled in.
+    ----------
     model : str, bytes, path, callable, jax.export.Exported, jax.stages.Traced or jax.stages.Lowered
         StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
         function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one; or several
         of these by name, ``{"prefill": f, "decode": g}``, the functions of one bundle.
     *example_args
-        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments, which it loses.
+        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); static arguments are compiled in.
     kwargs : mapping of str, optional
         Examples of keyword arguments; for several models, by name.
     options : Options, optional

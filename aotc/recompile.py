@@ -153,8 +153,8 @@ def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str,
 
     Raises
     ------
-    If it has no source, or the source cannot be compiled or belongs to another program.
-        If it has no source, that cannot be compiled, or is of another program.
+    BundleError
+        If it has no source, or the source cannot be compiled or belongs to another program.
     """
     source = restore(opened)
     variant, _, _ = choose(opened, devices)

@@ -3,11 +3,10 @@
 Three questions, each answered by running the model:
 
 1. Do the bundle's results agree with the oracle's (the reference interpreter, or XLA)?
-2. Which op is the first with a wrong result? The model is compiled again with the result of every op as a result of the
-function. In program order the reference applies each op to *our* operands, so each op is judged by its own error alone,
-in units in the last place. A loop or branch that differs is searched inside. If no op is wrong by itself, prefixes of
-the program are compiled: the shortest that differs ends at the op.
-
+2. Which op is the first with a wrong result? The model is compiled again with the result of every op as a result of
+   the function. In program order the reference applies each op to *our* operands, so each op is judged by its own
+   error alone, in units in the last place. A loop or branch that differs is searched inside. If no op is wrong by
+   itself, prefixes of the program are compiled: the shortest that differs ends at the op.
 3. After which pass does the result change? The reference interpreter runs the IR after each pass.
 
 With quantised weights, the first question compares with the reference of the program with rounded weights, and the

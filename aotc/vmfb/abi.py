@@ -230,7 +230,7 @@ class TileEdge(Record):
         return -(-self.plus // self.over) if self.over else self.plus
 
     def need(self, end: int, items: int, of: int) -> int:
-        """Return how many of the producer's ``of`` items must be done before any before ``end``, of ``items``, runs."""
+        """Return the number of producer items (of ``of``) that the first ``end`` of ``items`` items require."""
         if end >= items or (not self.over and max(items, of) >= FEW_ITEMS):
             return of
         times, over, plus = self.times, self.over, self.plus

@@ -53,8 +53,8 @@ def write_bundle(
     Parameters
     ----------
     path : str, path or None
-        Where to write; the file appears whole or not at all. None returns the bytes.
-    Path of the file, which is written atomically; None returns the bytes.
+        Path of the file, which is written atomically; None returns the bytes.
+    manifest : dict
         In the form of :data:`aotc.vmfb.manifest.SCHEMA`, without ``segments``.
     segments : sequence of (str, buffer or list of buffers)
         Name and bytes of each segment, whole or in pieces, in the order of the numbers in the manifest. Equal contents

@@ -51,12 +51,10 @@ def load(
     source : str, path, bytes, buffer or OpenedBundle
         The large weights of a file are memory-mapped, all other data is copied; an opened bundle is loaded as it is.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default a GPU of this machine if the bundle has code for it, else the CPU. For a
-        model that names devices, ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next one of
-        each kind.
+        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for this machine's, else the CPU. For a model
+        that names devices, ``{"d0": "cpu:0"}`` or places in their order; by default the next one of each kind.
     threads : int, optional
-        Number of threads, including the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the
-        number of usable cores.
+        Number of threads with the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores.
     verify : bool
         Also verify the sha256 of large weights, and make the checks of the first call now.
     custom_calls : mapping of str to callable, optional
@@ -70,8 +68,7 @@ def load(
         Never run code of the bundle that none of ``trusted_keys`` has signed: its source is compiled here instead, and
         must have the functions that the bundle declares. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
-        Bytes (or ``"64MB"``) of working memory of all concurrent calls on each device; others wait
-        (``docs/memory.md``).
+        Bytes (or ``"64MB"``) of working memory of concurrent calls per device; others wait (``docs/memory.md``).
     max_in_flight : int, optional
         Maximum number of concurrent calls; others wait (``docs/scheduling.md``).
     timeout : float, optional

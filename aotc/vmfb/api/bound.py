@@ -3,7 +3,6 @@
 A bundle may have a separate program for computations that depend on bound arguments only (``prepared`` in the
 manifest): it runs at binding time, and calls read its results. ``module`` is a :class:`aotc.vmfb.module.LoadedModule`;
 that module imports this one.
-``module`` is a :class:`aotc.vmfb.module.LoadedModule` here, which imports this file.
 """
 
 from __future__ import annotations

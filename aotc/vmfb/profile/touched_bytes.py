@@ -24,7 +24,7 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
 
     Raises
     ------
-    If a dim of an array is not among ``sizes``.
+    KeyError
         If a dim of an array is not among ``sizes``.
     """
     header = read_header(text)
