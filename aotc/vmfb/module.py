@@ -51,8 +51,8 @@ def load(
     source : str, path, bytes, buffer or OpenedBundle
         The large weights of a file are memory-mapped, all other data is copied; an opened bundle is loaded as it is.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for this machine's, else the CPU. For a model
-        that names devices, ``{"d0": "cpu:0"}`` or places in their order; by default the next one of each kind.
+        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for this machine's, else the CPU. For a
+        model that names devices, ``{"d0": "cpu:0"}`` or places in their order; by default the next one of each kind.
     threads : int, optional
         Number of threads with the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores.
     verify : bool

@@ -239,9 +239,7 @@ def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
     Raises
     ------
     VmError
-        If the expression contains anything but names, integers, ``+ - *
-
-        %``, ``max`` and ``min``.
+        If the expression contains anything but names, integers, ``+ - * // %``, ``max`` and ``min``.
     """
     if isinstance(dim, int):
         return dim
