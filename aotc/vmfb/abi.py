@@ -37,11 +37,10 @@ Command buffer
     ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. The dims of
     each command are followed by ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
     times, over, plus`` says that the items before ``end`` may run once the producer's items before ``(end * times +
-    plus)
-
-    over`` have completed, and the last items once the producer has finished. The producer lists the command among its
-    followers. ``predecessors`` of such a command includes its tiles. An ``over`` of 0 requires the same fraction of the
-    producer's items, rounded up, and ``plus`` more; if either command has :data:`FEW_ITEMS` items or more, all of them.
+    plus) // over`` have completed, and the last items once the producer has finished. The producer lists the command
+    among its followers. ``predecessors`` of such a command includes its tiles. An ``over`` of 0 requires the same
+    fraction of the producer's items, rounded up, and ``plus`` more; if either command has :data:`FEW_ITEMS` items or
+    more, all of them.
 
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
