@@ -48,7 +48,7 @@ def _copy(module: ir.Module) -> ir.Module:
     return copied
 
 
-# Elements of a constant: so many are printed by aotc dump --source; weights would fill screens.
+# Elements of a constant up to which aotc dump --source prints them; weights would fill screens.
 SHOWN_ELEMENTS = 16
 
 

@@ -53,8 +53,8 @@ def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
     return checks
 
 
-# Elements of an array in the message of a check: each is read from memory by itself when the check fails or not; of a
-# larger array the message has the shape.
+# Elements of an array up to which the message of a failed check shows them; of a larger array it shows the shape. Each
+# element is loaded by itself, even if the check passes.
 MESSAGE_ELEMENTS = 16
 
 

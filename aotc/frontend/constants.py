@@ -43,7 +43,8 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
     return _raw(attribute, t).view(dtype).reshape(shape)
 
 
-# Bytes of a constant: a larger one stays in MLIR's memory and keeps that alive, a smaller one is copied out of it.
+# Bytes of a constant up to which it is copied out of MLIR's memory. A larger constant is a view, which keeps that
+# memory alive.
 OWN_BYTES = 1 << 16
 
 

@@ -47,10 +47,11 @@ _IDLE: list[tuple[ir.Context, int]] = []
 """Contexts that were used, and how often."""
 
 
-# Bytes of a model's text or bytecode: of a larger one the constants would stay in memory, and making a context (2 ms)
-# is little of its time. With CONTEXT_USES at most 16 MB stay, and those only of models that are mostly constants.
+# Bytes of a model's text or bytecode up to which it is read in a reused MLIR context. A context keeps the constants of
+# its models alive, and for larger models the 2 ms to create a new one are a small part of the time. With CONTEXT_USES
+# at most 16 MB stay alive, and only if the models are mostly constants.
 CONTEXT_MODEL = 1 << 18
-# Models: so many small ones are read in one context, which keeps their constants and types.
+# Reuses of a context after its first model; it keeps the constants and types of all of its models.
 CONTEXT_USES = 64
 
 

@@ -193,9 +193,9 @@ def _named_dims(
     return [[tuple(substitute(d, named) for d in shape) for shape in shapes] for shapes in entries]
 
 
-# Frames of Python's stack per function of the model: a callee is imported when a call needs it, by recursion.
+# Python stack frames for each function of the model: a call imports its callee recursively.
 FRAMES_OF_A_CALL = 12
-# Frames of Python's stack per region around an op: regions are imported by recursion.
+# Python stack frames for each level of nested regions: regions are imported recursively.
 FRAMES_OF_A_REGION = 12
 
 

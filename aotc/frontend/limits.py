@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-# Elements of an integer argument: so short a one may hold sizes of shapes; its elements get symbols.
+# Elements of an integer argument, of rank 0 or 1, up to which its elements become symbols: it may contain sizes of
+# shapes.
 SIZE_ELEMENTS = 8
 
-# Elements of an integer tensor: so small a one may be a shape, or what one is computed from; its elements are followed
-# as dims. Shapes have a few dims.
+# Elements of an integer tensor up to which its elements are tracked as dims: it may be a shape, or a shape may be
+# computed from it. Shapes have few dims.
 SHAPE_ELEMENTS = 64
 
-# Regions of ops around each other: each is a level of recursion in passes and of indentation in a kernel's text, of
-# which Python takes 100. Command buffers take 32 (abi.MAX_NESTING), the rest are loops inside kernels.
+# Depth of nested regions, at most. Each level is a level of recursion in passes and of indentation in a kernel's text,
+# for which Python's limit is 100. Command buffers allow 32 (abi.MAX_NESTING); deeper levels are loops within kernels.
 MOST_NESTED = 48
 
-# Characters of a line of the model in a message: a constant of weights is one line.
+# Characters of a line of the model that a message shows: a constant of weights is a single line.
 SHOWN_LINE = 160

@@ -32,8 +32,8 @@ from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
 
-# Open brackets of any kind, or minus signs in a row, in a model's text: MLIR parses by recursion in native code; it
-# crashed at 4000. Measured with jaxlib 0.10 and a stack of 8 MB.
+# Depth of nested brackets of any kind, or length of a run of minus signs, in a model's text. MLIR's native parser
+# recurses over both; it crashed at 4000. Measured with jaxlib 0.10 and a stack of 8 MB.
 MOST_BRACES = 1000
 
 
@@ -131,8 +131,8 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
 
 
-# Bytes of bytecode: the child hands back the module that is parsed in place of the file; of larger ones that would be a
-# copy more.
+# Bytes of bytecode up to which the child process returns the module it has read, to be parsed in place of the file. For
+# larger models the additional copy would take too much memory.
 MOST_REWRITTEN = 1 << 26
 
 

@@ -121,8 +121,8 @@ class ImportSession:
         return pair
 
 
-# Value of an integer argument: shape arithmetic on arguments must also hold for values that cannot be sizes. The lowest
-# i64.
+# Lower bound of the value of an integer argument, the lowest i64: shape arithmetic must also be correct for values that
+# are not sizes.
 LOWEST_VALUE = -(1 << 63)
 
 

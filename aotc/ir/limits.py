@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-# Bytes of a private buffer: the largest that lowering puts on a thread's stack; larger ones are scratch.
+# Bytes of a local buffer up to which lowering puts it on a thread's stack (private); larger buffers are scratch memory.
 PRIVATE_BYTES = 2048
 
-# Findings of one check: more are left out; the first ones explain the rest.
+# Findings that a verifier reports, at most: the first ones explain the rest.
 FINDINGS = 20
 
-# Elements: between a row of sums in shared memory and the next; a warp's lanes have 8 rows, which fall on different
-# banks. CUDA C++ Programming Guide, shared memory.
+# Padding elements between two rows of accumulators in shared memory. The lanes of a warp access 8 rows at a time, which
+# the padding spreads over different banks. CUDA C++ Programming Guide, shared memory.
 ROWS_APART = 8
 
-# Elements of a vector of a Fourier transform, at most: memory between its passes has room for one behind the last
-# point. A vector of 512 bits of f32.
+# Elements of a vector of a Fourier transform, at most: a 512-bit vector of f32. The buffer between two passes has space
+# for one vector after its last point.
 TRANSFORM_LANES = 16

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from aotc.kernels import unlocked
 from aotc.targets import Target
 
-# C library functions that LLVM makes of plain loops; every C program has them.
+# C library functions that LLVM substitutes for plain loops; every C program has them.
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 _MACHINES = threading.local()

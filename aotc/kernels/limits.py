@@ -7,35 +7,37 @@ from __future__ import annotations
 
 # ---------------------------------------------------------------- the executor
 
-# Nodes of a command buffer: the clock is read after so many, which are serial graphs and so of at most 6 us each;
-# within 100 us. The clock takes 5 ns, a loop's turn of two small kernels 50 ns.
+# Nodes of a command buffer between two readings of the clock. Small nodes are serial graphs of at most 6 us each, so
+# that 16 of them stay below 100 us. Reading the clock takes 5 ns; a loop iteration of two small kernels takes 50 ns.
 SMALL_TURNS = 16
 
-# Turns of a waiting loop, of some 15 ns: the stop word is looked at, and the caller's clock, after so many. It costs a
-# participant that has nothing else to do.
+# Iterations of a wait loop, of about 15 ns each, between two checks of the stop word and of the caller's clock. The
+# checks cost only a participant that has no other work.
 IDLE_TURNS = 64
 
-# Calls: so many share the workers at a time; another has its own thread alone. Their callers alone are more threads
-# than most machines have cores, and each takes 640 bytes.
+# Calls that share the workers at the same time; any further call runs on its own thread alone. With 32 calls, the
+# callers' threads alone outnumber the cores of most machines. Each call takes 640 bytes of the pool.
 RUNS = 32
 
-# Parts of a participant's speed, of LAG_WHOLE: a claim has a 32nd of the grain at least, also when the system had taken
-# the processor away meanwhile. A claim of 5 us then takes 0.16 us of it.
+# Upper bound of a participant's lag, in parts of LAG_WHOLE. It guarantees claims of at least 1/32 of the grain, even
+# after the operating system suspended the participant. A claim of 5 us then takes 0.16 us of work.
 LAG_MOST = 992
 
 # ---------------------------------------------------------------- compiler processes and threads
 
-# Frames of the interpreter's stack in a compiler process: emission recurses over a kernel's expressions, and Python's
-# own limit is 1,000.
+# Recursion limit of Python in a compiler process. Emission recurses over the expressions of a kernel, and Python's
+# default limit is 1,000.
 WORKER_FRAMES = 20_000
 
 # ---------------------------------------------------------------- loops
 
-# Places that a turn of a loop counts in, each named by what it loads, for which LLVM is kept from unrolling it: the
-# counts of a radix sort, whose turns are long; the code is a tenth smaller and takes the same time. benchmarks/ops.py,
-# group sorting, beside the state before, 1 thread of a busy Zen 5.
+# Histogram updates (stores at an index that was loaded) in one iteration of a loop. From this number on, LLVM is told
+# not to unroll the loop. It applies to the counting loops of a radix sort, whose iterations are long already: the code
+# is a tenth smaller and equally fast. benchmarks/ops.py, group sorting, against the state before, 1 thread of a busy
+# Zen 5.
 COUNTED_PLACES = 4
 
-# Bytes of a half of an AVX register: moves within it are cheap, those from one to the other dear, and LLVM looks long
-# for better ones. Transforms of 64 points, vectors of 8 f32: 25 ms of code generation woven across halves, 9 apart.
+# Bytes of a 128-bit lane of an AVX register. Shuffles within a lane are cheap; shuffles across lanes are expensive, and
+# LLVM searches long for better ones. Transforms of 64 points, vectors of 8 f32: code generation takes 25 ms if elements
+# are interleaved across lanes, 9 ms if within.
 HALF_REGISTER = 16

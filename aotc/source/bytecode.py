@@ -96,8 +96,8 @@ def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tu
             place += size
 
 
-# Numbers before the elements in an attribute of MLIR's bytecode: kind, type, size, and one for a later version. MLIR's
-# BuiltinDialectBytecode and StableHLO's VhloBytecode.
+# Numbers in front of the elements of an attribute in MLIR's bytecode: kind, type, size, and one more for a later
+# version. MLIR's BuiltinDialectBytecode and StableHLO's VhloBytecode.
 MOST_HEADS = 4
 
 

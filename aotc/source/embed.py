@@ -24,7 +24,7 @@ from aotc.source.moves import Way, Ways
 from aotc.source.record import VERSION, Embedded, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
 
-# Bytes: constants whose first bytes are the same are compared whole.
+# First bytes of a constant that serve as its key; constants with equal keys are compared in full.
 KEY_BYTES = 64
 
 
@@ -74,10 +74,11 @@ def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Ways]
     return Segments(zlib.compress(packed), len(packed), weights)
 
 
-# Bytes: whether elements that are nowhere else can be compressed is tried with so many of them, which takes 2 ms.
+# Bytes of a constant that a trial compression reads, to decide whether the rest is worth compressing. It takes 2 ms.
+# Only elements that the bundle does not have elsewhere are tried.
 SAMPLE_BYTES = 1 << 16
-# Compressed size of a sample, over its own: random weights give 0.93, which is not worth 30 ms a megabyte; masks and
-# tables give 0.01. zlib on random f32, i8 and on masks.
+# Ratio of compressed to original size of the sample, below which elements are compressed. Random weights reach 0.93,
+# which is not worth 30 ms a megabyte; masks and tables reach 0.01. zlib on random f32, i8 and on masks.
 SQUEEZED = 0.75
 
 
@@ -116,7 +117,7 @@ def _head(array: np.ndarray) -> bytes:
     return np.array(array.flat[:count]).tobytes()[:KEY_BYTES]
 
 
-# Bytes: so much of an array is rearranged and compared at a time; it stays in the second cache.
+# Bytes of an array that are rearranged and compared at a time; they fit the second-level cache.
 BLOCK_BYTES = 1 << 20
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# Bytes of a constant: from here on its elements are looked for in the bundle; a reference takes 200 bytes, and what is
-# shorter compresses.
+# Bytes of a constant, from which its elements are searched for in the bundle. A reference takes 200 bytes, and smaller
+# constants compress well.
 LARGE_BYTES = 4096
 
-# Bytes of a source after decompression, without the weights that it refers to: a thousand times what a large model
-# takes; a bomb is refused before it fills the memory.
+# Bytes of a decompressed source, without the weights that it references, at most. It is a thousand times the size of a
+# large model; a decompression bomb is refused before it fills the memory.
 MOST_SOURCE_BYTES = 1 << 32

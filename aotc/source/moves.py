@@ -79,10 +79,10 @@ _BACK: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
 }  # fmt: skip
 
 
-# Ways back from an array to what it was made of: layers of a model share theirs; three are usual, and a search has to
-# end. ResNet50V2 and GPT-2, which have at most 4.
+# Candidates of a search for the array that a constant was computed from, at most. Layers of a model share theirs; three
+# are usual. ResNet50V2 and GPT-2 have at most 4.
 MOST_WAYS = 64
-# Passes that fold: a constant is rearranged at most so often, one after the other. The table of passes has two.
+# Folding passes that rearranged a constant one after the other, at most. The table of passes has two.
 MOST_FOLDS = 4
 
 

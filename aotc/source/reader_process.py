@@ -26,13 +26,13 @@ import msgpack
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.host.locks import after_fork, new_lock
 
-# Bytes of one read from a pipe, or write to one: a pipe holds as many at most, and a larger piece takes memory for
-# nothing. Linux, /proc/sys/fs/pipe-max-size.
+# Bytes of one read from, or write to, a pipe: the capacity of a pipe. A larger buffer would be wasted memory. Linux,
+# /proc/sys/fs/pipe-max-size.
 PIPE_BYTES = 1 << 20
 
 
 _LENGTHS = struct.Struct("<QQ")  # of the msgpack and of the bytes that follow
-# Seconds: the process that reads models takes 150 MB, and half a second to start.
+# Seconds without a request after which the reader process ends: it takes 150 MB, and half a second to start.
 READER_IDLE_SECONDS = 60
 
 
@@ -138,10 +138,10 @@ def _close() -> None:
         _READERS.pop().close()
 
 
-# Bytes of memory that reading an untrusted source may take, besides UNTRUSTED_RATIO times its size: a small model takes
-# some megabytes, and a source of 100 kB that takes all memory is refused.
+# Bytes of memory for reading an untrusted source, besides UNTRUSTED_RATIO times its size. A small model takes some
+# megabytes; a source of 100 kB that allocates all memory is refused.
 UNTRUSTED_BYTES = 1 << 30
-# Bytes of memory a byte of an untrusted source: MLIR's ops take more memory than their bytecode.
+# Bytes of memory for each byte of an untrusted source: MLIR's ops take more memory than their bytecode.
 UNTRUSTED_RATIO = 16
 
 
@@ -174,7 +174,8 @@ def prepare_for(model: Any) -> None:
             prepare()
 
 
-# Seconds: a process that reads a model of unknown origin may not end; the largest models take seconds.
+# Seconds until the process that reads a model of unknown origin is stopped: it may run for ever. The largest models
+# take seconds.
 READER_SECONDS = 600
 
 

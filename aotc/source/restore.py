@@ -48,11 +48,11 @@ def _damaged(where: str, what: str, found: Any = "") -> BundleError:
     return BundleError(where, f"the source of the bundle is damaged: {what}", found, hint=_AGAIN)
 
 
-# Bytes of a source after decompression, whatever it has in the bundle: models of a few thousand ops without their
-# weights take less.
+# Bytes that a decompressed source may have whatever its size in the bundle. Models of a few thousand ops without their
+# weights are smaller.
 FREE_SOURCE_BYTES = 1 << 26
-# Bytes of a source after decompression for each byte that it has in the bundle: bytecode compresses to a fifth, equal
-# layers to a thirtieth; what a thousandth stands for is a bomb.
+# Decompressed bytes of a source for each byte in the bundle, at most. Bytecode compresses to a fifth, equal layers to a
+# thirtieth; a ratio of a thousand is a decompression bomb.
 SOURCE_RATIO = 100
 
 
@@ -97,9 +97,9 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}: {error}"
 
 
-# Bytes of a processor's second cache: block sizes are computed from it, and what a bundle says it was may be anything.
+# Bytes of a second-level cache, at least. Block sizes are computed from it, and the value in a bundle is not trusted.
 LEAST_CACHE = 1 << 12
-# Bytes of a processor's second cache: as LEAST_CACHE.
+# Bytes of a second-level cache, at most: as LEAST_CACHE.
 MOST_CACHE = 1 << 30
 
 

@@ -134,7 +134,7 @@ def _manual_computation(state: State, op: Any) -> None:
     _inlined(state, op)
 
 
-# what Shardy says about where a tensor lies; the tensor as a whole stays as it is
+# Shardy's annotations of a tensor's placement; the whole tensor is unchanged.
 _PLACEMENTS = (
     "sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute",
     "sdy.data_flow_edge", "sdy.func_data_flow_edge", "sdy.propagation_barrier", "sdy.reduce_scatter",

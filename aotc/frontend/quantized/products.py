@@ -46,8 +46,8 @@ def as_i8(state: State, v: Value, q: Quantization) -> Value:
     return state.convert(v, "i8")
 
 
-# Terms of a sum of products of 8-bit integers, less their zero points: so many, at most 255 * 128 each, fit into i32;
-# longer sums are computed in floating point. 2**16 * 255 * 128 is less than 2**31.
+# Terms of a dot product of 8-bit integers, less their zero points, up to which it is summed in i32. Each term is at
+# most 255 * 128, and 2**16 * 255 * 128 is less than 2**31. Longer sums are computed in floating point.
 I32_TERMS = 1 << 16
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
-# How far Threefry-2x32 rotates in each round of two blocks, and what its third key is mixed with (Salmon et al.).
+# Rotation distances of Threefry-2x32 in each round, for even and odd blocks of four rounds (Salmon et al.).
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 

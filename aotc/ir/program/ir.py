@@ -166,8 +166,8 @@ def block_bytes(size: Dim) -> Dim:
     return maximum(size, 16)
 
 
-# Bytes: what guarded code leaves untouched behind each block of memory; the pages of the runtime's machine lie within
-# it. The smallest page of the processors; where pages are larger, some guards are none.
+# Bytes that guarded code leaves untouched after each block of memory, for the guard pages of the runtime's machine. The
+# smallest page size of all supported processors; on machines with larger pages some guards protect nothing.
 GUARD_BYTES = 4096
 
 
@@ -189,7 +189,7 @@ def taken(steps: Sequence[Step]) -> dict[int, int]:
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
 
-# Bytes of a constant: about so many, spread over it, tell constants apart that are compared byte by byte otherwise.
+# Bytes that are sampled at even distances from a constant. Constants with equal samples are compared in full.
 SAMPLED_BYTES = 1024
 
 
@@ -230,7 +230,7 @@ class Constants:
         return [*found, memoryview(bytes(self.size - at))]
 
 
-# Bytes of a constant: so many are compared at a time, for which as much memory is needed.
+# Bytes of two constants that are compared at a time; the comparison allocates as many bytes.
 COMPARED_BYTES = 16 << 20
 
 

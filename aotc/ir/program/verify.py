@@ -44,8 +44,8 @@ Updates = Callable[[str], int]
 # ---------------------------------------------------------------- numbers for symbols
 
 
-# Assignments of sizes to symbols: a program with symbols is checked under so many; overlaps that hold for one only show
-# in another.
+# Sets of values of the symbols under which a program with symbols is verified. A single set may miss overlaps that
+# another one shows.
 SAMPLES = 3
 
 
@@ -241,7 +241,8 @@ def verify_plan(
     return list(findings)[:FINDINGS]
 
 
-# Bytes: so far apart the verifier of a plan puts memories, that no arena reaches the next. Twice the largest tensor.
+# Distance in bytes between the memory spaces, in the verifier's address space: twice the largest tensor, so that no
+# arena reaches the next one.
 SPACE_BYTES = 1 << 57
 
 

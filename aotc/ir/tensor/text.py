@@ -58,7 +58,7 @@ def print_module(
     return "\n".join([*lines, "}", ""])
 
 
-# Elements of a constant: so many are written out in the text, more stand beside it under a digest.
+# Elements of a constant up to which the text contains them. Larger constants are separate, under a digest.
 INLINE_ELEMENTS = 16
 
 

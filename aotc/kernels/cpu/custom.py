@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 Shapes = Sequence[tuple[str, int]]
 
-# Of the C library of mathematics, which every Python process has loaded.
+# Functions of the C math library, which every Python process has loaded.
 _MATH = """
     acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs floor fma fmax
     fmin fmod hypot ldexp lgamma log log10 log1p log2 nextafter pow remainder rint round sin sincos sinh sqrt tan

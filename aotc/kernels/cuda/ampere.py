@@ -12,7 +12,7 @@ import numpy as np
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
 
-# Bytes: what a thread copies at a time. PTX ISA, cp.async.cg.
+# Bytes that a thread copies by one cp.async instruction. PTX ISA, cp.async.cg.
 PIECE = 16
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from aotc.ir.loop.ir import WARP
 
-# Seconds: so long does a thread of a simulated block wait for others, which then never come. A simulated tile takes
-# some tenths of a second.
+# Seconds that a thread of a simulated block waits for other threads before it reports a deadlock. A simulated tile
+# takes some tenths of a second.
 PATIENCE_SECONDS = 20
 
 

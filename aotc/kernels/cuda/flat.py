@@ -10,23 +10,23 @@ from aotc.ir.loop.access import leaves, operands
 from aotc.ir.loop.ir import Buffer, Kernel, Let, Load, walk
 from aotc.vmfb.dtypes import size_of
 
-# Threads of a block, each with an item of its own: several warps hide each other's latency; a small grid still spreads
-# over all multiprocessors.
+# Threads of a block, one item of the grid each. Several warps hide each other's latency, and a small grid still covers
+# all multiprocessors.
 FLAT_THREADS = 128
 
 
-# Threads of a block of a large grid that reads little, each with an item of its own: a block is soon done, and
-# multiprocessors take on no more of them in a time. An H200: writes of 64 and 256 MB by vectors take 15.9 and 58.5 us,
-# 20.8 and 80.2 by blocks of 128, copies as long.
+# Threads of a block of a large grid that mostly writes, one item each. Blocks that only write end soon, and smaller
+# blocks end faster than multiprocessors can start new ones. An H200: writes of 64 and 256 MB by vectors take 15.9 and
+# 58.5 us, with blocks of 128 threads 20.8 and 80.2; copies take the same time.
 WRITING_THREADS = 256
-# Threads of a block of a large grid that reads anywhere in rows, each with an item of its own: those of a row are then
-# on one multiprocessor, whose cache brings the row once. An H200: ``take_along_axis`` of 4096 x 4096 f32 takes 55 us,
-# by blocks of 128 85.
+# Threads of a block of a large grid that reads at random positions within rows, one item each. The items of a row then
+# run on one multiprocessor, whose first-level cache loads the row once. An H200: ``take_along_axis`` of 4096 x 4096 f32
+# takes 55 us, with blocks of 128 threads 85 us.
 GATHERING_THREADS = 1024
-# Items of a grid that is large: all multiprocessors have several blocks of it.
+# Items from which a grid counts as large: each multiprocessor then has several blocks of it.
 WRITING_ITEMS = 1 << 18
-# Times the bytes read that a kernel writes, at least, which reads little: loads take longer than a block takes to
-# begin.
+# Ratio of bytes written to bytes read, from which a kernel counts as one that mostly writes. Below it loads dominate:
+# they take longer than the start of a block.
 WRITING_SHARE = 4
 
 
@@ -56,8 +56,8 @@ def _is_anywhere(load: Load, named: Set[str]) -> bool:
     return bool(last) and not any(rows)
 
 
-# Bytes of a row that blocks of so many threads are for: the first-level cache of a multiprocessor has at least 128 KiB,
-# of which a block may have a half. Not measured beyond 16 KiB.
+# Bytes of a row up to which blocks have GATHERING_THREADS. The first-level cache of a multiprocessor has at least 128
+# KiB, of which a block may use half. Not measured beyond 16 KiB.
 GATHERED_ROW = 64 << 10
 
 

@@ -31,9 +31,10 @@ from aotc.kernels.llvm_text import Distinct
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
 
-# Turns of a loop along its arrays, or that combines each with the same number, that LLVM is kept from unrolling: it
-# unrolls loops of 300 instructions before it looks for vectors; of longer loops it makes vectors. ns of f32, AVX-512:
-# sums of rows of 15 to 64 0.27, 0.06 as vectors, 96 0.4, 0.05; x + u * v of 12 to 33 0.6, 0.1.
+# Iterations of a loop up to which LLVM is told not to unroll it, if the loop walks along its arrays or reduces into one
+# scalar. LLVM unrolls a loop fully, up to 300 instructions, before it vectorizes; it vectorizes longer loops anyway. ns
+# an f32 element with AVX-512, unrolled and vectorized: sums of rows of 15 to 64 elements 0.27 and 0.06, of 96 0.4 and
+# 0.05; x + u * v of 12 to 33 elements 0.6 and 0.1.
 UNROLLED_TURNS = 100
 
 
@@ -197,9 +198,9 @@ def _is_along(place: Load | Store, var: str) -> bool | None:
     return None if not inside else all(a.name != var for a in symbols(rest))
 
 
-# Turns of a loop of dear functions whose last vector has a mask: masks cost each turn something; in longer loops the
-# turns that fill no vector are few. exp and sum of rows of 30 f32 took 1.3 ns an element, 0.36 with masks; of 60 0.51
-# and 0.32 (AVX-512).
+# Iterations of a loop of expensive functions up to which its last, partial vector is computed under a mask. Masks cost
+# each iteration some time, and a longer loop has few iterations outside of whole vectors. ns an f32 element with
+# AVX-512, without and with masks: exp and sum of rows of 30 1.3 and 0.36, of 60 0.51 and 0.32.
 MASKED_TURNS = 511
 
 

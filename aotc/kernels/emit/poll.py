@@ -15,8 +15,8 @@ from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
 from aotc.kernels.llvm_types import I64, PTR, i64
 
-# Scalar operations: after so many a kernel that may run long asks whether to go on; 3 us of vector code, 100 us of slow
-# functions. The promise of 100 us; a poll takes 10 ns.
+# Scalar operations between two polls for cancellation, in a kernel that may run long. They take 3 us in vector code,
+# 100 us in slow functions: cancellation is promised within 100 us. A poll takes 10 ns.
 POLL_OPERATIONS = 20_000
 
 
@@ -33,7 +33,7 @@ def _operations(scalar: Scalar) -> int:
     return len(scalars_in([scalar]))
 
 
-# Turns of a loop whose extent is symbolic: what the number of its operations is estimated from.
+# Assumed iterations of a loop whose extent is symbolic, for the estimate of its operations.
 UNKNOWN_EXTENT = 1_000
 
 
@@ -46,11 +46,11 @@ def _extent(begin: Dim, end: Dim) -> int:
     return UNKNOWN_EXTENT if most is None else max(most, 0)
 
 
-# Scalar operations of an item of the grid: with so many a kernel may run long without a while; beyond 0.1 to 1 ms. An
-# item of a grid that was split for several threads has less.
+# Scalar operations of an item of the grid, from which a kernel polls even without a while loop: it may run for more
+# than 0.1 to 1 ms. An item of a grid that was split for several threads has fewer.
 LONG_ITEM = 1_000_000
-# Scalar operations of a turn of a loop without a while: with fewer, counting turns would cost time, and stop LLVM from
-# vectorizing. There is a loop around it that has as many.
+# Scalar operations of a loop iteration, from which it is counted in a loop that is not a while loop. Counting shorter
+# iterations would cost time and stop LLVM from vectorizing. An enclosing loop has iterations of this size.
 COUNTED_TURN = 2_000
 
 

@@ -21,8 +21,8 @@ from aotc.kernels.llvm_types import F64, I1, I64, KernelModule, i64
 from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
 
-# Lanes of a vector: of so many LLVM makes vectors of loops; functions for rare arguments have a form for each number. 8
-# doubles in the widest registers, and loops whose other values are half as wide.
+# Vector widths for which LLVM may vectorize a loop that calls a function for rare arguments; the function has a form
+# for each width. The widest registers have 8 doubles, twice as many in loops whose other values are half as wide.
 LANES = (2, 4, 8, 16)
 
 

@@ -271,8 +271,8 @@ def hyperbolic_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
     return _hyperbolic_tangent(m, a)
 
 
-# |re z| of the complex tanh: above, the real part rounds to 1 and the imaginary part is one term. e**-40 is less than
-# 2**-53.
+# |re z| of the complex tanh: above, the real part rounds to 1 and one term gives the imaginary part. e**-40 is less
+# than 2**-53.
 COMPLEX_TANH_ONE = 20.0
 
 

@@ -37,8 +37,8 @@ def is_infinite(m: Any, a: Pair) -> Any:
     return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
 
 
-# The larger of |re z| and |im z| in divisions and roots of 64 bits: between, squares, their products and quotients
-# neither leave the range nor lose digits; beyond, operands are scaled. A quarter of the exponents' range.
+# The larger of |re z| and |im z| in divisions and roots of 64 bits. Between the two, squares, their products and their
+# quotients neither overflow nor lose digits; outside, the operands are scaled. A quarter of the exponent range.
 MODERATE = (2.0**-250, 2.0**250)
 
 
@@ -88,10 +88,10 @@ def size_of(m: Any, roomy: bool, a: Pair) -> Any:
     return m.select(is_infinite(m, a), m.const(real.INF), size)
 
 
-# The larger of |re z| and |im z| in the complex logarithm: above, squares may overflow; both parts are scaled by
-# 2**-600. Half of the exponents' range, rounded.
+# The larger of |re z| and |im z| in the complex logarithm: above, squares may overflow, and both parts are scaled by
+# 2**-600. Half of the exponent range, rounded.
 SQUARE_LARGE = 2.0**500
-# A term: what a scale of 2**600 adds to the logarithm. Its definition.
+# What a scale of 2**600 adds to the logarithm: 600 log 2.
 LOG_OF_SHIFT = 415.88830833596718565
 
 

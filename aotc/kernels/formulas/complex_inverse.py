@@ -33,9 +33,9 @@ def _root(m: Any, roomy: bool, x: Any, y: Any) -> Pair:
     return m.rarely(~usual, "root", (x, y, 0), found[0]), m.rarely(~usual, "root", (x, y, 1), found[1])
 
 
-# The larger of |re z| and |im z| of inverse functions of complex numbers in 64 bits: above, 1 + z rounds to z and z**-2
-# is below a unit in the last place; the logarithm of 2 |z| and the angle are left. Below the square root of the largest
-# number, above the 53 bits of a double.
+# The larger of |re z| and |im z| in inverse functions of complex numbers in 64 bits. Above, 1 + z rounds to z and z**-2
+# is below a unit in the last place: the result needs only the logarithm of 2 |z| and the angle. It lies below the
+# square root of the largest number and above 2**53, the precision of a double.
 INVERSE_LARGE = 2.0**60
 
 

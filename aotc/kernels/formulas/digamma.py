@@ -43,8 +43,8 @@ def digamma(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, m.const(NAN), y)
 
 
-# x of digamma: above, eight terms of the asymptotic series are exact; below, the recurrence leads to a polynomial. The
-# ninth term is less than 2**-58 there.
+# x of digamma: above, the asymptotic series of eight terms, whose ninth term is less than 2**-58; below, the recurrence
+# down to a polynomial.
 DIGAMMA_ASYMPTOTIC = 10.0
 
 

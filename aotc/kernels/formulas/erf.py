@@ -42,10 +42,10 @@ def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
     return polynomial(m, x, p) / polynomial(m, x, q)
 
 
-# |x| of erfc in 64 bits: below, a rational function about 1, above an exponential times one of 1 / x**2. fdlibm,
-# s_erf.c.
+# |x| of erfc in 64 bits: below, a rational function around 1; above, an exponential times a rational function of 1 /
+# x**2. fdlibm, s_erf.c.
 ERF_MIDDLE = 1.25
-# |x| of erfc in 64 bits: another rational function of 1 / x**2 on either side. fdlibm, s_erf.c.
+# |x| of erfc in 64 bits at which one rational function of 1 / x**2 replaces the other. fdlibm, s_erf.c.
 ERF_FAR = 1.0 / 0.35
 
 

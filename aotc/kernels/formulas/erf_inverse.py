@@ -13,12 +13,12 @@ from typing import Any
 from aotc.kernels.formulas.forms import INF, function, polynomial, with_sign_of_first
 from aotc.kernels.formulas.logarithm import log
 
-# Of w - 5/2, then of sqrt(w) - 3; highest power first.
+# Coefficients for 32 bits, highest power first: of w - 5/2, then of sqrt(w) - 3.
 _NEAR32 = (-8.25304003e-09, 2.80492518e-08, 4.60145486e-07, -3.5221949e-06, -4.9441569e-06, 2.18572997e-04,
            -1.25275517e-03, -4.1776658e-03, 2.4664028e-01, 1.50140941)  # fmt: skip
 _TAIL32 = (1.30670305e-04, -3.16471182e-04, -8.25958923e-05, 1.49280962e-03, -3.58157256e-03, 5.68472035e-03,
            -7.6411441e-03, 9.44534596e-03, 1.00167525, 2.83297682)  # fmt: skip
-# Of w - 25/8, then of sqrt(w) - 13/4 and sqrt(w) - 5.
+# Coefficients for 64 bits, highest power first: of w - 25/8, then of sqrt(w) - 13/4 and of sqrt(w) - 5.
 _NEAR64 = (-3.6444120640178197e-21, -1.6850591381820166e-19, 1.28584807152564e-18, 1.1157877678025181e-17,
            -1.3331716628546209e-16, 2.0972767875968562e-17, 6.6376381343583238e-15, -4.0545662729752069e-14,
            -8.1519341976054721e-14, 2.6335093153082323e-12, -1.2975133253453532e-11, -5.4154120542946279e-11,
@@ -36,9 +36,9 @@ _END64 = (-1.9998735266531134e-11, 4.276040715485875e-11, 6.780047197701464e-11,
           4.526052665073511e-06, -1.9681770734145603e-05, 7.599527808324833e-05, -2.1503011982556763e-04,
           -1.3871931837964221e-04, 1.0103004648645453e00, 4.849906401408584e00)  # fmt: skip
 
-# w of erf_inv (32 and 64 bits): below, a polynomial of w, above one of its square root. Giles.
+# w of erf_inv (32 and 64 bits): below, a polynomial of w; above, a polynomial of sqrt(w). Giles.
 ERF_INV_TAIL = (5.0, 6.25)
-# w of erf_inv in 64 bits: another polynomial of the square root on either side. Giles.
+# w of erf_inv in 64 bits at which one polynomial of sqrt(w) replaces the other. Giles.
 ERF_INV_END = 16.0
 
 

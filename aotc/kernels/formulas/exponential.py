@@ -72,8 +72,8 @@ def exp(m: Any, x: Any) -> Any:
     return times_power(m, _power(m, r), word)
 
 
-# x of exponentials that are known not to be large: above, the exponent that is raised by 32 (64) would leave its range.
-# 95 ln 2 is 65.8, 958 ln 2 is 664.
+# x of exponentials that are known not to be large (decay): at most this, so that the exponent, raised by 32 (64), stays
+# in its range. 95 ln 2 is 65.8, 958 ln 2 is 664.
 DECAY_HIGH = (60.0, 600.0)
 
 
@@ -98,8 +98,8 @@ def _less_one(m: Any, r: Any, rest: Any, whole: Any) -> Any:
     return total + (lost + m.multiply_add(_curve(m, r), r * r, rest))
 
 
-# x of expm1: below, the result rounds to -1, and 2**-n would leave the integers that are exact next to it. exp(-20) is
-# less than 2**-28, exp(-40) than 2**-57.
+# x of expm1: below, the result rounds to -1. 2**-n would be too large for exact integers next to it. exp(-20) is less
+# than 2**-28, exp(-40) less than 2**-57.
 EXPM1_LOW = (-20.0, -40.0)
 
 
@@ -113,13 +113,14 @@ def expm1(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, x, y)
 
 
-# |x| of tanh: above, the result is 1. 1 - tanh(x) is 2 exp(-2x): two steps below 1 (32 bits), as many as the clamp is
-# off; less than one (64).
+# |x| of tanh: above, the result is 1. 1 - tanh(x) is about 2 exp(-2x). In 32 bits that is two units in the last place
+# below 1, the same as the error at TANH_CLAMP; in 64 bits less than one unit.
 TANH_ONE = (8.25, 22.0)
-# |x| of tanh in 32 bits: above, the rational function would leave 1. Eigen, generic_fast_tanh_float.
-TANH_CLAMP = 7.90531110763549805
-# |x| of tanh in 32 bits: below, tanh(x) rounds to x, and the products of the rational function to 0. Eigen,
+# |x| of tanh in 32 bits: above, the argument is clamped, as the rational function would exceed 1. Eigen,
 # generic_fast_tanh_float.
+TANH_CLAMP = 7.90531110763549805
+# |x| of tanh in 32 bits: below, the result is x. tanh(x) rounds to x there, and the products of the rational function
+# to 0. Eigen, generic_fast_tanh_float.
 TANH_LINEAR = 0.0004
 
 

@@ -23,8 +23,8 @@ _STIRLING = (43867 / 244188, -3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -
 _HALF_LOG_TURN = 0.91893853320467274178  # log(2 pi) / 2
 
 
-# x of lgamma: above, nine terms of Stirling's series are exact; below, the recurrence leads to the polynomial between 1
-# and 2. The tenth term is less than 2**-60 there.
+# x of lgamma: above, Stirling's series of nine terms, whose tenth term is less than 2**-60; below, the recurrence down
+# to the polynomial between 1 and 2.
 LOG_GAMMA_STIRLING = 8.0
 
 

@@ -42,8 +42,8 @@ _IN_TWO_WORDS = 22  # terms; the others count less than 2**-67, so that one word
 Two = tuple[ScalarValue, ScalarValue]
 
 
-# x of lgamma: above, there are zeros that numbers come close to, and products in two words are taken; below, the
-# reflection. Beyond -23 the zeros lie within half a unit in the last place of the poles.
+# x of lgamma: above, a product in two words, as representable numbers come close to the zeros there; below, the
+# reflection formula. Below -23 the zeros are within half a unit in the last place of the poles.
 LOG_GAMMA_REFLECTED = -24.5
 
 

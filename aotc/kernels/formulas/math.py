@@ -43,8 +43,8 @@ _ERF32_P = (1.9082492030975118e-08, -1.9194339984096587e-06, 0.00014309576363302
 _ERF32_Q = (0.000981494435109198, 0.014646907337009907, 0.1164882704615593, 0.5137306451797485, 1.0)
 
 
-# |x| of erf in 32 bits: above, the result rounds to 1 and the rational function would leave it. 1 - erf(4) is less than
-# 2**-25.
+# |x| of erf in 32 bits: above, the argument is clamped. The result rounds to 1, and the rational function would exceed
+# it. 1 - erf(4) is less than 2**-25.
 ERF_CLAMP = 4.0
 
 
@@ -88,7 +88,8 @@ def rsqrt(m: Any, x: Any) -> Any:
     return m.inverse_root(x)
 
 
-# |x| of cbrt in 64 bits: below, the Newton step would have few digits. The least normal number.
+# |x| of cbrt in 64 bits: below, the argument is scaled, as the Newton step would have few digits. The smallest normal
+# number.
 CBRT_SMALL = 2.0**-1022
 
 
@@ -124,8 +125,8 @@ def rem(m: Any, x: Any, y: Any) -> Any:
     return _long_remainder(m, x, y)
 
 
-# Steps of rem of 32 bits, of 52 bits of the quotient each: enough for any two numbers of 32 bits. A quotient of two f32
-# has at most 277 bits.
+# Steps of rem in 32 bits, each of 52 bits of the quotient. Six are enough for any two f32: their quotient has at most
+# 277 bits.
 REM_STEPS = 6
 
 
@@ -139,8 +140,8 @@ def _short_remainder(m: Any, x: Any, y: Any) -> Any:
     return m.select((b == INF) & (a < INF), a, r)
 
 
-# Quotient of rem: below, the rounded quotient is at most 1 too large, and what one step leaves is exact. The 53 bits of
-# a double's significand.
+# Quotient of rem in 64 bits: below, one step is exact, as the rounded quotient is at most 1 too large; above, long
+# division. A double has 53 significant bits.
 REM_LARGE = 2.0**52
 
 

@@ -55,7 +55,8 @@ def exp_of_two_words(m: Any, high: Any, low: Any) -> Any:
     return times_power(m, h + tail, word)
 
 
-# |x| of pow in 64 bits: below, the exponent is not where that of a normal number is. The least normal number.
+# |x| of pow in 64 bits: below, x is subnormal, and its exponent is not in the bits of a normal number's. The smallest
+# normal number.
 POW_NORMAL = 2.0**-1022
 
 
@@ -88,7 +89,7 @@ def _long_power(m: Any, a: Any, y: Any) -> Any:
 
 
 # |y log x| of pow: above, the result is 0 or infinite, and the correction of its last digits would be NaN. The
-# logarithm of the least subnormal.
+# logarithm of the smallest subnormal.
 POW_USUAL = 745.0
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from aotc.kernels.formulas.forms import INF, NAN, function, in_wide, polynomial, with_sign_of_first
 
-# x of sin, cos, tan: beyond, the rounding of x * 2/pi may miss the nearest quadrant, and a function of many words is
-# called. The bits that a double has left for the fraction of a turn are then few.
+# |x| of sin, cos and tan: above, the rounded x * 2/pi may be off the nearest quadrant, and a multi-word function is
+# called. A double has few bits left there for the fraction of a revolution.
 LARGE_ANGLE = 2.0**44
 
 

@@ -19,7 +19,7 @@ from aotc.targets import Target
 
 ENTRY = "aotc.kernels.jobs.worker"
 _FOLDER = "kernels"  # of all of them: to make a folder takes as long as to write a kernel
-# What makes an object for a kind of target. numpy and ml_dtypes round its constants.
+# Packages whose versions determine an object of each kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
 PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
 

@@ -20,8 +20,9 @@ from aotc.vmfb.host.children import python_command
 Result = TypeVar("Result")
 
 
-# Processes and threads: no more by default however many cores there are; processes load LLVM and Numba, threads wait
-# for Python's lock. 2, 4, 8 threads take 0.56, 0.42, 0.31 of the time of one (60 kernels).
+# Default upper bound of compiler processes and threads, on machines with more cores. Each process loads LLVM and Numba,
+# and threads wait for Python's interpreter lock. 2, 4 and 8 threads take 0.56, 0.42 and 0.31 of the time of one (60
+# kernels).
 MOST_JOBS = 8
 
 
@@ -30,11 +31,13 @@ def default_jobs() -> int:
     return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
-# Seconds: a thread that wants Python's lock asks for it after so long while kernels are compiled; Python's own is 5 ms.
-# Four programs on two cores, 5 ms, 1 ms, 0.3 ms: wall 1, 0.98, 0.96, processor 1, 1.01, 1.01; less gains nothing.
+# Seconds after which a waiting thread requests Python's interpreter lock, during compilation; Python's default is 5 ms.
+# Four programs on two cores with 5 ms, 1 ms and 0.3 ms: elapsed time 1, 0.98 and 0.96, processor time 1, 1.01 and 1.01.
+# Shorter intervals gain nothing.
 SHORT_TURN = 0.0003
-# Bytes: LLVM recurses over what a kernel is made of, and a system may give threads less than processes. Twice what most
-# systems give to a process; memory that is not touched costs nothing.
+# Bytes of the stack of a compiler thread. LLVM recurses over the expressions of a kernel, and a system may give a
+# thread a smaller stack than a process. This is twice the usual stack of a process; untouched stack memory costs
+# nothing.
 THREAD_STACK = 16 << 20
 
 

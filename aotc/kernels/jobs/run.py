@@ -43,12 +43,14 @@ class Refusal(Exception):
         self.symbol, self.reason = symbol, reason
 
 
-# Characters of the kernels' texts but the longest one's, which others could compile in the meantime: another thread
-# helps for each, but one in any case; it waits for Python at times. 20 programs of 40 to 230 ms on two cores; 2000,
-# 1000, 500, 250: wall 1, 0.88, 0.81, 0.81, processor 1 to 1.02.
+# Characters of kernel text per helper thread. All kernels but the longest count: helpers compile them while the caller
+# compiles the longest. One helper starts in any case, as the caller sometimes waits for Python's lock. 20 programs of
+# 40 to 230 ms on two cores, with 2000, 1000, 500 and 250 characters: elapsed time 1, 0.88, 0.81 and 0.81, processor
+# time 1 to 1.02.
 THREAD_TEXT = 500
-# Kernels: so many may be LLVM's assembly, ten times as long as a kernel's text, before one more is made of its object.
-# With two threads half of a network's kernels wait at times, 10 to 30; fewer leave Python's lock to chance.
+# Kernels that may wait as LLVM assembly, which is ten times as long as the kernel's text. Above this number, a thread
+# compiles one to an object before another is emitted. With two threads, half of a network's kernels (10 to 30) wait at
+# times. With a smaller bound, the order in which threads get Python's lock would decide.
 MOST_EMITTED = 32
 
 
@@ -250,8 +252,8 @@ class CompilerRun:
                 self._pool.give_back(process)
 
 
-# Characters of a kernel's text: what is no kernel counts as one so long; it is started first, for the executor takes
-# longest. Larger than any text.
+# Characters that a request without a kernel text counts as, for example the executor, which compiles longest. It is
+# larger than any kernel text, so that such a request starts first.
 LONGEST_TEXT = 1 << 20
 
 
@@ -259,9 +261,9 @@ def _size(request: dict[str, Any]) -> int:
     return len(request["text"]) if "text" in request else LONGEST_TEXT
 
 
-# Characters of a kernel's text: a longer one is not compiled in the caller's process, where an interrupt waits for
-# LLVM's answer. None of 800 kernels of 71 programs took more than 0.3 s; those of more than 3000 took 5 to 53 us a
-# character.
+# Characters of a kernel's text up to which the caller's process compiles it. Longer kernels go to a child process, as
+# an interrupt (Ctrl-C) must wait until LLVM returns. None of 800 kernels of 71 programs took more than 0.3 s. Kernels
+# of more than 3000 characters took 5 to 53 us a character.
 OWN_TEXT = 40_000
 
 

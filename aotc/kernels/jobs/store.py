@@ -52,8 +52,8 @@ def cache_directory() -> Path:
         raise OSError(str(error)) from error
 
 
-# Megabytes of the folder: beyond, the kernels and bundles go that were not read for the longest time;
-# AOTC_CACHE_LIMIT_MB sets another. Some ten models with their weights.
+# Megabytes of the cache folder. Above this size, the least recently read kernels and bundles are evicted.
+# AOTC_CACHE_LIMIT_MB overrides it. About ten models with their weights fit.
 LIMIT_MB = 4096
 
 
@@ -82,10 +82,10 @@ def read(folder: str, key: str) -> bytes | None:
         return None
 
 
-# Parts of the limit: the folder is looked through after so small a part was written, not after every compilation.
-# 20,000 entries took 0.37 s on a busy machine.
+# Divisor of the cache limit: the folder is scanned for eviction once limit / 64 was written, and not after every
+# compilation. A scan of 20,000 entries took 0.37 s on a busy machine.
 SWEEP_SHARE = 64
-# Seconds: the folder is looked through after so long too, for the sake of many processes that write little each.
+# Seconds after which the folder is scanned in any case: many processes may each write less than limit / SWEEP_SHARE.
 SWEEP_SECONDS = 600
 
 

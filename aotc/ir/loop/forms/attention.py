@@ -158,8 +158,8 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     return 1024 + max(ring, tiling.rows * 128) + queries
 
 
-# Registers of a thread: queries and sums of single warps beside what else they have; f32 of 128 elements take so many.
-# The linker's log.
+# Registers of a thread for the queries and accumulators of a single warp, up to which queries stay in registers. f32 of
+# 128 elements needs this many, and the rest of the kernel needs registers too. The linker's log.
 MOST_HELD = 128
 
 

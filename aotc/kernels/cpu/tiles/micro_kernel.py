@@ -59,12 +59,11 @@ def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[
     return function
 
 
-# Iterations of a tile's innermost level: so many at most are written one after the other, the rest of the extent is a
-# second loop.
+# Unroll factor of the innermost loop of a tile, at most; the remaining iterations are a second loop.
 UNROLL = 4
-# Vectors of a tile's result: of more the innermost level is written once; so many products hide the loop's
-# instructions, LLVM takes half as long. 18 to 28 vectors of f32, AVX-512: 0.99 to 1.01 of the time of four iterations a
-# turn; 12, AVX2: up to 2.0, spills.
+# Accumulator vectors of a tile up to which its innermost loop is unrolled. More accumulators hide the loop's own
+# instructions without unrolling, and LLVM takes half as long. Without unrolling, 18 to 28 vectors of f32 with AVX-512
+# take 0.99 to 1.01 of the time of an unroll factor of 4. 12 vectors with AVX2 take up to 2.0, as they spill.
 UNROLLED_TILE = 16
 
 

@@ -185,22 +185,23 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     return replace(shape, prefetch=_prefetch(stmt, shape, b)), arguments
 
 
-# Rows of a tile: with so few a tile waits for memory alone and prefetches b; with more it only pays for the
-# instructions. Measured: with 2 or 4 rows prefetching costs an AMD core 9 to 24 %.
+# Rows of a tile up to which it prefetches b. A tile of one row is bound by memory; with more rows the prefetch
+# instructions cost time and gain nothing. Measured: with 2 or 4 rows prefetching costs an AMD core 9 to 24 %.
 PREFETCH_ROWS = 1
-# Rows of a tile whose weights have few bits: as PREFETCH_ROWS; a step reads so few bytes that the processor itself
-# begins too late, whatever the rows. A core of Zen 5: 1 x 4096 x 4096 of i8 as without, 4 rows 0.64 ms (1.1 without), 8
-# 1.2 ms (2.5), 14 2.3 ms (3.2).
+# As PREFETCH_ROWS, for quantized weights. A step reads so few bytes that the hardware prefetcher starts too late, for
+# any number of rows. A core of Zen 5, 4096 x 4096 of i8, with and without prefetching: 1 row equal, 4 rows 0.64 and 1.1
+# ms, 8 rows 1.2 and 2.5 ms, 14 rows 2.3 and 3.2 ms.
 SCALED_PREFETCH_ROWS = 32
-# Rows of a tile whose steps of b lie apart, as values of attention do: as PREFETCH_ROWS; a step is a part of a row in
-# memory, so that the processor itself does not see what comes next. A core of Zen 5, 4 queries of 16384 keys of 128 in
-# bf16: 5.0 ms without, 3.4 with.
+# As PREFETCH_ROWS, for a b whose steps are not contiguous, as in the values of attention. A step is a part of a row in
+# memory, and the hardware prefetcher does not predict the next one. A core of Zen 5, 4 queries of 16384 keys of 128 in
+# bf16: 5.0 ms without prefetching, 3.4 ms with.
 APART_PREFETCH_ROWS = 4
-# Bytes ahead in b: so far is prefetched; it covers the memory's latency at the rate that one row reads at. Measured:
-# took an Intel core from 20 to 29 GB/s; costs an AMD one 3 to 10 %.
+# Prefetch distance in b, in bytes: it covers the latency of memory at the rate at which a tile of one row reads.
+# Measured: took an Intel core from 20 to 29 GB/s; costs an AMD core 3 to 10 %.
 PREFETCH_BYTES = 8192
-# Bytes ahead in b: so far a tile fetches values of few queries whose terms lie apart, as FETCHED_KEYS does. As
-# FETCHED_KEYS; a core of Zen 5, 4 queries of 8 heads of 128: fetched before the tile 0.52 of reading, by it 0.6.
+# Prefetch distance in b, in bytes, for the values of attention of a few queries if their terms are not contiguous; see
+# FETCHED_KEYS. A core of Zen 5, 4 queries of 8 heads of 128, of the speed of reading: 0.52 if prefetched before the
+# tile, 0.6 if prefetched in the tile.
 ZIPPED_PREFETCH_BYTES = 16384
 
 

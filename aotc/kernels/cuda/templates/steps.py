@@ -79,9 +79,9 @@ def extent(name: str) -> Any:
     return size
 
 
-# Rows of a product: blocks take the tiles of so many, column by column; B is read from memory once for these, and A
-# stays in L2. ncu, 4096^3 in bf16 on an H200: 145 MB read in tiles of 128 x 256, with 1024 rows 186 (128 x 128: 137 and
-# 180).
+# Rows of the result in a group of tiles. Blocks compute the tiles of a group column by column: B is read from memory
+# once for each group, and A stays in the L2 cache. ncu, 4096^3 in bf16 on an H200: 145 MB read with tiles of 128 x 256,
+# 186 MB with groups of 1024 rows (tiles of 128 x 128: 137 and 180).
 GROUP_ROWS = 2048
 
 

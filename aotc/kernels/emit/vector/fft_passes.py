@@ -51,9 +51,9 @@ def walk(stage: FftStage, most: int) -> Walk:
     return Walk(0, lanes, m, s, lanes)
 
 
-# Radix of the passes of a transform that share a butterfly: a smaller one is no more than the jump behind it; of odd
-# ones results and constants fill the registers. Calls beside one butterfly for each pass, Zen 5: 8 0.98 to 1.02, 4 up
-# to 1.07 (128 points), 3 1.03, 7 1.07.
+# Radix of the passes of a transform that call one shared butterfly function. A butterfly of a smaller radix costs no
+# more than the jump to it. The results and constants of an odd radix fill the registers. Time with a shared butterfly,
+# against one butterfly for each pass, Zen 5: radix 8 0.98 to 1.02, 4 up to 1.07 (128 points), 3 1.03, 7 1.07.
 SHARED_RADIX = 8
 
 

@@ -21,9 +21,9 @@ from aotc.kernels.llvm_types import I64, PTR, VOID
 from aotc.kernels.symbol_table import declare
 from aotc.vmfb.dtypes import size_of
 
-# Bytes of a vector of such a copy, at most, and of a row of the result that is written in one turn: a line that is
-# written in parts may have left the first-level cache in between, where rows share its sets. f32 1024 x 1024, one core
-# of a Zen 5: lines in one vector 190 us, in two that follow each other 260, apart 360.
+# Bytes of a vector of a transpose, at most, and of a row of the result that one iteration writes: a cache line. A line
+# that is written in parts may leave the first-level cache in between, if the rows map to the same cache sets. f32 1024
+# x 1024, one core of a Zen 5: 190 us with lines in one vector, 260 in two consecutive ones, 360 in two separate ones.
 TURNED_BYTES = 64
 
 
@@ -45,11 +45,12 @@ class Turned:
     m: int
 
 
-# Turns of both loops of a copy that exchanges two axes, at least, for which it is turned in registers: fewer elements
-# side by side are not worth a vector. Copies of 4 x 128 and 4 x 16 compile in 0.5 of the time and take as long.
+# Iterations of both loops of a transposing copy, from which it is transposed in registers. Fewer neighbouring elements
+# are not worth a vector. Copies of 4 x 128 and of 4 x 16 elements compile in 0.5 of the time and run equally fast.
 TURNED_LANES = 4
-# Elements of such a copy, at most: the function that turns them asks nobody whether to go on. 16 us at 16 GB/s,
-# memory's; loops over the items of a grid are of 256 to 4096.
+# Elements of a transposing copy up to which it is transposed in registers. The function that transposes does not poll
+# for cancellation. This size takes 16 us at a memory bandwidth of 16 GB/s; loops over the items of a grid have 256 to
+# 4096 elements.
 TURNED_ELEMENTS = 65536
 
 
@@ -121,8 +122,8 @@ class TurnFunction:
         return _TurnWriter(self).written()
 
 
-# Vectors of such a block that are held at once, at most: more do not fit the registers of AVX; a row's other pieces are
-# then read in a later turn. i8 of 1024 x 1024 by AVX-512 holds 16 of its 64, f32 all 16.
+# Vectors of a block of a transpose that stay in registers at the same time: AVX has 16 registers. The remaining parts
+# of a row are read in a later iteration. i8 of 1024 x 1024 by AVX-512 keeps 16 of its 64 vectors, f32 all 16.
 TURNED_VECTORS = 16
 
 

@@ -24,8 +24,8 @@ from aotc.vmfb.dtypes import size_of
 _FLOATS = ("f32", "f64")
 
 
-# Vectors of a loop beside tiles that are written one after the other, at most: such a loop is as wide as a tile, and
-# LLVM would write its vectors out. Tiles are up to four vectors wide.
+# Vectors of a loop up to which they are written one after the other, without a loop. A loop next to a tile is as wide
+# as the tile, at most four vectors, and LLVM would unroll it.
 PIECES = 8
 
 

@@ -60,8 +60,9 @@ def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any,
     return place, line, chunk * PIECES + piece
 
 
-# Pieces of 16 bytes of keys or of values that a thread begins to copy before it looks for more: it is all of them where
-# a block has eight warps; the places of the 64 of a block of one warp were spilled. The linker's log.
+# Pieces of 16 bytes of keys or values whose copies a thread issues in one iteration. A thread of a block of eight warps
+# has no more. A thread of a block of one warp has 64, whose addresses would spill if all were unrolled. The linker's
+# log.
 COPIED_AT_ONCE = 8
 
 

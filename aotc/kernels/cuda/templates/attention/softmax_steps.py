@@ -60,8 +60,8 @@ def begin_of(pointers, dims, z, row):
     return here().block.functions[BEGIN](int(z))
 
 
-# Heads whose tiles are done together, the longest first, where later rows have more terms: what they read of keys and
-# values is in the L2 cache. 8192 terms of 128 take 4 MB a head; an H200 has 50 MB.
+# Heads whose tiles are interleaved under a causal mask, where later rows have more keys: tiles with the most keys come
+# first. Their keys and values must stay in the L2 cache. 8192 keys of 128 elements take 4 MB a head; an H200 has 50 MB.
 HEADS_TOGETHER = 8
 
 
@@ -214,8 +214,8 @@ def soften(tiles: AttentionTiles) -> Any:
     return step
 
 
-# Chains of comparisons by which a thread finds the highest score of a row: so many instructions are on their way at a
-# time, of which each waits for the one before it.
+# Independent chains of maximum instructions by which a thread finds the highest score of a row. Each instruction waits
+# for the one before it in its chain; four chains overlap.
 TOP_CHAINS = 4
 
 

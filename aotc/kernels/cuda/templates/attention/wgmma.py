@@ -269,16 +269,18 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     return attend
 
 
-# Registers of a thread that copies for two warpgroups of attention: it gives the others back what it does not need. The
-# linker's log.
+# Registers of a producer thread next to two consumer warpgroups of attention; it releases the rest to the consumers.
+# The linker's log.
 COPY_REGISTERS_OF_ATTENTION = 24
-# Registers of a thread of two warpgroups of attention: with COPY_REGISTERS_OF_ATTENTION they must fit a
-# multiprocessor's 65,536; of one warpgroup all have enough. The linker's log: none is spilled.
+# Registers of a thread of two consumer warpgroups of attention. With COPY_REGISTERS_OF_ATTENTION they must fit the
+# 65,536 registers of a multiprocessor; a single consumer warpgroup has enough in any case. The linker's log: none is
+# spilled.
 ATTENTION_REGISTERS = 240
-# Registers of a thread that copies for three warpgroups of attention: as above. The linker's log.
+# Registers of a producer thread next to three consumer warpgroups of attention: as COPY_REGISTERS_OF_ATTENTION. The
+# linker's log.
 COPY_REGISTERS_OF_THREE = 32
-# Registers of a thread of three warpgroups of attention: as above. The linker's log: 32 bytes are spilled with keys of
-# 64 elements, and it is the fastest for them.
+# Registers of a thread of three consumer warpgroups of attention: as ATTENTION_REGISTERS. The linker's log: keys of 64
+# elements spill 32 bytes, and three warpgroups are still the fastest for them.
 ATTENTION_REGISTERS_OF_THREE = 160
 
 

@@ -263,7 +263,7 @@ class StorePieces:
         return found
 
 
-# Bytes: L2 is asked for so many at once. The lines of NVIDIA's caches.
+# Bytes of one L2 prefetch: a cache line of NVIDIA GPUs.
 LINE = 128
 
 

@@ -131,12 +131,12 @@ def _bound(product: LoopProduct) -> set[str]:
     return {s.var.name for s in product.epilogue if isinstance(s, Let)}
 
 
-# Bytes of a lane's sums that its warp puts down at a time: 16 rows of 128 bytes are the staging area of a warp.
-# STAGING.
+# Bytes of a lane's accumulators that its warp stages at a time: a 32nd of the warp's staging area, which has 16 rows of
+# 128 bytes (STAGING).
 STAGED_BYTES = 64
-# Registers of a thread for what an epilogue reads ahead, of 16 rows and 32 columns of a warp: they are on their way
-# while the sums before them are stored, beside 128 sums of a tile of 256 columns. The linker's log: with three operands
-# of 16 each none is spilled.
+# Registers of a thread for epilogue operands that are loaded ahead, for a chunk of 16 rows and 32 columns. Their loads
+# overlap with the stores of the chunks before. A tile of 256 columns has 128 accumulators a thread at the same time.
+# The linker's log: none is spilled with three operands of 16 registers each.
 HELD_VALUES = 48
 
 

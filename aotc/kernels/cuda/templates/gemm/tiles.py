@@ -11,14 +11,14 @@ from aotc.kernels.cuda.templates.gemm.epilogue_layout import ONE_BY_ONE, ResultP
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import size_of
 
-# Bytes: a tile whose rows are swizzled over 128 bytes begins at a multiple of it. PTX ISA, tensor swizzling modes.
+# Alignment, in bytes, of a tile in shared memory whose rows have the 128-byte swizzle. PTX ISA, tensor swizzling modes.
 SWIZZLE_BYTES = 1024
-# Bytes: of a row of a tile in shared memory; what is swizzled at most. PTX ISA, tensor swizzling modes.
+# Bytes of a row of a tile in shared memory: the widest swizzle. PTX ISA, tensor swizzling modes.
 CHUNK = 128
-# Bytes: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes. PTX ISA, layout of the
-# accumulators of wgmma and mma.
+# Bytes of a warp's staging area in shared memory: the 16 rows of accumulators that a warp has, 128 bytes of each at a
+# time. PTX ISA, layout of the accumulators of wgmma and mma.
 STAGING = 16 * CHUNK
-# Rows of sums that a warp puts down at a time, 128 bytes of each: they fill its staging area. STAGING.
+# Rows of accumulators that a warp stages at a time: with 128 bytes of each they fill its staging area (STAGING).
 ROWS = 16
 
 
@@ -131,22 +131,23 @@ class ProductTiles:
         return self.stages * self.stage_bytes
 
 
-# Registers of a thread of two warpgroups that multiply: with COPY_REGISTERS they must fit a multiprocessor's 65,536;
-# with 240 the two wait for ever. Measured on an H200.
+# Registers of a consumer thread if two warpgroups multiply. With the COPY_REGISTERS of the producer they must fit the
+# 65,536 registers of a multiprocessor. With 240 the two consumers wait for ever for registers. Measured on an H200.
 PRODUCT_REGISTERS = 232
-# Registers of a thread of a warpgroup that multiplies alone: its tiles are smaller; two blocks may share a
-# multiprocessor if these have no more than WIDE_COLUMNS.
+# Registers of a consumer thread if one warpgroup multiplies tiles of at most WIDE_COLUMNS. Its tiles are smaller, and
+# with this number two blocks fit a multiprocessor.
 PRODUCT_REGISTERS_OF_ONE = 160
-# Registers of a thread that multiplies: beside sums it has descriptors, places and sizes; the rest may hold what its
-# epilogue reads. The linker's log: none is spilled.
+# Registers of a consumer thread besides accumulators: descriptors, addresses and sizes. The remaining ones may hold
+# operands that the epilogue loads ahead. The linker's log: none is spilled.
 STEP_REGISTERS = 56
-# Times 32 columns of a warp's 16 rows: more are there no sooner, and each is moved from register to register in each
-# turn. A turn takes 800 to 1,600 cycles on an H200, what lies in its L2 comes in 500.
+# Chunks (16 rows of 32 columns of accumulators) whose epilogue operands are loaded ahead, at most. More would not
+# arrive sooner, and each iteration moves their values from register to register. On an H200 an iteration takes 800 to
+# 1,600 cycles, a load from L2 500.
 MOST_AHEAD = 2
-# Threads of templates whose blocks stay, on a multiprocessor: those of a block that multiplies with one warpgroup have
-# 160 or 40 registers each, and two blocks fit. Registers of a multiprocessor.
+# Threads of persistent blocks on a multiprocessor. A block with one consumer warpgroup has 160 or 40 registers a
+# thread, so that two such blocks fit the registers of a multiprocessor.
 MOST_THREADS = 512
-# Columns of a tile of one warpgroup that multiplies: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE. The linker's
+# Columns of a tile of one consumer warpgroup up to which its accumulators fit PRODUCT_REGISTERS_OF_ONE. The linker's
 # log: 72 bytes spilled with 256 columns.
 WIDE_COLUMNS = 128
 
@@ -210,7 +211,7 @@ class WarpgroupTiles(ProductTiles):
         return max(min(held.shared // (self.shared + held.reserved), MOST_THREADS // self.threads, 2), 1)
 
 
-# Rows of a warp's part of a tile, of 64 columns: its sums, and what it multiplies, take two thirds of a thread's
+# Rows of a warp's part of a tile; the part has 64 columns. Its accumulators and operands take two thirds of a thread's
 # registers. Measured on an H200; see WarpTiles.
 WARP_ROWS = 32
 

@@ -201,8 +201,8 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     return multiply_tiles
 
 
-# Registers of a thread of the warpgroup that copies: it gives the others back what it does not need. The kernel takes
-# fewer than 40.
+# Registers of a thread of the producer warpgroup; it releases the rest to the consumers. The kernel needs fewer than
+# 40.
 COPY_REGISTERS = 40
 
 
