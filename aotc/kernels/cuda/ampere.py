@@ -1,6 +1,7 @@
-"""Instructions of Ampere and of what came after it: copies to shared memory in the background.
+"""Instructions of Ampere and later: asynchronous copies to shared memory.
 
-What they mean is said for the machine of :mod:`aotc.kernels.cuda.block`, where a copy is done when it is begun.
+Their meaning is defined for the simulated machine of :mod:`aotc.kernels.cuda.block`, where a copy completes when it is
+issued.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ PIECE = 16
 
 @ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", NOTHING, I32, I64, I32)
 def copy_piece(to, source, size):
-    """Begin to copy ``size`` bytes, and zeros for what 16 lack of them."""
+    """Start to copy ``size`` bytes, padded with zeros to 16."""
     data = ctypes.string_at(int(source), int(size)).ljust(PIECE, b"\0")
     here().block.memory[int(to) : int(to) + PIECE] = np.frombuffer(data, np.uint8)
 
 
 @ptx("cp.async.commit_group;", NOTHING)
 def copies_commit():
-    """Make a group of the copies that this thread began."""
+    """Commit the copies that this thread started as a group."""
 
 
 def copies_wait(left: int):
-    """Return the instruction that waits until at most ``left`` of the thread's groups of copies are not done."""
+    """Return the instruction that waits until at most ``left`` of the thread's groups of copies are in flight."""
 
     @ptx(f"cp.async.wait_group {left};", NOTHING)
     def wait():

@@ -1,4 +1,4 @@
-"""How kernels that templates make are launched."""
+"""Launch parameters and IR of kernels that templates generate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aotc.targets import Target
 
 
 def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
-    """Return the threads of a block, and what the manifest says of the launch."""
+    """Return the threads of a block, and the launch entry of the manifest."""
     if kernel.tiling is not None and kernel.tiling.is_attention:
         return attention_tiles(kernel).threads, attention_launch(kernel)
     return tiles_of(kernel).threads, launch_entry(kernel)
 
 
 def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
-    """Return the IR of the template of ``kernel`` for ``target``, and the functions that it calls."""
+    """Return the IR of the template of ``kernel`` for ``target``, and the device functions that it calls."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
     return attention_texts(kernel) if is_attention else product_texts(kernel, target)

@@ -1,8 +1,11 @@
-"""Steps that templates share: each is many instructions, and one statement to Numba, which types every one.
+"""Device functions that several templates share.
 
-Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
-c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
-each index of the sum, and as many elements as fill it are a part of their own. Warps want some at other places: see
+Each of them emits many instructions but is a single call to Numba, which would otherwise infer a type for every one.
+
+A tile in shared memory has rows of 128 bytes with the 128-byte swizzle: the 16-byte piece c of row r is stored at
+position c ^ (r % 8). An operand that is contiguous along the contraction has one such row for each row of A (or column
+of B). An operand that is contiguous along its rows (or columns) has one row for each index of the contraction. It is
+then split into parts as wide as a row. Warp tiles swizzle some operands differently: see
 :meth:`aotc.kernels.cuda.templates.gemm.tiles.WarpTiles.turn`.
 """
 
@@ -30,32 +33,38 @@ from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
-"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what attention stores for a sum, before it is rounded."""
+"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: the value that attention stores for an accumulator, before
+it is rounded."""
 PLACE = "aotc_place"
-"""``i64 place(..., i64 z, i64 row, i64 col)``: where, counted in elements."""
+"""``i64 place(..., i64 z, i64 row, i64 col)``: the offset of a result, in elements."""
 STORE = "aotc_store"
-"""``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: does all that is to be done with a sum; or, of a piece of a row
-(of a column), whose number is in the place of ``col`` (of ``row``), with all its sums, and what was loaded ahead."""
+"""``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: the whole epilogue of an accumulator, with its stores. For a
+piece of a row (column), ``col`` (``row``) is the number of the piece; all of its accumulators and the operands
+loaded ahead follow."""
 LOAD_AHEAD = "aotc_load_ahead"
-"""``{...} load_ahead(..., i64 z, i64 row, i64 col)``: what is loaded for a piece before its sums are there."""
+"""``{...} load_ahead(..., i64 z, i64 row, i64 col)``: the operands of a piece's epilogue, loaded before its
+accumulators are complete."""
 FAR = "aotc_far"
-"""``i64 far(..., i64 z, i64 row, i64 col)``, with a number: where an element is of a large array that is loaded so."""
+"""``i64 far(..., i64 z, i64 row, i64 col)``, numbered: the offset of an element of a large epilogue operand, for
+prefetching."""
 SIZES = {name: f"aotc_{name}" for name in ("batch", "rows", "cols", "depth", "terms")}
-"""``i64 f(...)``: the sizes of the products, and how many there are; of attention how many heads, rows and terms."""
+"""``i64 f(...)``: batch and extents of the matmuls; for attention the numbers of heads, queries and keys."""
 START = ("aotc_left_start", "aotc_right_start")
-"""``i64 f(..., i64 z)``: the first element of an operand of product z that lies in lines."""
+"""``i64 f(..., i64 z)``: the offset of the first element of an operand of matmul z, if the operand is strided."""
 PITCH = ("aotc_left_pitch", "aotc_right_pitch")
-"""``i64 f(...)``: how many elements its lines are apart."""
+"""``i64 f(...)``: the stride between the lines of such an operand, in elements."""
 COORDINATE = ("aotc_left_coordinate", "aotc_right_coordinate")
-"""``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of product z."""
+"""``i64 f(..., i64 z)``, numbered: a coordinate of matmul z in the tensor map of an operand."""
 GATHERED = ("aotc_left_gathered", "aotc_right_gathered")
-"""``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand in pieces of terms; -1: it is 0."""
+"""``i64 f(..., i64 z, i64 i, i64 k)``: the offset of an element of an operand with contiguous pieces of 16 bytes; -1
+for a zero."""
 ELEMENT = ("aotc_left", "aotc_right")
-"""``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32, of f64 that."""
+"""``f32 f(..., i64 z, i64 i, i64 k)``: an element of a computed operand; i32 for i8, f64 for f64."""
 ELEMENTS = ("aotc_left_piece", "aotc_right_piece")
-"""``{...} f(..., i64 z, i64 i, i64 piece)``: those of a piece of 16 bytes of the operand, with terms side by side."""
+"""``{...} f(..., i64 z, i64 i, i64 piece)``: all elements of a 16-byte piece of a computed operand, contiguous along
+the contraction."""
 REGISTERS = {"f32": (FLOAT, F32), "f64": (DOUBLE, F64), "i32": (INT, I32)}
-"""What sums are to Numba and to LLVM."""
+"""Accumulator types: of Numba and of LLVM."""
 BARRIER = "bar.warp.sync 0xffffffff;"
 TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
@@ -67,7 +76,7 @@ _STORE_IF = (
 
 
 def extent(name: str) -> Any:
-    """Return the function of a kernel's pointers and dims that is a size of the product, or of attention."""
+    """Return the device function of a kernel's pointers and dims that computes an extent (see :data:`SIZES`) as i32."""
 
     def generate(context, builder, signature, arguments):
         return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
@@ -86,9 +95,11 @@ GROUP_ROWS = 2048
 
 
 def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
-    """Return the function of a tile's number, and how many there are down and across: its product, row and column.
+    """Return the device function that maps a tile's number to its matmul, first row and first column.
 
-    Tiles follow each other down a few rows of tiles, then in the next column: blocks that run together share operands.
+    It also gets the numbers of tiles down and across. Tiles are numbered column by column within a group of
+    :data:`GROUP_ROWS` rows, and groups follow each other: blocks that run at the same time share operands in the L2
+    cache.
     """
     i32, together = types.int32, GROUP_ROWS // rows
 
@@ -109,7 +120,7 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
 
 
 def zeros(count: int, dtype: str = "f32") -> Any:
-    """Return the function that makes ``count`` sums of nothing."""
+    """Return the device function that creates ``count`` accumulators of zero."""
     numba_type, llvm_type = REGISTERS[dtype]
 
     def generate(context, builder, signature, arguments):
@@ -123,9 +134,9 @@ def zeros(count: int, dtype: str = "f32") -> Any:
 
 
 def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return what belongs to A and to B, or to rows and to columns, as the instructions have them, or back.
+    """Return two values, of A and B or of rows and columns, in the order of the instructions, or back.
 
-    Of a turned product they have changed places.
+    They are swapped if the operands of the matmul are swapped (``tiles.turned``).
     """
     return (b, a) if tiles.turned else (a, b)
 
@@ -143,7 +154,7 @@ def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
 
 
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
+    """Return the rows and columns of the calling thread's accumulators, within its warp's 16 rows."""
     return _elements_of_lane(here().thread & 31, cols)
 
 
@@ -154,7 +165,7 @@ def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
-    """Return the sums of a stage in shared memory for all of so many rows of A and columns of B."""
+    """Return the partial matmul of a stage in shared memory, for ``rows`` rows of A and ``cols`` columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
     right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
@@ -162,7 +173,7 @@ def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) ->
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
+    """Return the partial dot products of a stage in shared memory, of pairs of rows of A and columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, rows)
     right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
@@ -170,14 +181,14 @@ def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.nda
 
 
 def dtype_in_python(operands: str, number: int = 0) -> np.dtype:
-    """Return the dtype that A, or B, has where kernels are Python, which does not round to TF32."""
+    """Return the dtype of A, or of B, where kernels run as Python; Python does not round to TF32."""
     return to_numpy(stored_dtypes(operands)[number])
 
 
 def operand_elements(
     tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray, number: int = 0
 ) -> np.ndarray:  # fmt: skip
-    """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
+    """Return some rows of A, or columns of B, of the stage that starts at ``begin`` in shared memory."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
     memory = here().block.memory.view(dtype_in_python(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
@@ -185,7 +196,7 @@ def operand_elements(
 
 @lru_cache(maxsize=64)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
-    """Return how many elements after the first of a stage the terms of rows of A, or columns of B, are."""
+    """Return the offsets, in elements from the start of a stage, of all terms of some rows of A or columns of B."""
     i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
@@ -198,7 +209,7 @@ def store_meaning(
     tiles: ProductTiles | AttentionTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int],
     pointers: Any,
 ) -> None:  # fmt: skip
-    """Store the calling thread's sums of 16 rows and ``width`` columns, as their warp does together."""
+    """Store the calling thread's accumulators of 16 rows and ``width`` columns, where kernels run as Python."""
     z, row, col = place
     functions = here().block.functions
     for value, i, j in zip(sums, *own_elements(width)):
@@ -215,14 +226,15 @@ def emit_stores(
     builder: ir.IRBuilder, tiles: AttentionTiles, sums: Sequence[ir.Value],
     arguments: Sequence[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit what a warp stores of 16 rows of attention: see :class:`StoreRows`."""
+    """Emit the stores of a warp's 16 rows of attention: by :class:`StoreRows` if rows are contiguous."""
     (StoreRows if tiles.in_lines else StoreElements)(builder, tiles, sums, arguments).emit()
 
 
 class StoreElements:
-    """Emits what a warp does with the sums of 16 rows, one by one: lanes take neighbours of a row.
+    """Emits the epilogue of a warp's 16 rows, element by element; the lanes of a warp store neighbouring elements of a
+    row.
 
-    32 columns go through ``staging`` at a time. Parameters are those of :class:`StoreRows`.
+    The accumulators pass through ``staging`` in chunks of 32 columns. Parameters are those of :class:`StoreRows`.
     """
 
     def __init__(
@@ -233,7 +245,7 @@ class StoreElements:
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
 
     def emit(self) -> None:
-        """Emit all of them."""
+        """Emit all chunks."""
         for first in range(0, len(self.sums) // 4, 4):
             self._put(first)
             assembly(self.b, BARRIER, NOTHING, [], [])
@@ -241,7 +253,7 @@ class StoreElements:
             assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _put(self, first: int) -> None:
-        """Put 32 columns down; pieces of 16 bytes are swizzled."""
+        """Store a chunk of 32 columns in the staging area, swizzled in pieces of 16 bytes."""
         b = self.b
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
         for n in range(min(4, len(self.sums) // 4 - first)):
@@ -253,7 +265,7 @@ class StoreElements:
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
     def _rows(self, begin: int) -> None:
-        """Go through the rows: a lane has a column of each."""
+        """Loop over the rows of a chunk: each lane handles one column."""
         b = self.b
         before = b.block
         loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
@@ -281,20 +293,23 @@ class StoreElements:
 
 
 class StoreRows:
-    """Emits what a warp stores of 16 rows.
+    """Emits the epilogue and the stores of a warp's 16 rows, in pieces of 16 bytes.
 
-    The lanes have single elements of all rows: pieces of 128 bytes go through ``staging``, so that each lane writes 16
-    bytes of a row to memory. Elements outside of the result are computed of ones inside, and not stored.
+    A lane has single elements of all rows. They pass through ``staging`` in chunks of 128 bytes a row, so that each
+    lane
+    then writes 16 contiguous bytes of one row to memory. Elements outside of the result are computed from clamped
+    indices
+    and not stored.
 
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
     tiles : AttentionTiles
     sums : sequence of values
-        The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
+        The lane's accumulators: in each group of 8 columns two of one row, and two of the row 8 below.
     arguments : sequence of values
-        Where the warp's staging area is, the lane, the product, the first row and column, the sizes of the result, and
-        the tables of pointers and dims.
+        Address of the warp's staging area, lane, head, first row and column, extents of the result, and the tables of
+        pointers and dims.
     """
 
     def __init__(
@@ -307,7 +322,7 @@ class StoreRows:
         self.piece, self.read_row = builder.and_(lane, i32(7)), builder.lshr(lane, i32(3))
 
     def emit(self) -> None:
-        """Emit all of them, 128 bytes of each row at a time."""
+        """Emit all chunks, of 128 bytes of each row."""
         per = CHUNK // (8 * self.tiles.result_size)  # groups of 8 columns
         for first in range(0, len(self.sums) // 4, per):
             for n in range(min(per, len(self.sums) // 4 - first)):
@@ -326,7 +341,7 @@ class StoreRows:
         return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
     def _stage(self, piece: int, group: int) -> None:
-        """Compute and put down the lane's two columns of a group of 8, in both of its rows."""
+        """Compute the lane's two columns of a group of 8, for both of its rows, and store them in the staging area."""
         b = self.b
         col = b.add(b.add(self.col, i32(8 * group)), b.shl(self.quad, i32(1)))
         for below in (0, 8):
@@ -347,7 +362,7 @@ class StoreRows:
         return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))
 
     def _copy(self, part: int, begin: int) -> None:
-        """Write 16 bytes of a row, of 4 rows together, from the group of columns at ``begin``."""
+        """Copy 16 bytes of a row to memory, 4 rows of the warp at the same time, from the chunk at ``begin``."""
         b, size = self.b, self.tiles.result_size
         own = b.add(self.read_row, i32(4 * part))
         source = self._swizzled(b.add(self.staging, b.shl(own, i32(7))), self.piece, own)

@@ -1,9 +1,11 @@
-"""Attention of up to 16 queries of a head on Hopper: as fast as keys and values are read.
+"""Split-KV attention of up to 16 queries of a head on Hopper (decoding): bound by the bandwidth of keys and values.
 
-All warps of a block have the same queries, and so do the blocks of a cluster. They take the terms in turn, so many at a
-time: each has a ring of stages of its own in shared memory, that one of its lanes keeps full by the tensor memory
-accelerator, waits for no other warp, and makes the weights of its terms by ``mma``. At the end each puts down its sums;
-those of a block are put together, and then those of the blocks: each reads the others' memory for a part of the means.
+All warps of a block, and all blocks of a cluster, have the same queries and split the keys: stages of keys are
+distributed round-robin. Each warp has its own ring buffer in shared memory, which one of its lanes fills by the tensor
+memory accelerator, and waits for no other warp; it computes the weights of its keys by ``mma``. At the end each warp
+stores its accumulators in shared memory. They are merged within the block, and then within the cluster: each block
+reads
+the memory of the others (distributed shared memory) for its share of the result.
 """
 
 from __future__ import annotations
@@ -60,14 +62,18 @@ from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
 
 @cache
 def attention_texts(tiles: FewAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel, which calls the functions that the steps name."""
+    """Return the IR of the kernel; it calls the device functions that the steps name."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
 def _merge(tiles: FewAttention) -> Callable[..., Any]:
-    """Return the function of an element of the sums of several: the sum of all, the highest score, the whole weight."""
+    """Return the device function that merges an element of several accumulators.
+
+    It returns the merged value, the highest score and the sum of weights of its row. Each share is rescaled by
+    ``2 ** ((its maximum - the maximum of all) * factor)`` first.
+    """
     pitch, tops, f32, i32 = pitch_of(tiles), tops_of(tiles), types.float32, types.int32
     factor, apart = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes
 
@@ -99,7 +105,7 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
 
 
 def _together(tiles: FewAttention) -> Callable[..., None]:
-    """Return what the threads of a cluster do with the sums of all warps."""
+    """Return the device function by which a cluster merges the accumulators of all warps and stores the result."""
     width, warps, cluster, threads, parted = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.parted
     pitch, tops, area, factor = pitch_of(tiles), tops_of(tiles), warps * tiles.sum_bytes, tiles.scale or 1.0
     merged, f32, i32 = _merge(tiles), types.float32, types.int32
@@ -143,7 +149,12 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
 
 
 def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what a warp does first, and with its terms, of which ``turns`` times so many are from ``first`` on."""
+    """Return two device functions of a warp: the start of its copies, and the loop over its keys.
+
+    A warp has ``turns`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it: only
+    its own
+    lanes read it, so a warp barrier is enough.
+    """
     terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     step, i32 = terms * tiles.warps * tiles.cluster, types.int32
     load_keys, load_values = load(tiles, 1), load(tiles, 2)
@@ -193,7 +204,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
 
 
 def _queries(tiles: FewAttention) -> Callable[..., Any]:
-    """Return the function by which warps have the queries at hand: in registers, or where all put them."""
+    """Return the device function that loads the queries: to registers, or to shared memory by all warps together."""
     fetch, put_one, i32 = load_queries(tiles), put_query(tiles), types.int32
     stay, begin, warps = tiles.queries_stay, tiles.queries, tiles.warps
 
@@ -215,7 +226,7 @@ def _queries(tiles: FewAttention) -> Callable[..., Any]:
 
 
 def _kernel(tiles: FewAttention) -> Callable[..., None]:
-    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
     rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
     ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
     (start, attend), put_together, put_down = _attender(tiles), _together(tiles), leave(tiles)

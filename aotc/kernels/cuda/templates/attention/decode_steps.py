@@ -1,4 +1,4 @@
-"""Steps of attention of few queries: what warps leave of their terms in shared memory, and what is made of it."""
+"""Device functions of decoding attention: the accumulators of warps in shared memory, and their merge."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def pitch_of(tiles: FewAttention) -> int:
-    """Return how many bytes a row of sums is from the next."""
+    """Return the bytes between two rows of accumulators in shared memory."""
     return 4 * (tiles.width + ROWS_APART)
 
 
 def tops_of(tiles: FewAttention) -> int:
-    """Return where, after sums, the highest scores of the rows are; behind them are the sums of their weights."""
+    """Return the offset, after the accumulators, of the rows' highest scores; the sums of weights follow."""
     return ROWS * pitch_of(tiles)
 
 
@@ -38,19 +38,19 @@ def power(x):
 
 @ptx("max.f32 $0, $1, $2;", FLOAT, FLOAT, FLOAT)
 def highest(x, y):
-    """Return the higher one."""
+    """Return the maximum."""
     return np.fmax(x, y)
 
 
 @ptx("{\n.reg .pred p;\nsetp.eq.f32 p, $1, 0fFF800000;\nselp.f32 $0, 0f00000000, $1, p;\n}", FLOAT, FLOAT)
 def finite(x):
-    """Return ``x``, or 0 if that is minus infinity."""
+    """Return ``x``, or 0 if ``x`` is minus infinity."""
     return np.float32(0) if x == -np.inf else np.float32(x)
 
 
 @ptx("{\n.reg .f32 r;\nrcp.rn.f32 r, $2;\nmul.rn.f32 $0, $1, r;\n}", FLOAT, FLOAT, FLOAT)
 def divided(x, y):
-    """Return ``x / y``."""
+    """Return ``x / y``, as ``x`` times the rounded reciprocal of ``y``."""
     with np.errstate(all="ignore"):
         return np.float32(x) * (np.float32(1) / np.float32(y))
 
@@ -63,12 +63,12 @@ def put(place, value):
 
 @emitted(lambda place: FLOAT(INT), lambda context, builder, signature, arguments: load_f32(builder, arguments[0]))
 def get(place):
-    """Return an f32 in shared memory."""
+    """Load an f32 from shared memory."""
     return here().block.memory.view(np.float32)[int(place) // 4]
 
 
 def leave(tiles: FewAttention) -> Any:
-    """Return the function by which a warp puts down its sums, and what it knows of its rows."""
+    """Return the device function by which a warp stores its accumulators and softmax statistics in shared memory."""
     count, pitch, tops = tiles.width // 2, pitch_of(tiles), tops_of(tiles)
 
     def generate(context, builder, signature, arguments):
@@ -109,7 +109,7 @@ def _generate_keep(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
 def keep(pointers, dims, z, row, col, value):
-    """Do what is to be done with a mean."""
+    """Call the epilogue of an element of the result."""
     here().block.functions[STORE](int(z), int(row), int(col), value)
 
 
@@ -122,5 +122,5 @@ def _generate_keep_rest(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, FLOAT, FLOAT), _generate_keep_rest)
 def keep_rest(pointers, dims, z, row, top, whole):
-    """Store what is wanted of a row besides its means."""
+    """Store the softmax statistics of a row."""
     here().block.functions[REST](int(z), int(row), top, whole)

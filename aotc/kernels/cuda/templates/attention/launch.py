@@ -1,4 +1,4 @@
-"""How attention on tensor cores is cut and launched: what the manifest says of it, for which no Numba is needed."""
+"""Tile shapes and launch parameters of attention on tensor cores, as the manifest has them; needs no Numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotc.kernels.interface import size_entry
 
 
 def attention_tiles(kernel: Kernel) -> AttentionTiles:
-    """Return what the template is made for: how ``kernel``, which has a tiling, is cut, and how its arrays lie."""
+    """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and layouts."""
     tiling, found = kernel.tiling, read_attention(kernel)
     if tiling is None or not isinstance(found.depth[1], int) or not isinstance(found.col[1], int):
         raise ValueError(f"kernel {kernel.name} has no tiling of attention")
@@ -63,7 +63,7 @@ STAY_TERMS = 2048
 
 
 def attention_launch(kernel: Kernel) -> dict[str, Any]:
-    """Return the manifest's entry for the launch: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the manifest's launch entry of attention: see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, found = attention_tiles(kernel), read_attention(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)

@@ -1,8 +1,9 @@
-"""Attention on the tensor cores of any GPU from Ampere on, and of few queries of each head on Hopper too.
+"""Flash attention on the tensor cores of any GPU from Ampere on (mma); on Hopper, for few queries of each head.
 
-Each warp of a block has 16 rows of queries in registers. All threads copy keys and values to the stages of a ring in
-shared memory; each warp makes weights of its scores while the next stage is on its way. A block of one warp has no
-other to wait for: of few queries as many blocks as a multiprocessor holds read keys and values, of parts of the terms.
+Each warp of a block has 16 queries in registers. All threads copy keys and values to the stages of a ring buffer in
+shared memory; the next stages are in flight while the warps compute the softmax weights of one (online softmax: the
+accumulators are rescaled whenever a row's maximum grows). For few queries a block has a single warp, which waits for no
+other; a multiprocessor runs several such blocks, each with a part of the keys.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
 
 @cache
 def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel, which calls what :mod:`.softmax_steps` and :mod:`.mma_steps` name."""
+    """Return the IR of the kernel; it calls the device functions of :mod:`.softmax_steps` and :mod:`.mma_steps`."""
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 
 
 def _queries(tiles: WarpAttention) -> Callable[..., Any]:
-    """Return the function by which a warp has its queries at hand: in registers, or where they stay."""
+    """Return the device function that loads a warp's queries: to registers, or to shared memory."""
     fetch, put, i32 = load_queries(tiles), put_query(tiles), types.int32
     stay, begin, each = tiles.queries_stay, tiles.queries, 16 * tiles.key_chunks * CHUNK
 
@@ -69,7 +70,12 @@ def _queries(tiles: WarpAttention) -> Callable[..., Any]:
 
 
 def _kernel(tiles: WarpAttention) -> Callable[..., None]:
-    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
+
+    Invariant of the loop: ``sums`` are the weighted values of all keys so far, relative to the maxima in ``known``.
+    Copies
+    follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.
+    """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), weigh(tiles)
     score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)

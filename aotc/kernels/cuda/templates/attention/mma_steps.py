@@ -1,4 +1,4 @@
-"""Steps of attention from Ampere on: copies by all threads of a block, and products of single warps."""
+"""Device functions of attention from Ampere on: copies by all threads of a block, and products of single warps."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32, i64
 QUERY = "aotc_query"
 """``f32 query(..., i64 z, i64 row, i64 d)``."""
 START = ("aotc_key_start", "aotc_value_start")
-"""``i64 f(..., i64 z)``: the first element of the keys, or of the values, of head z."""
+"""``i64 f(..., i64 z)``: the offset of the first element of the keys, or of the values, of head z."""
 PITCH = ("aotc_key_pitch", "aotc_value_pitch")
-"""``i64 f(...)``: how many elements one is from the next."""
+"""``i64 f(...)``: the stride between two keys, or values, in elements."""
 REST = "aotc_rest"
-"""``i32 rest(..., i64 z, i64 row, f32 top, f32 whole)``: what is stored of a row besides its means."""
+"""``i32 rest(..., i64 z, i64 row, f32 top, f32 whole)``: stores the softmax statistics of a row."""
 
 
 def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
-    """Return an operand: what is known of it, its chunks, its pieces that exist, and where it begins in a stage."""
+    """Return an operand: source, chunks, existing pieces, and offset in a stage."""
     if number:
         return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
     return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
 
 
 def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
-    """Return the piece ``number`` that a thread copies: where it goes, its line, and its number in the line."""
+    """Return the ``number``-th piece that a thread copies: destination, line, and number within the line."""
     at = thread + number * tiles.threads
     piece, line = at & (PIECES - 1), (at >> 3) & (tiles.terms - 1)
     chunk = at >> (3 + tiles.terms.bit_length() - 1)
@@ -69,12 +69,12 @@ COPIED_AT_ONCE = 8
 def _emit_each(
     b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
 ) -> None:
-    """Emit what is done with each of a thread's pieces: with many in a loop, or their places would fill registers."""
+    """Emit a thread's pieces, one call of ``emit`` each; many in a loop, as their addresses would fill registers."""
     if count <= COPIED_AT_ONCE:
         for n in range(count):
             emit(thread, n)
         return
-    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # not known, so never unrolled
+    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # opaque, so never unrolled
     before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
     b.branch(loop)
     b.position_at_end(loop)
@@ -92,7 +92,7 @@ def _emit_each(
 
 
 def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
-    """Emit what begins to copy the piece ``count`` of a thread."""
+    """Emit the copy of piece ``count`` of a thread."""
     source, start, pitch, to, first, n, there = lying
     place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
@@ -106,7 +106,7 @@ def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value],
 
 
 def copy_terms(tiles: WarpAttention) -> Any:
-    """Return the function by which a block begins to copy keys and values; those beyond the last term are 0."""
+    """Return the device function by which a block starts to copy keys and values, padded with zeros."""
 
     def generate(context, builder, signature, arguments):
         pointers, dims, to, thread, z, first, n = arguments
@@ -138,7 +138,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
 
 
 def load_queries(tiles: AttentionTiles) -> Any:
-    """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
+    """Return the device function that loads a lane's fragments of its warp's 16 queries: four registers a step."""
     count, each = 4 * tiles.steps, 4 // tiles.size
     kept = types.UniTuple(INT, count)
 
@@ -171,7 +171,7 @@ def load_queries(tiles: AttentionTiles) -> Any:
 
 
 def put_query(tiles: AttentionTiles) -> Any:
-    """Return the function that puts a query where :func:`products` reads it: a lane the elements with its number."""
+    """Return the device function that stores a query in shared memory; lane l has elements l, l + 32, ..."""
 
     def place_of(row, d):
         return (d >> 5) * (16 * CHUNK) + row * CHUNK + ((((d >> 2) & 7) ^ (row & 7)) << 4) + ((d & 3) << 2)
@@ -199,14 +199,14 @@ def put_query(tiles: AttentionTiles) -> Any:
 
 
 def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
-    """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
+    """Return the emitter of a warp's loads and products, of keys, or of values (``by_rows``)."""
     lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms}
     lying |= {"a_by_rows": False, "b_by_rows": by_rows}
     return WarpProducts(builder, SimpleNamespace(**lying), lane)
 
 
 def products(tiles: AttentionTiles) -> Any:
-    """Return the function that multiplies a warp's queries, or those in shared memory, with the keys of a stage."""
+    """Return the device function that multiplies a warp's queries with the keys of a stage."""
     count, stay = tiles.terms // 2, tiles.queries_stay
     kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, 4 * tiles.steps)
 
@@ -239,20 +239,21 @@ def products(tiles: AttentionTiles) -> Any:
 
 
 class _ValueWords:
-    """Emits the loads of values of f32, for weights as
-    :func:`aotc.kernels.cuda.templates.attention.softmax_steps.pack` orders
-    them: a lane has the values of two neighbours of 8 terms, in columns that are 8 apart."""
+    """Emits the loads of f32 values, in the order in which :func:`.softmax_steps.pack` passes weights.
+
+    A lane has the values of two neighbouring terms of 8, in columns that are 8 apart.
+    """
 
     def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
         self.b, self.tiles, self.at = b, tiles, at
         self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
 
     def columns(self, number: int, step: int) -> list[ir.Value]:
-        """Return the values of 8 terms in 16 columns: two registers of the first 8, and two of the others."""
+        """Return the values of 8 terms in 16 columns: two registers of the first 8 columns, and two of the others."""
         return [self._word(2 * number + half, step, term) for half in range(2) for term in range(2)]
 
     def _word(self, group: int, step: int, term: int) -> ir.Value:
-        """Return the value of a term in a column of a group of 8, of which four lie in a chunk."""
+        """Return the value of a term in a column of a group of 8; a chunk has four groups."""
         b = self.b
         line = b.add(self.pair, i32(term))
         piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
@@ -263,7 +264,7 @@ class _ValueWords:
 
 
 def weigh(tiles: AttentionTiles) -> Any:
-    """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
+    """Return the device function that adds packed weights times the values of a stage to a warp's accumulators."""
     count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
@@ -291,7 +292,7 @@ def weigh(tiles: AttentionTiles) -> Any:
 
 
 def store_rows(tiles: WarpAttention) -> Any:
-    """Return the function by which a warp stores its 16 rows, and what is wanted of them besides."""
+    """Return the device function by which a warp stores its 16 rows, with their statistics if ``parted``."""
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):

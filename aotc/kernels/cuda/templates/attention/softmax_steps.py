@@ -1,8 +1,10 @@
-"""Steps that templates of attention share: scores, the softmax of rows as they come, what is known of a block.
+"""Device functions that the attention templates share: tile order, scores, online softmax.
 
-A thread of a warp has elements of two rows of 16, ``l / 4`` and 8 more for lane l, as tensor cores leave sums: in each
-group of 8 columns two of a row, and two of the other. What it knows of its rows are six numbers: the highest score so
-far of each, the sum of weights of its own elements, and what sums so far are to be multiplied with.
+A lane has elements of two of its warp's 16 rows, in the layout of accumulators: lane l has rows ``l / 4`` and
+``l / 4 + 8``, and in each group of 8 columns two elements of each. The softmax statistics of its rows are six numbers
+(``STATE``): the highest score so far of each row, the sum of weights of the lane's own elements, and the factor by
+which
+earlier sums are rescaled.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32
 SCORE = "aotc_score"
 """``f32 score(..., i64 z, i64 row, i64 term, f32 product)``."""
 END = "aotc_end"
-"""``i64 end(..., i64 z, i64 row)``: how many terms a row has; a later row has no fewer."""
+"""``i64 end(..., i64 z, i64 row)``: the number of keys of a row; it does not decrease from row to row."""
 BEGIN = "aotc_begin"
-"""``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
+"""``i64 begin(..., i64 z)``: the first key of a head, a multiple of the keys of a stage."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
-"""``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
+"""``i64 f(..., i64 z)``, numbered: a coordinate of head z in the tensor map of an operand."""
 STATE = types.UniTuple(FLOAT, 6)
 LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
@@ -45,7 +47,7 @@ def _generate_end(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_end)
 def end_of(pointers, dims, z, row):
-    """Return how many terms a row has."""
+    """Return the number of keys of a row."""
     return here().block.functions[END](int(z), int(row))
 
 
@@ -56,7 +58,7 @@ def _generate_begin(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
 def begin_of(pointers, dims, z, row):
-    """Return the first term of a head."""
+    """Return the first key of a head."""
     return here().block.functions[BEGIN](int(z))
 
 
@@ -66,9 +68,11 @@ HEADS_TOGETHER = 8
 
 
 def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
-    """Return the function of a tile's number: its head, its first row, and the end of the terms of its last.
+    """Return the device function that maps a tile's number to its head, first row, and end of keys.
 
-    Tiles of a head follow each other; if later rows have more terms, those of some heads together, the longest first.
+    Tiles of a head follow each other. Under a causal mask, tiles of :data:`HEADS_TOGETHER` heads are interleaved, and
+    those
+    with the most keys come first.
     """
     rows, causal, i32 = tiles.rows, tiles.causal, types.int32
 
@@ -92,7 +96,7 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
 
 
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
-    """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
+    """Return the first ``count`` elements of lines of a tile in shared memory; a chunk has ``height`` lines."""
     kind = dtype_in_python(dtype)
     at = np.arange(count) * kind.itemsize
     places = int(begin) + at // CHUNK * height * CHUNK + swizzled(np.asarray(lines)[:, None], at % CHUNK)
@@ -100,7 +104,7 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
 
 
 def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
-    """Return 16 rows of weights, of which the calling thread's are whole: lanes of four have parts of each."""
+    """Return 16 rows of weights; the calling thread's rows are complete: four lanes have a part of each."""
     lane, every = here().thread % 32, here().block.exchange(weights)
     whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
     for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
@@ -121,12 +125,12 @@ def _at_start(context, builder, signature, arguments):
 
 @emitted(lambda: STATE(), _at_start)
 def unknown():
-    """Return what is known of rows before their first score."""
+    """Return the softmax statistics of rows before their first score."""
     return np.array([-np.inf] * 2 + [0] * 4, np.float32)
 
 
 class RowMaths:
-    """Emits arithmetic of f32, some of it with what other lanes have."""
+    """Emits arithmetic of f32, some of it across lanes."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.b = builder
@@ -136,7 +140,7 @@ class RowMaths:
         return ir.Constant(F32, float(np.float32(value)))
 
     def power(self, x: ir.Value) -> ir.Value:
-        """Return 2 to the power of ``x``, 0 where that is subnormal."""
+        """Return 2 to the power of ``x``; subnormal results are 0."""
         return assembly(self.b, "ex2.approx.ftz.f32 $0, $1;", FLOAT, [FLOAT], [x])
 
     def sum_of_product(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
@@ -144,33 +148,38 @@ class RowMaths:
         return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT] * 3, [x, y, z])
 
     def highest(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the higher one."""
+        """Return the maximum."""
         return assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
 
     def other(self, x: ir.Value, mask: int) -> ir.Value:
-        """Return what lane ``l ^ mask`` has for ``x``."""
+        """Return the value of ``x`` of lane ``l ^ mask``."""
         kind = ir.FunctionType(F32, [F32, I32])
         return self.b.asm(kind, _SHUFFLE, "=f,f,r", [x, i32(mask)], side_effect=True)
 
     def sum_of_lanes(self, x: ir.Value) -> ir.Value:
-        """Return the sum of what the four lanes of a row have."""
+        """Return the sum over the four lanes of a row."""
         for mask in (1, 2):
             x = self.b.fadd(x, self.other(x, mask))
         return x
 
     def finite(self, x: ir.Value) -> ir.Value:
-        """Return ``x``, or 0 if that is minus infinity."""
+        """Return ``x``, or 0 if ``x`` is minus infinity."""
         none = self.b.fcmp_ordered("==", x, ir.Constant(F32, -math.inf))
         return self.b.select(none, self.number(0), x)
 
 
 def _rows(scores: list[Any]) -> list[list[Any]]:
-    """Return the elements of each of the two rows."""
+    """Split a lane's elements into those of its two rows."""
     return [[x for n, x in enumerate(scores) if n // 2 % 2 == row] for row in range(2)]
 
 
 def soften(tiles: AttentionTiles) -> Any:
-    """Return the function that makes weights of scores, and what is then known of their rows."""
+    """Return the device function that turns scores into weights and updates the softmax statistics of their rows.
+
+    It is an online softmax, as in M. Milakov and N. Gimelshein (2018). A lane's statistics (``STATE``) are, for each of
+    its
+    two rows: the maximum so far, its own part of the sum of weights, and the factor by which earlier sums shrink.
+    """
     count = tiles.terms // 2
     kept = types.UniTuple(FLOAT, count)
     result = types.Tuple((kept, STATE))
@@ -220,7 +229,7 @@ TOP_CHAINS = 4
 
 
 def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
-    """Return the highest score of a row, of which each lane of four has a part."""
+    """Return the highest score of a row, across the four lanes that have parts of it."""
     chains = scores[:TOP_CHAINS]
     for n, x in enumerate(scores[TOP_CHAINS:]):
         chains[n % TOP_CHAINS] = lane.highest(chains[n % TOP_CHAINS], x)
@@ -233,9 +242,11 @@ def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
 
 
 def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
-    """Return what the weights of a row are below, what those so far shrink by, and the function of a weight.
+    """Return the base of a row's weights, the factor by which earlier sums shrink, and the function of a weight.
 
-    A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
+    A score that is a scaled dot product is scaled by the fused multiply-add of the exponent. Other scores may be too
+    large
+    for that and are subtracted first.
     """
     b, factor = lane.b, lane.number(LOG2_E * (tiles.scale or 1.0))
     if tiles.scale:
@@ -248,10 +259,12 @@ def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Valu
 
 
 def pack(tiles: AttentionTiles) -> Any:
-    """Return the function that makes of weights what tensor cores take for a matrix: four bytes in a register.
+    """Return the device function that packs weights into tensor core fragments: four bytes in a register.
 
-    Of f32 a lane's columns are two neighbours in each group of 8, and tensor cores take two that are four apart: they
-    are given those, and the values of those, so that no lane needs another's.
+    For TF32, a lane has two neighbouring columns in each group of 8, where a fragment has two columns that are four
+    apart.
+    The neighbours are passed in their place, with the values in the same order, so that no lane needs another's
+    weights.
     """
     count = tiles.terms * tiles.size // 8
     kept = types.UniTuple(INT, count)
@@ -274,7 +287,7 @@ def pack(tiles: AttentionTiles) -> Any:
 
 
 def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
-    """Return the function that multiplies sums with what they shrink by; at last, divides them by all weights."""
+    """Return the device function that rescales accumulators; with ``last`` it divides them by the sums of weights."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 
@@ -302,10 +315,9 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
 
 
 def judge(tiles: AttentionTiles, there: bool = False) -> Any:
-    """Return the function of products that is their scores: minus infinity beyond the end of a row.
+    """Return the device function that turns dot products into scores: minus infinity beyond the end of a row.
 
-    All terms are ``there`` before the last block of them: no place of one is asked for beyond the last, which takes
-    registers.
+    With ``there``, all keys exist, as before the last stage: indices are not clamped, which saves registers.
     """
     count, ragged = tiles.terms // 2, tiles.ragged and not there
     kept = types.UniTuple(FLOAT, count)

@@ -1,4 +1,4 @@
-"""How templates of attention split it: rows of queries a block has, keys and values in rings in shared memory."""
+"""Tile shapes of the attention templates: queries of a block, and ring buffers of keys and values in shared memory."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, SWIZZLE_BYTES, Operand
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
-    """What the template is made for.
+    """Parameters of an attention template.
 
     Attributes
     ----------
     operands : str
-        ``bf16``, ``f16`` or, of single warps, ``tf32``: of queries, keys and values.
+        Dtype of queries, keys and values: ``bf16``, ``f16`` or, for single warps, ``tf32``.
     result : str
         ``bf16``, ``f16`` or ``f32``.
     rows : int
         Queries of a block.
     terms : int
-        Keys, and values, that a block takes at a time.
+        Keys, and values, of a stage.
     stages : int
-        Of the rings of keys and of values.
+        Stages of the ring buffers of keys and of values.
     depth, width : int
         Elements of a key, and of a value.
     k, v, q : OperandSource
-        What is known of the operands in memory; of queries nothing, where functions of the kernel return them.
+        How the operands are loaded; ``q`` is None if device functions of the kernel return the queries.
     out : int
-        The number of the result's pointer.
+        Index of the result among the kernel's pointers.
     scale : float
-        What a product is multiplied with, if the score is that; else 0, and a function of the kernel returns it.
+        The factor of a score that is a scaled dot product; 0 if a device function of the kernel computes the score.
     ragged : bool
-        May there be fewer terms than whole blocks of them have?
+        True if the last stage may have fewer keys.
     causal : bool
-        Does how many terms there are depend on the row?
+        True if the number of keys depends on the row.
     in_lines : bool
-        Are results stored in pieces of 16 bytes? Otherwise the program's own statements store each element.
+        True if results are stored in pieces of 16 bytes; otherwise the program's own statements store each element.
     """
 
     operands: str
@@ -59,93 +59,93 @@ class AttentionTiles:
 
     @property
     def size(self) -> int:
-        """The bytes of an element of an operand."""
+        """Bytes of an element of an operand."""
         return ELEMENT_BYTES[self.operands]
 
     @property
     def result_size(self) -> int:
-        """The bytes of an element of the result."""
+        """Bytes of an element of the result."""
         return 2 if self.result in ("bf16", "f16") else 4
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         raise NotImplementedError
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory of a block."""
+        """Bytes of shared memory of a block."""
         raise NotImplementedError
 
     @property
     def key_chunks(self) -> int:
-        """How many pieces of 128 bytes a key has, the last perhaps not whole."""
+        """Pieces of 128 bytes in a key; the last may be partial."""
         return -(-self.depth * self.size // CHUNK)
 
     @property
     def value_chunks(self) -> int:
-        """How many pieces of 128 bytes a value has."""
+        """Pieces of 128 bytes in a value."""
         return -(-self.width * self.size // CHUNK)
 
     @property
     def steps(self) -> int:
-        """How many times tensor cores take 32 bytes of a key."""
+        """Tensor core instructions along a key: 32 bytes each."""
         return -(-self.depth * self.size // 32)
 
     @property
     def key_bytes(self) -> int:
-        """The bytes of a stage of keys."""
+        """Bytes of a stage of keys."""
         return self.terms * self.key_chunks * CHUNK
 
     @property
     def value_bytes(self) -> int:
-        """The bytes of a stage of values."""
+        """Bytes of a stage of values."""
         return self.terms * self.value_chunks * CHUNK
 
     @property
     def queries_stay(self) -> bool:
-        """Do queries of single warps stay in shared memory, and not in registers?"""
+        """True if queries of single warps stay in shared memory, and not in registers."""
         return queries_stay(self.depth, self.width, self.size)
 
     @property
     def query_bytes(self) -> int:
-        """The bytes of a block's queries, in whose place its results are staged."""
+        """Bytes of a block's queries; the results are staged in the same memory."""
         return self.rows * self.key_chunks * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupAttention(AttentionTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.attention.wgmma`: each of the warpgroups that multiply has 64 rows."""
+    """Tiles of :mod:`aotc.kernels.cuda.templates.attention.wgmma`: 64 queries for each consumer warpgroup."""
 
     @property
     def consumers(self) -> int:
-        """How many warpgroups multiply."""
+        """Consumer warpgroups."""
         return self.rows // 64
 
     @property
     def threads(self) -> int:
-        """Of a block: one warpgroup copies."""
+        """Threads of a block: one warpgroup copies (the producer)."""
         return 128 * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory: queries, both rings, two barriers for each stage and for the queries."""
+        """Bytes of shared memory: queries, both ring buffers, two barriers for each stage and for the queries."""
         ring = self.stages * (self.key_bytes + self.value_bytes)
         return SWIZZLE_BYTES + self.query_bytes + ring + 8 * (4 * self.stages + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class FewAttention(AttentionTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.attention.decode`: all warps have the same 16 rows, and each its own terms.
+    """Tiles of :mod:`aotc.kernels.cuda.templates.attention.decode`: all warps share 16 queries and split the keys.
 
     Attributes
     ----------
     warps : int
-        Of a block.
+        Warps of a block.
     cluster : int
-        Blocks that have the terms of a head together.
+        Blocks that share the keys of a head.
     parted : bool
-        Is a part of the terms done, of which the weights are wanted too?
+        True if the kernel has a part of the keys only, and must store the softmax statistics, too.
     """
 
     warps: int = 8
@@ -154,64 +154,64 @@ class FewAttention(AttentionTiles):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * self.warps
 
     @property
     def stage_bytes(self) -> int:
-        """The bytes of a stage of a warp's ring: keys, then values."""
+        """Bytes of a stage of a warp's ring buffer: keys, then values."""
         return self.key_bytes + self.value_bytes
 
     @property
     def sum_bytes(self) -> int:
-        """The bytes of a warp's sums, and of what it knows of its rows."""
+        """Bytes of a warp's accumulators and of its rows' softmax statistics."""
         return few_sums(self.width)
 
     @property
     def queries(self) -> int:
-        """Where queries are that stay: after the rings, and the sums that come in their place."""
+        """Offset of queries in shared memory: after the ring buffers, or after the accumulators that reuse these."""
         sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
         return max(self.warps * self.stages * self.stage_bytes, sums)
 
     @property
     def barriers(self) -> int:
-        """Where the barriers of the warps' stages are."""
+        """Offset of the barriers of the warps' stages."""
         return self.queries + (self.query_bytes if self.queries_stay else 0)
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory."""
+        """Bytes of shared memory."""
         return SWIZZLE_BYTES + self.barriers + 8 * self.warps * self.stages
 
 
 @dataclass(frozen=True, slots=True)
 class WarpAttention(AttentionTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.attention.mma`: each warp has 16 rows.
+    """Tiles of :mod:`aotc.kernels.cuda.templates.attention.mma`: 16 queries for each warp.
 
     Attributes
     ----------
     parted : bool
-        Is a part of the terms done, of which the weights are wanted too?
+        True if the kernel has a part of the keys only, and must store the softmax statistics, too.
     """
 
     parted: bool = False
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 2 * self.rows
 
     @property
     def stage_bytes(self) -> int:
-        """The bytes of a stage: keys, then values."""
+        """Bytes of a stage: keys, then values."""
         return self.key_bytes + self.value_bytes
 
     @property
     def queries(self) -> int:
-        """Where queries are that stay: after the ring, in whose place the warps' staging areas come at the end."""
+        """Offset of queries in shared memory: after the ring buffer, which staging areas reuse at the end."""
         return max(self.stages * self.stage_bytes, self.rows * CHUNK)
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory."""
+        """Bytes of shared memory."""
         return SWIZZLE_BYTES + self.queries + (self.query_bytes if self.queries_stay else 0)

@@ -1,11 +1,12 @@
-"""Attention on Hopper's tensor cores: bf16 and f16, any score, queries and keys of heads that share them or do not.
+"""Flash attention on Hopper's tensor cores (wgmma): bf16 and f16, any score function, shared or separate heads of keys.
 
-A block has a warpgroup that copies and up to three that multiply, 64 rows of queries each. The first keeps two rings
-in shared memory full, one of keys and one of values. The others take the terms from the last to the first: while tensor
-cores multiply the queries with the next keys and the last weights with their values, a warpgroup makes weights of the
-scores before; the warpgroups take turns at the tensor cores, so that one multiplies while another computes powers.
+A block has one producer warpgroup, which copies, and up to three consumer warpgroups with 64 queries each. The producer
+fills two ring buffers in shared memory, one of keys and one of values. A consumer processes the keys from the last to
+the first. While tensor cores multiply its queries with the next keys, and the last weights with their values, it
+computes the weights of the scores before (online softmax). The consumers use the tensor cores in turn, so that one
+multiplies while another computes exponentials, as in J. Shah et al., "FlashAttention-3" (2024).
 
-Rows of operands begin at multiples of 16 bytes; the sizes of heads and how many rows and terms there are may be any.
+Rows of operands start at multiples of 16 bytes; the extents of heads, queries and keys are arbitrary.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from aotc.kernels.cuda.templates.attention.wgmma_steps import load, products, se
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.steps import extent, zeros
 
-_TURN, _STORE = 1, 5  # numbers of barriers: of each warpgroup's turn, and before each stages its results
+_TURN, _STORE = 1, 5  # named barriers: each consumer's turn, and the start of its staging
 
 
 @cache
 def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel, which calls the functions that :mod:`.softmax_steps` names."""
+    """Return the IR of the kernel; it calls the device functions that :mod:`.softmax_steps` names."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 3), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=3))
 
 
 def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
-    """Return where, in shared memory, keys and values begin, and the barriers.
+    """Return the offsets in shared memory of keys, values and barriers.
 
-    Those are of full and of empty stages of keys, then of values, and of the queries.
+    The barriers are: full and empty stages of keys, full and empty stages of values, full and empty queries.
     """
     keys = tiles.query_bytes
     values = keys + tiles.stages * tiles.key_bytes
@@ -60,7 +61,10 @@ def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
 
 
 def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return what the thread does that copies: queries, keys and values of all tiles of the block."""
+    """Return the producer's loop: queries, keys and values of all tiles of the block.
+
+    Keys are one stage ahead of values, as consumers need the next keys together with the last values.
+    """
     terms, stages, key_bytes, value_bytes = tiles.terms, tiles.stages, tiles.key_bytes, tiles.value_bytes
     keys, values, barriers = _places(tiles)
     query_bytes, i32 = tiles.query_bytes, types.int32
@@ -104,7 +108,13 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
 
 
 def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
-    """Return a turn of a warpgroup: the last weights times their values, and the weights of the next scores."""
+    """Return the device function of an iteration: the last weights times values, and the weights of the next scores.
+
+    Two groups of products are in flight: scores, then values. The softmax of the scores runs while the values' products
+    do.
+    The accumulators are rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score
+    functions.
+    """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
     of_values, terms, i32 = barriers + 16 * stages, tiles.terms, types.int32
@@ -152,7 +162,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
 
 
 def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the first turn of a warpgroup: the weights of the last block of terms."""
+    """Return the device function of the first iteration: the weights of the last stage of keys."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _places(tiles)
     multiply, know, score, pack_weights = products(tiles), soften(tiles), judge(tiles), pack(tiles)
@@ -178,7 +188,7 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the last turn of a warpgroup: the last weights times their values."""
+    """Return the device function of the last iteration: the last weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _places(tiles)
     of_values, add_values, wait_sums = barriers + 16 * stages, weigh(tiles), settled(0, tiles.width // 2)
@@ -200,7 +210,7 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return what a warpgroup does for its rows of a tile: all of their terms."""
+    """Return the device function of a consumer's rows of a tile: the loop over all keys, masked iterations first."""
     terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
     first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + 32 * tiles.stages
     turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
@@ -235,7 +245,7 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
+    """Return a consumer's loop: 64 queries of all tiles of the block."""
     terms, i32, consumers, of_queries = tiles.terms, types.int32, tiles.consumers, _places(tiles)[2] + 32 * tiles.stages
     divide, clear, store = shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
     place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
@@ -285,7 +295,7 @@ ATTENTION_REGISTERS_OF_THREE = 160
 
 
 def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
     barriers = _places(tiles)[2]
     copy_tiles, attend = _copier(tiles), _attender(tiles)

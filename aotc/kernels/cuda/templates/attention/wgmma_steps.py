@@ -1,7 +1,7 @@
-"""Steps of attention on Hopper: copies by the tensor memory accelerator, and products of warpgroups that overlap.
+"""Device functions of attention on Hopper: TMA copies, and overlapping products of warpgroups.
 
-Products are done when they are waited for. What waits takes the registers that they use and returns them, so that
-nothing is computed of them before, and nothing put into them: to the compiler they were done when they were begun.
+A wgmma is asynchronous: its registers are valid only after a wait, but to the compiler they are complete when it is
+issued. So the wait has these registers as operands and returns them, and no use of them moves before it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 
 def load(tiles: AttentionTiles, number: int) -> Any:
-    """Return the function that begins to copy rows of an operand: of queries, of keys or of values.
+    """Return the device function that starts the copy of rows of operand ``number``: queries, keys or values.
 
-    Queries that are not copied have no tensor map.
+    Queries that device functions return have no tensor map.
     """
     source, own = (tiles.q, tiles.k, tiles.v)[number], number - (tiles.q is None)
     assert source is not None
@@ -63,7 +63,7 @@ def load(tiles: AttentionTiles, number: int) -> Any:
 
 
 def products(tiles: WarpgroupAttention) -> Any:
-    """Return the function that begins to multiply a warpgroup's queries with keys; it has sums as its warps do."""
+    """Return the device function that issues queries times keys; scores have the layout of accumulators."""
     count, steps = tiles.terms // 2, tiles.steps
     sums = ", ".join(f"${n}" for n in range(count))
     kept = types.UniTuple(FLOAT, count)
@@ -111,7 +111,7 @@ def products(tiles: WarpgroupAttention) -> Any:
 
 
 def weigh(tiles: WarpgroupAttention) -> Any:
-    """Return the function that begins to add values, times packed weights, to a warpgroup's sums."""
+    """Return the device function that issues packed weights times values, added to a warpgroup's accumulators."""
     count, packed = tiles.width // 2, tiles.terms // 4
     sums = ", ".join(f"${n}" for n in range(count))
     given = ", ".join(f"${2 * count + n}" for n in range(4))
@@ -150,9 +150,10 @@ def weigh(tiles: WarpgroupAttention) -> Any:
 
 
 def settled(left: int, *counts: int) -> Any:
-    """Return the function that waits until at most ``left`` groups of products are not done.
+    """Return the device function that waits until at most ``left`` groups of products are in flight.
 
-    It takes and returns tuples of ``counts`` numbers, which are what was waited for, or must not be used before.
+    It gets and returns tuples of ``counts`` registers: the results of the wait, and registers that must not be used
+    before.
     """
     kinds = [types.UniTuple(FLOAT, count) for count in counts]
     result = types.Tuple(kinds) if len(kinds) > 1 else kinds[0]
@@ -182,7 +183,7 @@ def settled(left: int, *counts: int) -> Any:
 
 
 def store_rows(tiles: WarpgroupAttention) -> Any:
-    """Return the function by which a warp stores its 16 rows."""
+    """Return the device function by which a warp stores its 16 rows."""
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):

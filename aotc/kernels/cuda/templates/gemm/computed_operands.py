@@ -1,8 +1,8 @@
-"""Operands of a product that functions of its kernel return: all threads compute the pieces of a stage.
+"""Matmul operands that device functions of the kernel return: all threads compute the pieces of a stage.
 
-That is what an operand needs that lies in memory in no lines, or is computed: an array whose rows begin anywhere, one
-of f32 or i8 that is stored the other way than tensor cores take it, the patches of a convolution. Weights of few bits
-are loaded and widened a piece at a time, so that no widened copy of them is in memory.
+This covers operands that cannot be copied: arrays whose rows are not aligned, f32 or i8 that is contiguous along the
+wrong axis for tensor cores, and the patches of a convolution. Quantized weights are loaded and dequantized piece by
+piece, so that no dequantized copy of them is in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS = PIECE // 4
 
 
 def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
-    """Return all pieces of a thread: operand, number, is it stored by rows, where its tile begins."""
+    """Return all pieces of a thread: operand, number, whether contiguous along rows, offset in a stage."""
     return [
         (operand, number, by_rows, begin)
         for operand, (source, by_rows, count, begin) in enumerate(parts(tiles))
@@ -41,7 +41,7 @@ def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
 
 
 def compute_stage(tiles: WarpTiles) -> Any:
-    """Return the function that computes a thread's pieces of a stage: words of 4 bytes; 0 outside of the operands."""
+    """Return the device function that computes a thread's pieces of a stage, as 4-byte words, zero-padded."""
     pieces = _pieces(tiles)
     words = max(len(pieces) * _WORDS, 1)
     each = PIECE // tiles.size
@@ -83,7 +83,7 @@ def _one_by_one(
     b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
     ends: Sequence[ir.Value], by_rows: bool,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece, each by a call of its own."""
+    """Return the elements of a piece, each from a call of its own."""
     z, outer, inner = place
     kind, values = REGISTERS[tiles.sum][1], []
     for e in range(PIECE // tiles.size):
@@ -99,9 +99,11 @@ def _together(
     b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
     each: int,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece, whose terms all exist or none: without branches, so that all loads are under way.
+    """Return the elements of a piece from one call, if all of its terms exist or none does.
 
-    In the place of what does not exist the last piece is read.
+    The code has no branches, so that all loads are issued at once. Indices outside are clamped to the last piece, and
+    the
+    result is replaced by zeros.
     """
     z, outer, inner = place
     (size, k), number = ends, i32(each)
@@ -114,7 +116,7 @@ def _together(
 
 
 def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:
-    """Return words of the elements of a piece."""
+    """Return the elements of a piece, packed into words."""
     if tiles.operands == "tf32":
         return [b.bitcast(v, I32) for v in values]
     if tiles.operands == "f64":
@@ -132,9 +134,9 @@ def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: 
 
 
 def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
-    """Return two floats of 8 bits, which were widened to f32, as they were.
+    """Return two 8-bit floats that were widened to f32, narrowed again: exact.
 
-    f8E5M2 is the upper byte of f16, infinities and all; of the other there is an instruction.
+    f8E5M2 is the upper byte of f16, with its infinities; for f8E4M3 there is an instruction.
     """
     if dtype == "f8E5M2":
         wide = assembly(b, PACK["f16"], INT, [FLOAT, FLOAT], pair)
@@ -144,7 +146,7 @@ def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
 
 
 def put_stage(tiles: WarpTiles) -> Any:
-    """Return the function that puts a thread's pieces where the stage is in shared memory."""
+    """Return the device function that stores a thread's pieces in a stage in shared memory."""
     pieces = _pieces(tiles)
 
     def generate(context, builder, signature, arguments):

@@ -1,10 +1,11 @@
-"""What becomes of a product's sums: a lane takes neighbours in memory, does the epilogue for all, and stores them.
+"""Epilogue of a matmul: a lane gets contiguous pieces of the result, computes the epilogue and stores them.
 
-A warp has the sums of 16 rows, which are columns of the result if the product is turned. 32 columns of them, of f64 16,
-go through shared memory at a time, so that each lane gets whole pieces of a row, or of a column where elements of a
-column are neighbours: what the epilogue reads is read, and what it stores is written, in 16 bytes of a lane, next to
-those of other lanes. What is read for later columns is on its way while these are stored; what the first need, and
-large operands, were asked for when their tile began.
+A warp has the accumulators of 16 rows, which are columns of the result if the operands are swapped. They pass through
+shared memory in chunks of 32 columns (16 of f64). There a lane gets whole pieces of a row, or of a column if the
+elements of a column are contiguous in memory. Its loads and stores have 16 bytes and are coalesced with those of the
+other lanes. Operands of later chunks are loaded while a chunk is stored. Operands of the first chunks, and prefetches
+of
+large operands, start before the tile's matmul.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTER
 from aotc.kernels.llvm_types import I32, I64, i32, i64
 
 _READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
-"""How sums are read again: the letter of a register, their type, and how many at a time."""
+"""How accumulators are loaded back: the letter of the register, the PTX type, and the elements of one load."""
 
 
 class StorePieces:
-    """Emits what a warp stores of 16 rows, or of as many of each of several parts of a tile, 64 rows apart.
+    """Emits the epilogue of a warp's 16 rows, or of 16 rows in each of several parts of a tile, 64 rows apart.
 
-    It is a loop: a thread runs through a tile's code but once, and what is not there yet of instructions takes longer
-    to come than to run.
+    It is a loop over chunks: a thread runs through a tile's code only once, and fetching unrolled instructions would
+    take
+    longer than executing them.
 
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
     tiles : ProductTiles
     parts : sequence of sequences of values
-        The lane's sums of each part: in each group of 8 columns two of a row, and two of the row 8 below.
+        The lane's accumulators of each part: in each group of 8 columns two of one row, and two of the row 8 below.
     arguments : sequence of values
-        Where the warp's staging area is, the lane, the product, the first row and column, the sizes of the result, and
-        the tables of pointers and dims.
+        Address of the warp's staging area, lane, matmul, first row and column, extents of the result, and the tables of
+        pointers and dims.
     """
 
     def __init__(
@@ -58,13 +60,18 @@ class StorePieces:
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
 
     def first(self, ahead: int) -> list[ir.Value]:
-        """Emit the loads of what the first ``ahead`` times 32 columns need, and return their registers."""
+        """Emit the loads of the epilogue operands of the first ``ahead`` chunks, and return their registers."""
         if not self.pieces.held:
             return []
         return [value for chunk in range(ahead) for value in self._ahead(i32(chunk))]
 
     def emit(self, first: Sequence[ir.Value]) -> None:
-        """Emit all of them, of which ``first`` has what the first need."""
+        """Emit all chunks; ``first`` has the operands of the first ones.
+
+        The registers of operands form a queue of ``ahead`` chunks, in phi nodes. Each iteration consumes the front of
+        the queue
+        and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
+        """
         b, count = self.b, len(self.chunks)
         each = len(held_type(self.pieces.held).elements) * self.steps
         ahead = len(first) // each if each else 0
@@ -93,7 +100,7 @@ class StorePieces:
         b.position_at_end(done)
 
     def _place(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the first row and column of what is put down together of a part."""
+        """Return the first row and column of a chunk."""
         b, part = self.b, i32(0)
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
@@ -101,7 +108,7 @@ class StorePieces:
         return b.add(self.row, b.shl(part, i32(6))), b.add(self.col, b.mul(chunk, i32(self.columns)))
 
     def _put(self, chunk: ir.Value) -> None:
-        """Put those sums of a few columns down which are in registers that only their number names."""
+        """Stage the accumulators of a chunk. A switch selects their registers, which cannot be indexed dynamically."""
         b = self.b
         if len(self.chunks) == 1:
             self._put_down(self.chunks[0])
@@ -118,7 +125,7 @@ class StorePieces:
         b.position_at_end(together)
 
     def _put_down(self, sums: Sequence[ir.Value]) -> None:
-        """Put the lane's sums of a few columns down; pieces of 16 bytes are swizzled."""
+        """Store the lane's accumulators of a chunk in the staging area, swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
         letter = {"i32": "b32"}.get(self.tiles.sum, self.tiles.sum)
@@ -131,7 +138,7 @@ class StorePieces:
                 assembly(b, text, NOTHING, [INT, kind, kind], [self._staged(row, col), *sums[at : at + 2]])
 
     def _staged(self, row: ir.Value, col: ir.Value) -> ir.Value:
-        """Return where the sum of a row and a column is: no bank is met twice, along rows and along columns."""
+        """Return the address of a staged accumulator: without bank conflicts, along rows and along columns."""
         b = self.b
         if self.tiles.sum == "f64":
             turn = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
@@ -145,7 +152,7 @@ class StorePieces:
         return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
 
     def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the row and the column, of those put down, where the lane's piece of a step begins."""
+        """Return the row and column, within the chunk, of the lane's piece in a step."""
         b, width = self.b, self.pieces.width
         if self.down:
             down = ROWS // width
@@ -156,7 +163,7 @@ class StorePieces:
         return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
 
     def _piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Return what functions of a piece are given: the product, and row and column, of which one counts pieces."""
+        """Return matmul, row and column as device functions get them; one of the two is a piece's number."""
         b, width = self.b, self.pieces.width
         if width > 1:
             shift = i32(width.bit_length() - 1)
@@ -164,7 +171,7 @@ class StorePieces:
         return [b.sext(v, I64) for v in (self.z, *by_sides(self.tiles, row, col))]
 
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
-        """Load what the pieces of a few columns need; what is outside of the result is taken from its last piece."""
+        """Load the epilogue operands of a chunk; indices outside of the result are clamped to its last piece."""
         b = self.b
         kind = held_type(self.pieces.held)
         found: list[ir.Value] = []
@@ -181,7 +188,7 @@ class StorePieces:
         return found
 
     def _store_all(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
-        """Go through the steps: those of whole pieces are one after the other in the code, those of elements a loop."""
+        """Emit the steps of a chunk: unrolled for pieces, a loop for single elements."""
         b = self.b
         if self.pieces.width > 1:
             self._store_pieces(chunk, held)
@@ -201,10 +208,11 @@ class StorePieces:
         b.position_at_end(done)
 
     def _store_pieces(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
-        """Store whole pieces: where all are inside of the result they are one block of code.
+        """Store whole pieces: a single basic block if all of them are inside the result.
 
-        A warp is alone on its quarter of a multiprocessor: while it waits for what one step read or computes, only
-        another step of its own has something to do.
+        One warp runs on each quarter of a multiprocessor. Only independent steps of the same warp can hide its latency,
+        and
+        they overlap only within a basic block.
         """
         b, each = self.b, len(held) // self.steps
         owns = [self._own(i32(step)) for step in range(self.steps)]
@@ -233,7 +241,7 @@ class StorePieces:
     def _inside(
         self, chunk: ir.Value, own: tuple[ir.Value, ir.Value]
     ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
-        """Return row and column of the lane's piece that begins at ``own``, and whether the result has them."""
+        """Return row and column of the lane's piece at ``own``, and whether the piece is inside the result."""
         b = self.b
         row, col = (b.add(x, y) for x, y in zip(self._place(chunk), own))
         return (row, col), b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
@@ -241,11 +249,11 @@ class StorePieces:
     def _store(
         self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
     ) -> None:
-        """Do the epilogue of the lane's piece at a row and a column."""
+        """Call the epilogue of the lane's piece at a row and column."""
         call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
 
     def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Return the sums of a piece."""
+        """Load the accumulators of a piece from the staging area."""
         b, width = self.b, self.pieces.width
         kind = REGISTERS[self.tiles.sum][1]
         letter, name, most = _READ[self.tiles.sum]
@@ -268,9 +276,10 @@ LINE = 128
 
 
 def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]) -> None:
-    """Emit how a warp asks L2 for what the epilogue of its 16 rows and ``columns`` reads: a lane for a line each.
+    """Emit prefetches to L2 of the operands that the epilogue of a warp's 16 rows and ``columns`` reads.
 
-    ``arguments`` are those of :class:`StorePieces`, without the staging area.
+    Each lane prefetches one cache line at a time. ``arguments`` are those of :class:`StorePieces`, without the staging
+    area.
     """
     b, down = builder, tiles.pieces.down is not tiles.turned
     lane, z, first_row, first_col, rows, cols, *tables = arguments

@@ -1,4 +1,4 @@
-"""In which pieces a product's results are stored, and what its epilogue reads ahead in such pieces."""
+"""Pieces in which a matmul stores its results, and the operands that its epilogue loads ahead in such pieces."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aotc.ir.loop.ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, 
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 SUMS, HELD = "aotc_sums", "aotc_held"
-"""Registers of a piece: its sums, and, with a number, what was loaded for it."""
+"""Registers of a piece: its accumulators, and, numbered, the operands that were loaded for it."""
 PIECE, LANE = "aotc_piece", "aotc_lane"
-"""The number of a piece of a row or column, and the number of an element in it."""
+"""The number of a piece in a row or column, and the number of an element in a piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,12 @@ class ResultPieces:
     width : int
         Elements of a piece.
     down : bool
-        Are its elements neighbours in a column, and not in a row?
+        True if the elements of a piece are neighbours in a column; otherwise in a row.
     held : tuple of (str, int)
-        What is loaded ahead for a piece: dtype, and how many; 1 is the same for all of its elements.
+        Operands that are loaded ahead for a piece: dtype and number of elements; 1 if all elements share the operand.
     far : tuple of (int, int)
-        The large ones of these, asked for when their tile begins: the pointer's number and the bytes of an element.
+        Operands among these that depend on row and column, prefetched when their tile starts: index of the pointer, and
+        bytes of an element.
     """
 
     width: int = 1
@@ -45,16 +46,16 @@ ONE_BY_ONE = ResultPieces()
 
 @dataclass(frozen=True, slots=True)
 class PieceStatements:
-    """What a template's functions of a piece compute.
+    """Statements of a template's device functions for a piece.
 
     Attributes
     ----------
     body : tuple of Stmt
-        What is done with its sums.
+        The epilogue of a piece.
     loads : tuple of Load
-        What is loaded ahead, in terms of :data:`PIECE` and :data:`LANE`.
+        Operands that are loaded ahead, in terms of :data:`PIECE` and :data:`LANE`.
     far : tuple of Load
-        Those of them that :attr:`ResultPieces.far` has, in terms of row and column.
+        The operands of :attr:`ResultPieces.far`, in terms of row and column.
     """
 
     pieces: ResultPieces
@@ -64,7 +65,7 @@ class PieceStatements:
 
 
 def piece_statements(product: LoopProduct) -> PieceStatements:
-    """Return how the results of ``product`` are stored, and by what."""
+    """Return how the results of ``product`` are stored, with the statements of its epilogue."""
     width, down = _width(product)
     if not width:
         return PieceStatements(ResultPieces(1, _runs_down(product)), product.epilogue, (), ())
@@ -87,16 +88,16 @@ def piece_statements(product: LoopProduct) -> PieceStatements:
 
 
 def result_pieces(product: LoopProduct, buffers: Sequence[str]) -> ResultPieces:
-    """Return how the results of ``product`` are stored; ``buffers`` are those of its kernel, in order."""
+    """Return how the results of ``product`` are stored; ``buffers`` are the names of its kernel's buffers, in order."""
     found = piece_statements(product)
     far = tuple((buffers.index(x.buffer.name), size_of(x.buffer.dtype)) for x in found.far)
     return replace(found.pieces, far=far)
 
 
 def _width(product: LoopProduct) -> tuple[int, bool]:
-    """Return how many neighbours are stored together, and whether they lie down a column; 0 if each needs a branch.
+    """Return the width of a piece and whether it runs down a column; a width of 0 stores element by element.
 
-    One alone is stored if the epilogue has no more than definitions and stores.
+    Pieces require an epilogue of definitions and non-reducing stores only, whose offsets depend on no computed value.
     """
     stores = [s for s in product.epilogue if isinstance(s, Store)]
     bound = _bound(product)
@@ -115,7 +116,7 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
 
 
 def _runs_down(product: LoopProduct) -> bool:
-    """Are elements of a column neighbours in memory, and those of a row not?"""
+    """Return true if the elements of a column are contiguous in memory, and those of a row are not."""
     last = product.epilogue[-1]
     if not isinstance(last, Store):
         return False
@@ -141,7 +142,7 @@ HELD_VALUES = 48
 
 
 def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
-    """Yield what the epilogue loads in pieces, or once for a piece: as many as registers are spared for."""
+    """Yield the epilogue operands to load ahead, in pieces or once for a piece, within the register budget."""
     left, bound = HELD_VALUES, _bound(product)
     together = STAGED_BYTES // size_of(product.total.dtype)
     for load in dict.fromkeys(_loads(x for s in product.epilogue for x in operands(s))):
@@ -158,7 +159,7 @@ def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[L
 
 
 def _loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
-    """Yield the loads that are made whatever a test says."""
+    """Yield the loads that are executed unconditionally."""
     stack, seen = list(scalars)[::-1], set()
     while stack:
         node = stack.pop()
@@ -180,14 +181,14 @@ def _mentions(load: Load, name: str) -> bool:
 
 @dataclass(slots=True)
 class Substitution:
-    """Puts dims in the place of names, and loads in that of others; what is shared stays so."""
+    """Substitutes dims for names and loads for loads in scalars; shared subexpressions stay shared."""
 
     dims: dict[str, Dim]
     loads: dict[Load, Load] = field(default_factory=dict)
     done: dict[int, Scalar] = field(default_factory=dict)
 
     def statement(self, stmt: Stmt) -> Stmt:
-        """Return ``stmt``, a definition or a store, in their terms."""
+        """Return ``stmt``, a definition or a store, after substitution."""
         if isinstance(stmt, Let):
             return replace(stmt, value=self.scalar(stmt.value))
         assert isinstance(stmt, Store)
@@ -195,7 +196,7 @@ class Substitution:
         return replace(stmt, index=index, value=self.scalar(stmt.value))
 
     def scalar(self, root: Scalar) -> Scalar:
-        """Return a value in their terms."""
+        """Return a scalar after substitution."""
         stack = [root]
         while stack:
             node = stack[-1]

@@ -1,7 +1,7 @@
-"""Copies of a convolution's operands on Hopper: patches of its input, which lie nowhere in memory, and its kernel.
+"""Copies of a convolution's operands on Hopper: im2col patches of the input, which no array contains, and the kernel.
 
-A stage has up to 128 bytes of channels of one tap: of the input pixels that a tile's output pixels have there, and of
-the kernel's columns. What is outside of the input, or beyond its last channel, is 0.
+A stage has up to 128 bytes of channels of one tap: of the input pixels that belong to the tile's output pixels, and of
+the kernel's columns. Pixels outside of the input, and channels beyond the last one, are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotc.kernels.llvm_types import I64
 
 
 def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
-    """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
+    """Yield the boxes of a stage: tensor map, destination, whether contiguous along rows, and first element."""
     wide = CHUNK // tiles.size
     for number, by_rows, count, begin in (
         (0, tiles.a_by_rows, tiles.rows, 0),
@@ -34,7 +34,7 @@ def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
 
 
 def _divided(value: Any, by: int) -> tuple[Any, Any]:
-    """Return the quotient and the remainder of a number that is not negative: Python's, or one that is emitted."""
+    """Return quotient and remainder of a non-negative number, a Python int or an emitted value."""
     if isinstance(value, int):
         return divmod(value, by)
     quotient = ScalarValue(value.builder, value.builder.udiv(value.raw, ir.Constant(value.raw.type, by)))
@@ -42,7 +42,7 @@ def _divided(value: Any, by: int) -> tuple[Any, Any]:
 
 
 def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
-    """Return the last index, and those before it, of ``flat``; the first is not limited."""
+    """Return the indices of a flat index, last dim first; the first dim is unbounded."""
     found = []
     for extent in extents[:0:-1]:
         flat, digit = _divided(flat, extent)
@@ -51,9 +51,9 @@ def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
 
 
 def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any) -> tuple[list[Any], list[Any], Any]:
-    """Return where a stage begins: channel, pixel and image of the input; how far its tap is; and its number.
+    """Return the coordinates of a stage: channel, pixel and image of the input; offset of its tap; number of the tap.
 
-    Numbers are Python's, or emitted.
+    Numbers are Python ints or emitted values.
     """
     turn, _ = _divided(depth, tiles.depth)
     if window.parts > 1:
@@ -70,7 +70,7 @@ def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any)
 
 
 def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
-    """Return where the kernel of a tap is: a matrix for each tap, or columns of so many taps of the last dim each."""
+    """Return the coordinates of a tap's kernel: a matrix for each tap, or columns with the taps of the last dim."""
     if by_rows:
         return [column, channel, tap]
     outer, last = _divided(tap, last_taps)
@@ -78,7 +78,7 @@ def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps:
 
 
 def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
-    """Return the function that begins to copy a stage of a convolution."""
+    """Return the device function that starts the copy of a stage of a convolution."""
     rank, last_taps = len(window.taps), window.copied[0][-1]
     kernel = [row for row in boxes(tiles) if row[0] == 1]
 

@@ -1,4 +1,4 @@
-"""How a product on tensor cores is cut and launched: what the manifest says of it, for which no Numba is needed."""
+"""Tile shapes and launch parameters of a matmul on tensor cores, as the manifest has them; needs no Numba."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aotc.kernels.cuda.templates.gemm.epilogue_layout import result_pieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 
-_COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # what a tensor map calls the elements
+_COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # element types of a tensor map
 
 
 def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
-    """Return what the template is made for: how ``kernel``, which has a tiling, is cut, and how its arrays lie."""
+    """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and operand layouts."""
     tiling, product = _tiling(kernel), read_product(kernel)
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
     views = (product.view(), product.view(right=True))
@@ -51,7 +51,7 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 
 
 def _warpgroups(tiling: Tiling) -> dict[str, Any]:
-    """Return which rows the warpgroups have that multiply."""
+    """Return the distribution of rows to consumer warpgroups."""
     if tiling.is_in_turn:
         return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
     if tiling.is_turned:
@@ -92,7 +92,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
 
 
 def launch_entry(kernel: Kernel) -> dict[str, Any]:
-    """Return the manifest's entry for the launch of a matmul: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the manifest's launch entry of a matmul: see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, product = tiles_of(kernel), read_product(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
@@ -107,7 +107,7 @@ def launch_entry(kernel: Kernel) -> dict[str, Any]:
 
 
 def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
+    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as a stage."""
     view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
     assert view is not None
     outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
@@ -120,9 +120,9 @@ def map_of_lines(
     view: View, pointer: int, operands: str, batch: tuple[str, Dim], sizes: tuple[Dim, Dim], box: list[int],
     numbers: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the tensor map of an array that lies in lines, and of one for each coordinate of a batch.
+    """Return the tensor map of a strided array, with one more dim for each coordinate that depends on the batch.
 
-    Nothing is copied of an array without elements, but its map is made, so no size is 0.
+    The map is created even for an array without elements, of which nothing is copied; so extents of 0 become 1.
     """
     found, size = view.coordinates(*batch), ELEMENT_BYTES[operands]
     assert found is not None
@@ -142,12 +142,12 @@ def map_of_lines(
 def _window_maps(
     tiles: WarpgroupTiles, product: LoopProduct, window: Window, numbers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the tensor maps of a convolution: of its input by windows, and of its kernel, a matrix for each tap."""
+    """Return the tensor maps of a convolution: im2col of its input, and its kernel as a matrix for each tap."""
     read, size = _window_operands(product, window), tiles.size
     taps, channels = window.copied
     step, columns = window.strides[-1] if window.merged else 1, product.col[1]
     images, *outer, width, pitch = read.x.shape
-    # merged taps are channels of the pixel that they begin at: only pixels of the result have them all in their line
+    # merged taps are channels of the pixel where they start: only pixels of the result have all of them in their line
     extents = [channels, window.pixels[-1] if window.merged else width, *outer[::-1], images]
     steps = [pitch * step, *accumulate([width * pitch, *outer[::-1]], lambda a, b: a * b)]
     strides = (*window.strides[:-1], 1) if window.merged else window.strides

@@ -1,8 +1,8 @@
-"""Products of matrices on the tensor cores of any GPU from Ampere on: bf16, f16 and TF32, with an epilogue.
+"""Matmul on the tensor cores of any GPU from Ampere on (mma), with an arbitrary epilogue.
 
-The warps of a block have a part each of its tile, 32 rows and 64 columns. All threads copy the stages of a ring in
-shared memory, two ahead of the products. The epilogue and what the arrays must be are as
-in :mod:`aotc.kernels.cuda.templates.gemm.wgmma`.
+Operands are bf16, f16, TF32, i8, f8 or f64. Each warp of a block has a part of its tile, usually of 32 rows and 64
+columns. All threads copy the stages of a ring buffer in shared memory, ``stages - 1`` stages ahead of the products. The
+epilogue and the requirements on the arrays are those of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
 
 @cache
 def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
+    """Return the IR of a matmul kernel; it calls the device functions that :mod:`steps` names."""
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 
 
 def _kernel(tiles: WarpTiles) -> Callable[..., None]:
-    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
+
+    Invariant: before iteration i, groups of copies up to stage i are complete, and the barrier has shown that no warp
+    still
+    reads the stage that is filled next. A group is committed in every iteration, even if it is empty, so that
+    ``copies_wait(stages - 2)`` counts correctly.
+    """
     rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
     a_bytes, across_warps = rows * CHUNK, cols // tiles.warp_cols
     warp_rows, warp_cols = tiles.warp_rows, tiles.warp_cols

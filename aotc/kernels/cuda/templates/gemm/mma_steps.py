@@ -1,4 +1,4 @@
-"""The steps of a product from Ampere on: copies by all threads of a block, and products of single warps."""
+"""Device functions of a matmul from Ampere on: copies by all threads of a block, and products of single warps."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _FOUR = ir.LiteralStructType([I32] * 4)
 
 
 def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[Any, Any, Any]:
-    """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product.
+    """Return destination, first row or column, and first term of the ``number``-th piece that a thread copies.
 
-    ``thread`` is a number of Python's, or one that is emitted.
+    ``thread`` is a Python int or an emitted value.
     """
     at = thread + number * tiles.threads
     source, by_rows, count, _ = parts(tiles)[operand]
@@ -56,12 +56,12 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
 
 
 def parts(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
-    """Return the operands: what is known of each, is it stored by rows, its lines of a tile, where they begin."""
+    """Return the operands: source, whether contiguous along rows, lines of a tile, offset in a stage."""
     return (tiles.a, tiles.a_by_rows, tiles.rows, 0), (tiles.b, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
 
 
 def copy_stage(tiles: WarpTiles) -> Any:
-    """Return the function by which a block begins to copy a stage; what is outside of the operands is 0."""
+    """Return the device function by which a block starts to copy a stage, padded with zeros outside of the operands."""
     copied = [(n, *row) for n, row in enumerate(parts(tiles)) if not row[0].computed]
 
     def generate(context, builder, signature, arguments):
@@ -113,7 +113,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
 
 
 def multiply(tiles: WarpTiles) -> Any:
-    """Return the function that adds the products of a stage to a warp's sums, 16 rows after 16 rows."""
+    """Return the device function that adds the products of a stage to a warp's accumulators, 16 rows at a time."""
     count = tiles.warp_rows * tiles.warp_cols // 32
 
     def generate(context, builder, signature, arguments):
@@ -152,7 +152,7 @@ def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
 
 
 class WarpProducts:
-    """Emits the loads and products of a warp: a stage in so many ``steps``, columns all at once or 16 after 16."""
+    """Emits the loads and products of a warp: ``steps`` for each stage; all columns at once, or 16 at a time."""
 
     steps, at_once = 4, True
 
@@ -163,17 +163,17 @@ class WarpProducts:
         )  # fmt: skip
 
     def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
-        """Return what a lane needs of 16 rows of A: four registers."""
+        """Return a lane's fragment of 16 rows of A: four registers."""
         return self._load(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
 
     def columns(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
-        """Return what a lane needs of 16 columns of B: two registers of the first 8, and two of the others."""
+        """Return a lane's fragment of 16 columns of B: two registers of the first 8, and two of the others."""
         return self._load(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
 
     def _load(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
-        """Load four 8 by 8 matrices: the lane names a row of the one at ``outer`` and ``inner``, which are 0 or 1."""
+        """Load four 8 x 8 matrices (ldmatrix); the lane addresses a row of matrix (``outer``, ``inner``)."""
         b = self.b
         start = b.add(first, i32(more))
         if by_rows and self.tiles.size == 4:
@@ -197,7 +197,7 @@ class WarpProducts:
         return [assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
 
     def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
-        """Load what :meth:`_load` does of f32 that lie by rows, whose instruction turns only elements of 16 bits."""
+        """Load as :meth:`_load` for f32 that is contiguous along rows: ldmatrix transposes only 16-bit elements."""
         b, third = self.b, _bits(self.b, self.lane, 3)
         found = []
         for n in range(4):
@@ -211,7 +211,7 @@ class WarpProducts:
         return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        """Return the sums with the products of 16 rows and 8 columns added."""
+        """Return the accumulators plus the products of 16 rows and 8 columns."""
         b, kind = self.b, self.tiles.operands
         shape = {1: "m16n8k32", 2: "m16n8k16", 4: "m16n8k8"}[self.tiles.size]
         both = kind if kind in FP8_PAIRS else f"{kind}.{kind}"
@@ -229,9 +229,11 @@ class WarpProducts:
 
 
 class DoubleProducts(WarpProducts):
-    """Of f64, 8 terms in a step: lane l has the terms ``2 (l % 4)`` and the next, which are l % 4 and l % 4 + 4 to it.
+    """f64, 8 terms in a step: lane l has terms ``2 (l % 4)`` and the next one, in place of l % 4 and l % 4 + 4.
 
-    A sum is the same whatever terms are called. Those of an operand that lies by terms are side by side then.
+    The order of the terms is arbitrary, as long as both operands have the same one. With this order the terms of an
+    operand
+    that is contiguous along the contraction are neighbours, and one load has both.
     """
 
     steps, at_once = 2, False
@@ -239,7 +241,7 @@ class DoubleProducts(WarpProducts):
     def _load(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
-        """Load two terms of two rows 8 apart: of A the rows of a term are returned side by side, of B the terms."""
+        """Load two terms of two rows 8 apart: of A ordered by term, of B by row."""
         b = self.b
         start = b.add(first, i32(more))
         make = self._by_rows if by_rows else self._by_terms
@@ -268,7 +270,7 @@ class DoubleProducts(WarpProducts):
         return [b.asm(kind, "ld.shared.f64 $0, [$1];", "=d,r,~{memory}", [at], side_effect=True) for at in places]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
-        """Return the sums with the products of 16 rows and 8 columns added."""
+        """Return the accumulators plus the products of 16 rows and 8 columns."""
         if self.tiles.terms == 8:
             return self._instruction("m16n8k8", left, right, sums)
         for term in range(2):
@@ -292,7 +294,7 @@ class DoubleProducts(WarpProducts):
 
 
 def store_tile(tiles: WarpTiles) -> Any:
-    """Return the function by which a warp stores its rows and columns of a tile."""
+    """Return the device function by which a warp stores its part of a tile."""
     count = tiles.warp_cols // 2  # sums of 16 rows
 
     def generate(context, builder, signature, arguments):

@@ -1,8 +1,8 @@
-"""Steps of a product of TF32 on Hopper whose 64 rows lie by rows: instructions take those from registers.
+"""Device functions of a TF32 matmul on Hopper whose first operand is contiguous along its rows.
 
-Tensor cores read f32 in shared memory in one order alone, so warps load their part of a stage, rounded, while the
-products of the stage before it are on their way. Products are done when they are waited for; what waits takes the
-registers that they use, so that nothing is put into them before.
+wgmma reads f32 from shared memory only if it is contiguous along the contraction. So warps load their part of a stage
+to registers and round it, while the products of the stage before run. A wgmma is asynchronous and still reads its
+registers until it is waited for: the wait has them as operands, so that the compiler does not reuse them before.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _HELD = types.UniTuple(INT, 4 * _STEPS)
 
 
 def _lane_bits(b: ir.IRBuilder, thread: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return the thread's warp and lane, and whether its term is odd."""
+    """Return the thread's warp and lane, and the lowest bit of the lane: whether its term is odd."""
     lane = b.and_(thread, i32(31))
     return b.and_(b.lshr(thread, i32(5)), i32(3)), lane, b.and_(lane, i32(1))
 
 
 def hold(tiles: WarpgroupTiles) -> Any:
-    """Return the function that loads a warp's 16 rows of a stage, where a warpgroup's 64 begin.
+    """Return the device function that loads a warp's 16 rows of a stage, given the address of the warpgroup's 64.
 
-    For each 8 terms a lane l has those of row l / 4, and of 8 rows below, with terms l % 4 and 4 more. Lanes of odd
-    terms load the latter first: then the lanes of a warp meet no bank twice.
+    For each 8 terms, lane l has terms l % 4 and l % 4 + 4 of row l / 4 and of the row 8 below. Lanes with odd terms
+    load the
+    later term first: this avoids bank conflicts within the warp.
     """
 
     def generate(context, builder, signature, arguments):
@@ -73,7 +74,7 @@ def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
 
 
 def _own_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows, of its warp's 16, and the terms of what the calling thread holds."""
+    """Return the rows, within its warp's 16, and the terms of the calling thread's registers."""
     return _places(here().thread % 32)
 
 
@@ -83,7 +84,7 @@ def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nothing() -> Any:
-    """Return the function that makes what a warp holds before its first stage."""
+    """Return the device function that creates a warp's registers before its first stage."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))
@@ -96,9 +97,9 @@ def nothing() -> Any:
 
 
 def multiply_held(tiles: WarpgroupTiles) -> Any:
-    """Return the function that begins to add the products of a stage: as :func:`wgmma_steps.multiply`.
+    """Return the device function that issues the products of a stage: as :func:`wgmma_steps.multiply`.
 
-    It takes what the warps hold in place of where the first operand is.
+    It gets the registers of :func:`hold` in place of the address of the first operand.
     """
     count = tiles.width // 2
     sums = ", ".join(f"${n}" for n in range(count))
@@ -143,7 +144,7 @@ def multiply_held(tiles: WarpgroupTiles) -> Any:
 
 
 def settle(tiles: WarpgroupTiles) -> Any:
-    """Return the function that waits until all products are done, and returns the sums; it takes what is held too."""
+    """Return the device function that waits for all products and returns the accumulators; it gets the operand, too."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 

@@ -1,4 +1,4 @@
-"""A product of matrices as a kernel: the template of its tiles, and the functions that it calls."""
+"""A matmul as a kernel: the template for its tiles, and the device functions that the template calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from aotc.targets import Target
 
 
 def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
-    """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
+    """Return the IR of the template of ``kernel``, which has a tiling, and the device functions that it calls."""
     tiles = tiles_of(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
         tiles = replace(tiles, terms=8)
@@ -43,7 +43,7 @@ def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[Devic
 
 
 def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
-    """Return what the template of ``tiles`` calls."""
+    """Return the device functions that the template of ``tiles`` calls."""
     product = read_product(kernel)
     depth = product.k[1]
     if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
@@ -59,7 +59,7 @@ def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[Devi
 def _operand(
     product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
 ) -> Iterator[DeviceFunction | LoadFunction]:
-    """Yield what tells of an operand."""
+    """Yield the device functions of an operand."""
     z = ((product.batch[0] or "z", "i64"),)
     if source.computed:
         value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
@@ -92,7 +92,7 @@ def _operand(
 
 
 def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int) -> LoadFunction:
-    """Return what makes the elements of a piece of 16 bytes, which are rounded when they are packed."""
+    """Return the function that loads all elements of a 16-byte piece; packing rounds them."""
     match value:
         case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
@@ -103,7 +103,7 @@ def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], 
 
 
 def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
-    """Yield what becomes of a sum, or of the sums of a piece."""
+    """Yield the device functions of the epilogue, of an accumulator or of a piece."""
     found, total = piece_statements(product), product.total
     pieces, loops = found.pieces, (product.batch, product.row, product.col)
     axes = tuple((name or "z", "i64") for name, _ in loops)

@@ -1,4 +1,4 @@
-"""How templates split a product of matrices: tiles of blocks, stages of a ring in shared memory."""
+"""Tile shapes of the matmul templates: tiles of blocks, and stages of a ring buffer in shared memory."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class OperandSource:
-    """Where an operand is from.
+    """How a template loads an operand.
 
     Attributes
     ----------
     pointer : int
-        Its number.
+        Index of the operand among the kernel's pointers.
     coordinates : int
-        How many of an array that is copied in tiles depend on the batch.
+        For an operand that a tensor map copies: how many of its coordinates depend on the batch.
     computed : bool
-        Does a function of the kernel return its elements? Otherwise it lies in memory in lines, as in shared memory.
+        True if a device function of the kernel returns its elements; otherwise it is a strided array in memory.
     gathered : bool
-        Does it lie in pieces of 16 bytes, and a function return the place of each?
+        True if it has contiguous pieces of 16 bytes whose offsets a device function returns.
     in_pieces : bool
-        Of one that is computed: does a function return all elements of a piece of 16 bytes?
+        For a computed operand: true if a device function returns all elements of a 16-byte piece.
     turned : bool
-        Of one that is computed: do elements lie side by side in memory whose index of the sum is the same?
+        For a computed operand: true if elements with the same index of the contraction are contiguous in memory.
     """
 
     pointer: int = 0
@@ -52,27 +52,28 @@ class OperandSource:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """What all templates of products have in common.
+    """Parameters that all matmul templates have in common.
 
     Attributes
     ----------
     operands : str
-        ``bf16``, ``f16``, ``i8``, ``f64``, a pair as ``e4m3.e5m2``, or ``tf32``: f32 rounded to 11 bits.
+        ``bf16``, ``f16``, ``i8``, ``f64``, a pair such as ``e4m3.e5m2``, or ``tf32``: f32 rounded to 11 bits.
     stages : int
-        Of the ring.
+        Stages of the ring buffer.
     a_by_rows, b_by_rows : bool
-        Do elements lie side by side in shared memory whose index of the sum is the same, as (depth, rows) of A and
-        (depth, cols) of B? Those of 8 bits may not, and of f32 both only for warps.
+        True if elements with the same index of the contraction are contiguous in shared memory: A as (depth, rows), B
+        as
+        (depth, cols). Not possible for 8-bit operands; for f32 both only in warp tiles.
     cols : int
-        Of a block's tile.
+        Columns of a block's tile.
     a, b : OperandSource
-        What is known of the operands in memory.
+        How the operands are loaded.
     batched : bool
-        Are there several products?
+        True if there are several matmuls.
     pieces : ResultPieces
-        In which results are stored.
+        How results are stored.
     turned : bool
-        Are columns of the result rows to the instructions?
+        True if the operands are swapped: columns of the result are rows to the instructions.
     """
 
     operands: str
@@ -88,46 +89,46 @@ class ProductTiles:
 
     @property
     def rows(self) -> int:
-        """The rows of a tile."""
+        """Rows of a tile."""
         raise NotImplementedError
 
     @property
     def size(self) -> int:
-        """The bytes of an element of an operand."""
+        """Bytes of an element of an operand."""
         return ELEMENT_BYTES[self.operands]
 
     @property
     def sum(self) -> str:
-        """What products are added up in."""
+        """Dtype of the accumulators."""
         return {"i8": "i32", "f64": "f64"}.get(self.operands, "f32")
 
     @property
     def staged(self) -> int:
-        """How many columns of sums a warp puts down at a time."""
+        """Columns of accumulators that a warp stages at a time (a chunk)."""
         return CHUNK // size_of(self.sum)
 
     @property
     def steps(self) -> int:
-        """How many pieces of those a lane stores, one after the other."""
+        """Pieces of a chunk that each lane stores, one after the other."""
         return ROWS * self.staged // (WARP * self.pieces.width)
 
     @property
     def depth(self) -> int:
-        """How many products of a sum a stage has."""
+        """Terms of the contraction in a stage."""
         return CHUNK // self.size
 
     def turn(self, line: Any, by_rows: bool) -> Any:
-        """Return what the number of a piece of 16 bytes is changed by (xor) in a line of a stage."""
+        """Return the swizzle of a line of a stage: the number that is xored to the index of a 16-byte piece."""
         return line & 7
 
     @property
     def stage_bytes(self) -> int:
-        """The bytes of a stage: rows of A, then of B."""
+        """Bytes of a stage: rows of A, then of B."""
         return (self.rows + self.cols) * CHUNK
 
     @property
     def ring_bytes(self) -> int:
-        """The bytes of all stages."""
+        """Bytes of all stages."""
         return self.stages * self.stage_bytes
 
 
@@ -154,10 +155,13 @@ WIDE_COLUMNS = 128
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupTiles(ProductTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply.
+    """Tiles of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`: 64 rows for each of ``consumers`` warpgroups that
+    multiply.
 
-    If these work ``in_turn``, each has tiles of its own, of ``parts`` times 64 rows. With a ``window`` A is copied by
-    windows: the product is a convolution. If it is turned, the 64 are columns, and there are ``high`` rows.
+    With ``in_turn`` the consumers alternate between tiles, and each has a whole tile of ``parts`` times 64 rows. With a
+    ``window`` the matmul is a convolution, whose input A is copied by im2col tensor maps. With swapped operands
+    (``turned``)
+    a consumer has 64 columns, and a tile has ``high`` rows.
     """
 
     consumers: int = 2
@@ -168,27 +172,32 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def rows(self) -> int:
-        """The rows of a tile."""
+        """Rows of a tile."""
         return self.high if self.turned else 64 * (self.parts if self.in_turn else self.consumers)
 
     @property
     def width(self) -> int:
-        """How many sums of each of its 64 rows an instruction adds to: the columns of a tile, or its rows."""
+        """The n of the instruction: the columns of a tile, or its rows with swapped operands."""
         return self.high if self.turned else self.cols
 
     @property
     def in_registers(self) -> bool:
-        """Do warps load the operand of those 64 from shared memory, since f32 lies there by rows?"""
+        """True if warps load the first operand to registers: f32 that is contiguous along its rows."""
         return self.size == 4 and (self.b_by_rows if self.turned else self.a_by_rows)
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies."""
+        """Registers of a consumer thread."""
         return PRODUCT_REGISTERS if self.consumers == 2 or self.width > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
 
     @property
     def ahead(self) -> int:
-        """How many times 32 columns of a warp's 16 rows have what their epilogue reads loaded before the products."""
+        """Chunks whose epilogue operands are loaded before the matmul of a tile.
+
+        A chunk has 16 rows of ``staged`` columns. The number is what fits the registers besides the accumulators, from
+        1 to
+        :data:`MOST_AHEAD`.
+        """
         chunks = self.parts * max(self.width // self.staged, 1)
         bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
         left = self.registers - self.parts * self.width // 2 - STEP_REGISTERS * (2 if self.in_registers else 1)
@@ -196,17 +205,17 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def threads(self) -> int:
-        """Of a block: one warpgroup copies."""
+        """Threads of a block: one warpgroup copies (the producer)."""
         return 128 * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory: the ring, a staging area for each warp, two barriers for each stage."""
+        """Bytes of shared memory: the ring buffer, a staging area for each warp, two barriers for each stage."""
         return SWIZZLE_BYTES + self.ring_bytes + 16 * self.stages + self.consumers * 4 * STAGING
 
     @property
     def resident(self) -> int:
-        """How many blocks a multiprocessor has at a time."""
+        """Blocks that a multiprocessor runs at the same time."""
         held = TARGETS["cuda:sm_90a"].multiprocessor
         return max(min(held.shared // (self.shared + held.reserved), MOST_THREADS // self.threads, 2), 1)
 
@@ -218,17 +227,18 @@ WARP_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class WarpTiles(ProductTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.gemm.mma`: what each warp has, and how many there are down the tile.
+    """Tiles of :mod:`aotc.kernels.cuda.templates.gemm.mma`: the part of each warp, and the warps down a tile.
 
-    Warps of 64 rows and 64 columns read shared memory less often, and take 0.84 of the time on an H200 in tiles of
-    128 x 256; but those need 148 KB of shared memory, and in smaller tiles GPUs before sm_90 have too few registers.
+    Warps of 64 rows and 64 columns read shared memory less often: on an H200 they take 0.84 of the time, in tiles of
+    128 x 256. Those tiles need 148 KB of shared memory, and in smaller ones GPUs before sm_90 have too few registers.
 
     Attributes
     ----------
     warp_rows, warp_cols, warps_down : int
-        Of a warp's part; how many of these are below each other.
+        Rows and columns of a warp's part, and how many parts are below each other.
     terms : int
-        Of f64: how many an instruction multiplies. Those of 8 or 16 are of 16 rows, and want Hopper or later.
+        For f64: the terms that one instruction multiplies. Instructions of 8 or 16 have 16 rows and need Hopper or
+        later.
     """
 
     stages: int = 3
@@ -240,19 +250,22 @@ class WarpTiles(ProductTiles):
 
     @property
     def rows(self) -> int:
-        """The rows of a tile."""
+        """Rows of a tile."""
         return self.warps_down * self.warp_rows
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * self.warps_down * (self.cols // self.warp_cols)
 
     def turn(self, line: Any, by_rows: bool) -> Any:
-        """Return what pieces are changed by: elements of 4 bytes by rows, and of 8, are read one by one, or in pairs.
+        """Return the swizzle of a line, such that lanes that read at the same time access different banks.
 
-        Lanes that read together then meet no bank twice: 4 neighbours in each of 4 lines (of 8 bytes: of every other
-        line), or, of 8 bytes by terms, 4 pieces in each of 2 lines.
+        Two layouts are read in single elements or pairs: 4-byte elements that are contiguous along rows, and 8-byte
+        elements.
+        For them, lanes read 4 neighbours in each of 4 lines (of 8-byte elements: of every other line), or, of 8-byte
+        elements
+        that are contiguous along the contraction, 4 pieces in each of 2 lines.
         """
         if self.size == 8:
             return line & 6 if by_rows else (line & 1) << 2
@@ -260,5 +273,5 @@ class WarpTiles(ProductTiles):
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
+        """Bytes of shared memory: the ring buffer, which the staging areas of the warps reuse at the end."""
         return SWIZZLE_BYTES + max(self.ring_bytes, self.threads // 32 * STAGING)

@@ -1,16 +1,17 @@
-"""Products of matrices on Hopper's tensor cores: bf16, f16, TF32 and i8, with an epilogue of the program's own.
+"""Matmul on Hopper's tensor cores (wgmma): bf16, f16, TF32, i8 and f8, with an arbitrary epilogue.
 
-A block has a warpgroup that copies and one or two that multiply. The first keeps the tensor memory accelerator busy: it
-fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
-products of a tile stay in registers; the epilogue gets them in pieces, and rows of 16 bytes go to memory. Blocks stay
-and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
-Two warpgroups that multiply share each tile, or take tiles in turn: then one does the epilogue of its tile while the
-other multiplies.
+A block has one producer warpgroup, which copies, and one or two consumer warpgroups, which multiply. The producer fills
+the stages of a ring buffer in shared memory by the tensor memory accelerator (TMA). A consumer multiplies its 64 rows
+stage after stage and then releases the stage. The accumulators of a tile stay in registers until the epilogue, which
+processes them in pieces and writes 16 bytes of a row at a time. Blocks are persistent: each computes one tile after the
+other, in an order in which concurrent tiles share operands in the L2 cache. Two consumers either share each tile, or
+alternate between tiles ("ping-pong"): one runs its epilogue while the other multiplies.
 
-Rows of both operands begin at multiples of 16 bytes; their sizes may be any. A batch of products is one launch.
+Rows of both operands start at multiples of 16 bytes; their extents are arbitrary. A batch of matmuls is one launch.
 
-A product that is turned has the columns of B where others have rows of A: few rows fill instructions then, and f32
-which lies by rows, as tensor cores do not read it, is the operand that they take from registers.
+With swapped operands, columns of B take the place of rows of A. A matmul of few rows then fills the instructions, and
+f32 that is contiguous along its rows, which tensor cores do not read from shared memory, becomes the operand that they
+read from registers.
 """
 
 from __future__ import annotations
@@ -41,26 +42,30 @@ from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
 from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
 
-_TURN = 1  # and the next: the numbers of the barriers at which two warpgroups that take tiles in turn wait for theirs
+_TURN = 1  # and the next: named barriers of two consumers that alternate between tiles
 
 
 @cache
 def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
+    """Return the IR of a matmul kernel; it calls the device functions that :mod:`steps` names."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
 def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
-    """Return where, in shared memory, staging areas and the barriers of full and of empty stages begin."""
+    """Return the offsets in shared memory of the staging areas, of the full barriers and of the empty barriers."""
     staging = tiles.ring_bytes
     full = staging + tiles.consumers * 4 * STAGING
     return staging, full, full + 8 * tiles.stages
 
 
 def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return what the thread does that copies: it fills stage after stage, of all tiles of the block."""
+    """Return the producer's loop: one thread fills stage after stage, for all tiles of the block.
+
+    Invariant: stage s is written only after its empty barrier completed the phase of its last use. ``parity`` flips
+    whenever the ring buffer wraps around.
+    """
     rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
     _, full, empty = _places(tiles)
     copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
@@ -85,18 +90,24 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 
 def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
+    """Return a consumer's loop: 64 rows of all tiles of the block.
+
+    Invariant: one group of products is in flight, so a stage is released one iteration after its products were issued.
+    If
+    the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the tensor
+    cores from one to the other.
+    """
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
     ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
-    shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # from one warpgroup to the next
+    shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # between consumers
 
     @cuda.jit(device=True, inline="always")
     def after(s, parity, turns):
-        """Return the stage, and its parity, so many after ``s``: those of the other warpgroup's tile lie between."""
+        """Return the stage, and its parity, ``turns`` after ``s``: it skips the other consumer's tile."""
         rounds = quotient(i32(s + turns), i32(stages))
         return i32(s + turns - rounds * stages), i32(parity ^ (rounds & 1))
 
@@ -146,7 +157,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 
 def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
-    """Return the function of the first row and column of a warp's sums, and of how many there are of both."""
+    """Return the device function of a warp's first row and column, and of the extents, in instruction order."""
     turned, i32 = tiles.turned, types.int32
 
     @cuda.jit(device=True, inline="always")
@@ -159,7 +170,7 @@ def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
 
 
 def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return :func:`_multiplier` of products whose first operand is in registers: each warp gives a stage back."""
+    """Return :func:`_multiplier` for a first operand in registers; here each warp releases a stage by itself."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
@@ -207,7 +218,7 @@ COPY_REGISTERS = 40
 
 
 def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
     arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers

@@ -1,4 +1,4 @@
-"""The steps of a product on Hopper: copies by the tensor memory accelerator, and products of warpgroups."""
+"""Device functions of a matmul on Hopper: copies by the tensor memory accelerator, and products of warpgroups."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _NUMBA = {
 
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
-    """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
+    """Return the device function that starts the copy of a stage: the tile's rows of A, then its columns of B."""
     return _load_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
 
 
 def _load_lines(tiles: WarpgroupTiles) -> Any:
-    """Return :func:`load_tile` of operands that lie in lines."""
+    """Return :func:`load_tile` for operands that are strided arrays."""
     sources = (tiles.a, tiles.b)
 
     def generate(context, builder, signature, arguments):
@@ -76,13 +76,20 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
 
 
 def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
-    """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
+    """Return the wgmma descriptor of a tile at ``place``, in units of 16 bytes.
+
+    Groups of 8 rows are 1024 bytes apart, with the 128-byte swizzle. ``leading`` is the leading byte offset. PTX ISA,
+    matrix descriptor format.
+    """
     low = builder.or_(place, i32(leading >> 4 << 16))
     return builder.or_(builder.zext(low, I64), i64((1 << 62) | (1024 >> 4 << 32)))
 
 
 def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
-    """Emit an instruction that all of ``values`` go through: nothing is done with them before it that comes after."""
+    """Emit an instruction that has all of ``values`` as inputs and outputs.
+
+    LLVM then cannot move uses of the returned values before the instruction, nor definitions of the inputs after it.
+    """
     letters = ["f" if v.type == F32 else "r" for v in values]
     constraints = ",".join([f"={c}" for c in letters] + [str(n) for n in range(len(values))] + ["~{memory}"])
     kinds = [v.type for v in values]
@@ -92,12 +99,14 @@ def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Va
 
 
 def multiply(tiles: WarpgroupTiles) -> Any:
-    """Return the function that begins to add the products of a stage to a warpgroup's sums.
+    """Return the device function that issues the products of a stage, added to a warpgroup's accumulators.
 
-    Of 64 rows a thread has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns
-    ``8 j + 2 (l % 4)`` and the next; then come those of the next 64 rows, if the warpgroup has more. If it is the first
-    stage of a tile, the sums begin anew. It takes where the operands are, of which the first has those rows: that is B
-    if the product is turned.
+    Lane l of warp w has the accumulators of row ``16 w + l / 4`` and of the row 8 below, in columns ``8 j + 2 (l % 4)``
+    and
+    the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
+    (``turn`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in instruction
+    order:
+    B comes first if the operands are swapped.
     """
     count, step = tiles.width // 2, 32 // tiles.size
     a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
@@ -115,7 +124,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     )
     constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
     result = ir.FunctionType(ir.LiteralStructType([llvm_type] * count), [llvm_type] * count + [I64, I64, I32])
-    across = step * CHUNK >> 4  # from one step to the next, where elements of a row or column lie side by side
+    across = step * CHUNK >> 4  # bytes / 16 from one step to the next, if elements of a row (column) are contiguous
     a_step, a_leading = (across, 16) if a_by_rows else (2, 16)
     b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (2, 16)
 
@@ -151,9 +160,9 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
 
 def store_tile(tiles: WarpgroupTiles) -> Any:
-    """Return the function by which a warp stores its 16 rows of a tile, or of each 64 rows of one.
+    """Return the device function by which a warp stores its 16 rows of a tile, or of each part of one.
 
-    It takes what :func:`ask_ahead` loaded.
+    It gets the values that :func:`ask_ahead` loaded.
     """
     count = tiles.width // 2
 
@@ -174,9 +183,9 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
 
 
 def ask_ahead(tiles: WarpgroupTiles) -> Any:
-    """Return the function by which a warp begins to read what the epilogue of its 16 rows of a tile reads.
+    """Return the device function by which a warp starts to load the epilogue operands of its 16 rows.
 
-    It loads what is stored first, and asks L2 for the rest of large operands.
+    It loads those of the first chunks, and prefetches large operands to L2.
     """
 
     def generate(context, builder, signature, arguments):
@@ -198,5 +207,5 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
 
 
 def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
-    """Return Numba's types of what is loaded before a tile's products."""
+    """Return the Numba types of the epilogue operands that are loaded before a tile's products."""
     return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)
