@@ -1,4 +1,4 @@
-"""LLVM as a back end: a machine for each target, and what is done to a module until it is an object."""
+"""LLVM as a back end: a target machine for each target, and the passes from a module to an object."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
 
 _MACHINES = threading.local()
 _DROP = "GlobalDCE", "StripDeadPrototypes"
-"""Two passes that drop what is not used."""
+"""Two passes that remove unused symbols."""
 
 
 def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
-    """Return LLVM's machine for ``target``, the calling thread's: position independent, of an optimization level."""
+    """Return the calling thread's LLVM machine for ``target``: position independent, of optimization ``level``."""
     own: dict[tuple[Target, int], llvm.TargetMachine] = _MACHINES.__dict__.setdefault("own", {})
     if (target, level) not in own:
         _initialize()
@@ -32,7 +32,7 @@ def target_machine(target: Target, level: int = 3) -> llvm.TargetMachine:
 
 @cache
 def data_layout(target: Target) -> str:
-    """Return what LLVM's modules for ``target`` say of how data lies in memory."""
+    """Return the data layout string of LLVM modules for ``target``."""
     return str(target_machine(target).target_data)
 
 
@@ -43,13 +43,13 @@ def _initialize() -> None:
 
 
 def retarget(module: llvm.ModuleRef, target: Target) -> None:
-    """Make ``module`` one for ``target``, which must be 64-bit and little-endian."""
+    """Set the triple and data layout of ``module``; the target must be 64-bit and little-endian."""
     module.triple = target.triple
     module.data_layout = str(target_machine(target).target_data)
 
 
 def internalize(module: llvm.ModuleRef, keep: Iterable[str]) -> None:
-    """Hide every defined symbol but ``keep``, so that LLVM may inline and drop it."""
+    """Make all defined symbols but ``keep`` internal, so that LLVM may inline and remove them."""
     names = set(keep)
     for function in module.functions:
         if function.is_declaration:
@@ -65,30 +65,30 @@ def internalize(module: llvm.ModuleRef, keep: Iterable[str]) -> None:
 
 
 def optimize(module: llvm.ModuleRef, target: Target, loops: bool = True, level: int = 3) -> None:
-    """Run LLVM's pipeline of a ``level``, O3, for ``target``, then drop what is not used.
+    """Run LLVM's pipeline of ``level`` (O3) for ``target``, then remove unused symbols.
 
-    ``loops`` are made vectors and unrolled; code of which no loop takes long is a quarter smaller without.
+    ``loops`` enables vectorization and unrolling; code without hot loops is a quarter smaller without.
     """
     unlocked.run_passes(module, target_machine(target), _DROP, (level, loops))
 
 
 def simplify(module: llvm.ModuleRef, target: Target, unroll: bool) -> None:
-    """Inline, put what lies on the stack in registers, and tidy up; loops are unrolled that say how often, or none."""
+    """Inline, promote stack variables to registers, and clean up; ``unroll`` unrolls loops with an explicit count."""
     _run(module, target, "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG", *(["LoopUnroll"] if unroll else []))
 
 
 def inline_late(module: llvm.ModuleRef, target: Target) -> None:
-    """Inline what was linked to ``module`` after it was optimised."""
+    """Inline functions that were linked to ``module`` after its optimization."""
     _run(module, target, "AlwaysInliner", "InstCombine", "SimplifyCFG")
 
 
 def tidy(module: llvm.ModuleRef, target: Target) -> None:
-    """Make a module smaller that a front end wrote, without what only some targets gain by."""
+    """Shrink a module that a front end wrote, by passes that do not depend on the target."""
     _run(module, target, "SROA", "SimplifyCFG", "InstCombine")
 
 
 def _run(module: llvm.ModuleRef, target: Target, *passes: str) -> None:
-    """Run ``passes`` in their order, then drop what is not used."""
+    """Run ``passes`` in order, then remove unused symbols."""
     unlocked.run_passes(module, target_machine(target), (*passes, *_DROP))
 
 
@@ -98,5 +98,5 @@ def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
 
 
 def emit_data(module: llvm.ModuleRef, target: Target) -> bytes:
-    """Return the relocatable object of a module without code, which the machine of the lowest level makes as well."""
+    """Return the relocatable object of a module without code; a machine of the lowest level is enough."""
     return unlocked.emit_object(target_machine(target, 0), module)

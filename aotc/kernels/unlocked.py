@@ -1,9 +1,10 @@
-"""LLVM's calls without the lock that llvmlite takes for each: threads make machine code side by side.
+"""LLVM calls without llvmlite's global lock: threads generate machine code in parallel.
 
-LLVM lets threads work at the same time that share no context and no machine; so each has its own of both. A call that
-takes long (``_LONG``) leaves Python to other threads. One that is short (``_short``) keeps Python's lock: who gives it
-up for a microsecond has to wait for it where another thread is busy, and a kernel takes some forty such calls. An
-llvmlite that has no such functions as these expect is called as it wants to be.
+LLVM allows this for threads that share neither a context nor a target machine, so each thread has its own of both. Long
+calls (``_LONG``) release Python's lock. Short ones (``_short``) keep it: a thread that releases it for a microsecond
+has
+to wait if another thread is busy, and a kernel makes about forty such calls. If llvmlite lacks the expected functions,
+its own are called.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TUNINGS = ("LoopVectorization", "SLPVectorization", "LoopInterleaving", "LoopUn
 
 
 def _function(library: type[ctypes.CDLL], name: str) -> Callable[..., Any]:
-    """Return a function of LLVM's, of which ``library`` says whether it keeps Python's lock."""
+    """Return an LLVM function; ``library`` (CDLL or PyDLL) determines whether it keeps Python's lock."""
     locked = getattr(ffi.lib, name)
     try:
         function = getattr(library(ffi.lib._name), name)
@@ -46,7 +47,7 @@ _PARSE, _RUN, _EMIT = _LONG = tuple(
 
 @contextmanager
 def _message() -> Iterator[ctypes.c_char_p]:
-    """Give room for what LLVM says is wrong."""
+    """Yield a variable for LLVM's error message."""
     said = ctypes.c_char_p(None)
     try:
         yield said
@@ -60,19 +61,19 @@ def _text(said: ctypes.c_char_p) -> str:
 
 
 def context() -> llvm.ContextRef:
-    """Return the calling thread's context."""
+    """Return the calling thread's LLVM context."""
     if not hasattr(_OWN, "context"):
         _OWN.context = llvm.create_context()
     return _OWN.context
 
 
 def parse_assembly(text: str) -> llvm.ModuleRef:
-    """Return the module that ``text`` describes, in the calling thread's context.
+    """Return the module of ``text``, in the calling thread's context.
 
     Raises
     ------
     RuntimeError
-        If it is no LLVM IR.
+        If the text is not valid LLVM IR.
     """
     own = context()
     with _message() as said:
@@ -84,12 +85,12 @@ def parse_assembly(text: str) -> llvm.ModuleRef:
 
 
 def parse_bitcode(data: bytes) -> llvm.ModuleRef:
-    """Return the module whose bitcode ``data`` is, in the calling thread's context."""
+    """Return the module of the bitcode ``data``, in the calling thread's context."""
     return llvm.parse_bitcode(data, context())
 
 
 def verify(module: llvm.ModuleRef) -> None:
-    """Let LLVM check a module.
+    """Run LLVM's verifier on a module.
 
     Raises
     ------
@@ -102,7 +103,7 @@ def verify(module: llvm.ModuleRef) -> None:
 
 
 def link_hidden(module: llvm.ModuleRef, other: llvm.ModuleRef, names: Sequence[str]) -> None:
-    """Put ``other``, which is not to be used again, into ``module``, and hide its functions ``names`` there.
+    """Link ``other`` into ``module`` and make its functions ``names`` internal; ``other`` must not be used again.
 
     Raises
     ------
@@ -111,12 +112,12 @@ def link_hidden(module: llvm.ModuleRef, other: llvm.ModuleRef, names: Sequence[s
     """
     with _message() as said:
         failed = _short("LinkModules")(module, other, ctypes.byref(said))
-        other.detach()  # LLVM has disposed of it
+        other.detach()  # LLVM has freed it
         if failed:
             raise RuntimeError(_text(said))
     for name in names:
         function = _short("GetNamedFunction")(module, name.encode())
-        if function:  # LLVM leaves out what nobody calls
+        if function:  # LLVM drops unused functions
             _short("SetLinkage")(function, llvm.Linkage.internal)
 
 
@@ -125,7 +126,7 @@ def run_passes(
 ) -> None:
     """Run ``passes``, by their names in llvmlite's functions, on a module.
 
-    ``pipeline`` is LLVM's own before them: of what level, and whether loops are made vectors and unrolled.
+    ``pipeline`` is LLVM's own pipeline before them: its level, and whether loops are vectorized and unrolled.
     """
     tuning = _short("CreatePipelineTuningOptions")()
     if pipeline:
@@ -141,7 +142,7 @@ def run_passes(
             _short(f"module_Add{name}Pass")(manager)
         _RUN(manager, module, builder)
     finally:
-        _short("DisposeNewModulePassManger")(manager)  # so it is spelled
+        _short("DisposeNewModulePassManger")(manager)  # sic
         _short("DisposePassBuilder")(builder)
         _short("DisposePipelineTuningOptions")(tuning)
 
@@ -152,7 +153,7 @@ def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
     Raises
     ------
     RuntimeError
-        If LLVM cannot make one.
+        If LLVM cannot generate it.
     """
     with _message() as said:
         buffer = _EMIT(machine, module, 1, ctypes.byref(said))
@@ -165,6 +166,6 @@ def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
 
 
 def dispose(module: llvm.ModuleRef) -> None:
-    """Let go of a module, which is not to be used again."""
+    """Free a module, which must not be used again."""
     _short("DisposeModule")(module)
     module.detach()

@@ -1,4 +1,4 @@
-"""Kernels to one library, executor to another: what the pipeline asks of the CPU back end."""
+"""Interface of the CPU back end: kernels to one library, the executor to another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """What the bundle says about one kernel; ``scratch`` is bytes per worker, ``target`` its own one of several."""
+    """The manifest's facts about a kernel; ``scratch`` is bytes per worker, ``target`` is set if targets differ."""
 
     name: str
     scratch: int
@@ -43,7 +43,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library, and the kernels in its table in order."""
+    """A shared library, with the kernels of its table in order."""
 
     data: bytes
     kernels: tuple[KernelInfo, ...]
@@ -51,7 +51,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """A user's function, and the custom call that it is compiled for: dtype and rank of operands and results."""
+    """A user's function for a custom call: dtype and rank of its operands and results, and its attributes."""
 
     name: str
     symbol: str
@@ -66,29 +66,29 @@ _EXECUTORS: dict[Target, bytes] = {}
 
 
 def start_workers(options: Options) -> None:
-    """Begin starting compiler processes if a target wants them; they are ready when the model has been read."""
+    """Start compiler processes if a target needs them, so that they are ready when the model has been read."""
     named = (options.target, *options.devices.values())
     if any("cuda" in name for name in named):
         POOL.start(options.jobs or default_jobs(), "cuda")
 
 
 class Build:
-    """A library whose kernels can be compiled before all that its manifest says of it is known.
+    """A library whose kernels can be compiled before the rest of its manifest is known.
 
-    Use it as a context, whose end stops what is not finished.
+    Use it as a context manager, which stops unfinished work at the end.
 
     Parameters
     ----------
     kernels : sequence of Kernel
-        What is compiled; what the cache holds is not compiled again.
+        Kernels to compile; those in the cache are not compiled again.
     target : Target
-        What stands for all kernels.
+        The target of the library.
     options : Options
         As :func:`aotc.compile` takes them.
     custom : sequence of NativeCall
-        Functions of the user's, which are compiled into the library.
+        The user's functions to compile into the library.
     targets : sequence of Target
-        Each kernel's own one, if they differ.
+        The target of each kernel, if they differ.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class Build:
         return self
 
     def begin_ahead(self) -> None:
-        """Begin beside what the caller does next, as far as that is of use."""
+        """Start compiling in the background, as far as that helps."""
         self._compilation.begin_ahead()
 
     def finish(self, described: Mapping[str, Any] | None = None) -> Library:
-        """Return the library, sealed with all that the manifest says of its variant besides its kernels.
+        """Return the library, sealed with the manifest of its variant (``described``).
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Build:
 
         @cache
         def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
-            """Start the linker, and make what needs no object."""
+            """Start the linker, and create the parts that need no object."""
             self._linker.start()
             return self._table(described)
 
@@ -154,7 +154,7 @@ class Build:
         return Library(self._linker.take(math_symbols() if self._custom else ()), infos)
 
     def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
-        """Return the manifest's entry for the kernels, and the object with their table."""
+        """Return the manifest's entries of the kernels, and the object with their table."""
         from aotc.kernels.cpu.link import function_table
 
         infos = tuple(_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
@@ -172,13 +172,13 @@ def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
 
 
 def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
-    """Return the functions that kernels need from outside of a library that holds those of ``custom``."""
+    """Return the functions that kernels import into a library that defines those of ``custom``."""
     own = {c.symbol for c in custom}
     return sorted({name for k in kernels for name in imports(k)} - own)
 
 
 def check_native(native: NativeCall, target: Target, options: Options) -> None:
-    """Compile a user's function and throw the result away.
+    """Compile a user's function and discard the result.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def check_native(native: NativeCall, target: Target, options: Options) -> None:
 
 
 def math_symbols() -> frozenset[str]:
-    """Return what a user's function may call of the C library of mathematics."""
+    """Return the functions of the C math library that a user's function may call."""
     from aotc.kernels.cpu.custom import MATH_SYMBOLS
 
     return MATH_SYMBOLS
@@ -221,7 +221,7 @@ def _refused(native: NativeCall, reason: str) -> CompileError:
 
 
 def build_executor(target: Target, options: Options) -> bytes:
-    """Return the executor's library for ``target``; it is compiled beside the first kernels, and linked once."""
+    """Return the executor's library for ``target``; it is compiled with the first kernels, and linked once."""
     if target not in _EXECUTORS:
         request = {"executor": True, "target": target_fields(target)}
         _link_executor(target, *compile_texts([request], [Named("executor", target)], options))

@@ -1,8 +1,7 @@
-"""One loop-IR kernel to one native object.
+"""Compile one loop-IR kernel to one native object.
 
-The kernel function is a *shell*, the loop over a range of the grid around a call
-of the *body*. The shell is the same text for all kernels; the body is emitted
-from the loop IR, and LLVM inlines it.
+The kernel function is a *shell*: a loop over a range of the grid that calls the *body*. The shell is the same for all
+kernels. The body is emitted from the loop IR, and LLVM inlines it.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ done:
 !1000000 = distinct !{{{{!1000000, !1000001}}}}
 !1000001 = !{{{{!"llvm.loop.unroll.disable"}}}}
 """
-"""The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``.
+"""The shell ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``, as LLVM canonicalizes it.
 
-An item is a share of work for a thread: its code is not written out several times.
+An item is a work item of a thread, so the loop is not unrolled.
 """
 _ONCE = f"""
 {_DEFINE} nounwind {{{{
@@ -79,15 +78,16 @@ done:
 {{leave}}  ret void
 }}}}
 """
-"""The shell of a kernel whose grid has one item: no loop to unroll."""
+"""The shell of a kernel whose grid has one item: no loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A kernel as LLVM assembly, which any thread can make machine code of while others hold Python's lock.
+    """A kernel as LLVM assembly: any thread can compile it to machine code, mostly without Python's lock.
 
-    ``finished`` is the text of functions that it calls and no pass need see, ``names`` are theirs; ``done`` says that
-    LLVM's passes would make nothing better of its loops.
+    ``finished`` is the assembly of called functions that bypass LLVM's passes, and ``names`` are their names. ``done``
+    is
+    True if LLVM's passes would not improve the kernel's loops.
     """
 
     kernel: Kernel
@@ -99,7 +99,7 @@ class Emitted:
 
 
 def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
-    """Return the unoptimised LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
+    """Return the unoptimized LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
     emitted = emit_kernel(kernel, target)
     module = parse_assembly(emitted.text)
     link_finished(module, emitted.finished, emitted.names)
@@ -107,7 +107,7 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
 
 
 def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
-    """Return what emits a kernel of which LLVM's passes would make nothing better, if it is one."""
+    """Return the emitter of a kernel that LLVM's passes would not improve; None for other kernels."""
     if is_plain(kernel):
         return PlainEmitter
     found = vector_loops(kernel, target)
@@ -115,7 +115,7 @@ def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
 
 
 def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
-    """Return the assembly of ``kernel``: all that of its compilation is Python's work."""
+    """Return the assembly of ``kernel``: the part of its compilation that is Python code."""
     body = KernelModule(kernel.name, target)
     body.data_layout = back_end.data_layout(target)
     body.finished = finished = TextModule(body.triple, body.data_layout)
@@ -136,16 +136,15 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     Raises
     ------
     InternalError
-        If LLVM finds the IR invalid, or if the code calls a function that a
-        bundle does not have.
+        If LLVM finds the IR invalid, or if the code calls a function that a bundle does not have.
     """
     return _optimized(emit_kernel(kernel, target))
 
 
 def _optimized(emitted: Emitted) -> llvm.ModuleRef:
-    """Return the module of what was emitted after LLVM's passes.
+    """Return the module of an emitted kernel after LLVM's passes.
 
-    What is around tiles that are finished takes little of their time: O1 does for it.
+    If its tiles bypass the passes, the code around them takes little of the run time, and O1 is enough.
     """
     kernel, target = emitted.kernel, emitted.target
     module = parse_assembly(emitted.text)
@@ -166,12 +165,12 @@ def _optimized(emitted: Emitted) -> llvm.ModuleRef:
 
 
 def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
-    """Return what addresses of loops are emitted in; without registers to spare, indices make LLVM copy constants."""
+    """Return the context that keeps loop addresses in registers; without spare registers LLVM would copy constants."""
     return loop_addresses(target.triple.startswith("x86_64") and not fills_registers(kernel))
 
 
 def machine_code(emitted: Emitted) -> bytes:
-    """Return the relocatable object that defines the kernel: LLVM's work, most of it without Python's lock.
+    """Return the relocatable object that defines the kernel: LLVM's work, mostly without Python's lock.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A user's function to a native object: compiled by Numba behind a shim that makes arrays of addresses."""
+"""Compile a user's function to a native object: by Numba, with a shim that turns addresses into arrays."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MATH_SYMBOLS = frozenset(name + suffix for name in _MATH.split() for suffix in (
 
 
 class Refused(Exception):
-    """A user's function cannot be compiled; the text says why."""
+    """A user's function cannot be compiled; the text has the reason."""
 
 
 def plain_function(function: Any) -> Callable[..., Any]:
-    """Return the Python function of ``function``, which may be a Numba dispatcher, as if defined by hand.
+    """Return the Python function of ``function`` (it may be a Numba dispatcher), as if defined in ``__main__``.
 
-    A function of module ``__main__`` is pickled by value, so the compiler process
-    need not be able to import the user's module.
+    A function of module ``__main__`` is pickled by value, so that the compiler process need not import the user's
+    module.
     """
     inner = getattr(function, "py_func", function)
     if not isinstance(inner, python_types.FunctionType):
@@ -48,7 +48,7 @@ def plain_function(function: Any) -> Callable[..., Any]:
     code = inner.__code__
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         raise Refused("it takes any number of arguments; name each")
-    # Numba knows no keyword-only parameters: they follow the others, so this makes them ordinary ones.
+    # Numba lacks keyword-only parameters. They follow the others, so this turns them into ordinary ones.
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     copy = python_types.FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
     copy.__module__ = "__main__"
@@ -61,7 +61,7 @@ def values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list
     Raises
     ------
     Refused
-        If it does not take so many arrays, or not these attributes.
+        If it takes another number of arrays, or other attributes.
     """
     inner = getattr(function, "py_func", function)
     try:
@@ -79,7 +79,7 @@ def pickled(function: Any) -> bytes:
     Raises
     ------
     Refused
-        If it is no function, raises, or uses what cannot be sent.
+        If it is not a Python function, raises exceptions, or uses objects that cannot be pickled.
     """
     inner = plain_function(function)
     try:
@@ -89,7 +89,7 @@ def pickled(function: Any) -> bytes:
 
 
 def numba_type(dtype: str) -> Any:
-    """Return Numba's type of an element; floats that it lacks are unsigned integers of their bits."""
+    """Return Numba's type of an element; floats that Numba lacks are unsigned integers with the same bits."""
     row = DTYPES[dtype]
     match row.kind:
         case "b":
@@ -103,7 +103,7 @@ def numba_type(dtype: str) -> Any:
 
 @intrinsic
 def _array(typing_context, pointer, shape):
-    """Make a row-major array of a pointer and sizes: ``numba.carray`` needs Numba's runtime."""
+    """Create a row-major array from a pointer and sizes; ``numba.carray`` would need Numba's runtime."""
     kind = types.Array(pointer.dtype, len(shape), "C")
 
     def generate(context, builder, signature, arguments):
@@ -132,7 +132,7 @@ def _shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -
         lines.append(f"    a{n} = array(p{n}, ({sizes}))")
     given = [f"a{n}" for n in range(len(arrays))] + [repr(value) for value in values]
     parameters = ", ".join([f"p{n}" for n in range(len(arrays))] + ["sizes"])
-    answer = f"    sizes[{at}] = -1"  # the kernel calls until it finds that
+    answer = f"    sizes[{at}] = -1"  # the kernel repeats the call until it finds this
     text = "\n".join([f"def shim({parameters}):", *lines, f"    function({', '.join(given)})", answer])
     scope: dict[str, Any] = {"array": _array, "function": numba.njit(error_model="numpy")(function)}
     exec(compile(text, "<custom call>", "exec"), scope)
@@ -140,7 +140,7 @@ def _shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -
 
 
 def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[Any], target: Target) -> bytes:
-    """Return the object that defines ``symbol``: a function of the addresses of arrays and of all their sizes.
+    """Return an object that defines ``symbol``: a function of the addresses of arrays and of all of their sizes.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
 
 
 def _told(error: Exception) -> str:
-    """Return the line of a Numba error that says what is wrong, and the one that says where."""
+    """Return the line of a Numba error that names the problem, and the line with its location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "NRT" in text or "Only accept returning of array" in text or "built-in function empty" in text:

@@ -1,4 +1,4 @@
-"""Objects to one shared library, with a linker from the system or from a wheel."""
+"""Link objects to a shared library, by a linker of the system or of a wheel."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ ALLOWED_SYMBOLS = frozenset(
 THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
 
 _OBJECTS, _LIBRARY = "objects", "out.so"
-"""A linker script that names the objects, which a linker opens as late as it would open them; and what it makes."""
+"""Name of a linker script that lists the objects, and name of the output. The linker opens the script when it would
+open an object."""
 
 _SPECIAL = re.compile(r"[^\w.$-]", re.ASCII)
-"""What LLVM's assembly has as numbers in a name."""
+"""Characters that LLVM's assembly escapes in a name."""
 
 _WAITING: set[subprocess.Popen[bytes]] = set()
 """The linkers of this process that wait for their objects."""
@@ -43,12 +44,12 @@ def _own_machine() -> str:
 
 @cache
 def linker(native: bool) -> tuple[str, ...]:
-    """Return the command of a linker; a foreign target needs one that knows every machine.
+    """Return the command of a linker; a foreign target needs one that supports every machine.
 
     Raises
     ------
     CompileError
-        If there is none; the message says what to install.
+        If none is installed; the message names a package.
     """
     for name in ("ld.lld", "ld") if native else ("ld.lld",):
         path = shutil.which(name)
@@ -65,7 +66,7 @@ def linker(native: bool) -> tuple[str, ...]:
 
 
 def _zig() -> str | None:
-    """Return the program that the package ``ziglang`` carries, or None if it is not installed."""
+    """Return the path of the ``zig`` program of the package ``ziglang``, or None if it is not installed."""
     found = find_spec("ziglang")
     folders = (found.submodule_search_locations if found else None) or ()
     return next((zig for f in folders if os.access(zig := os.path.join(f, "zig"), os.X_OK)), None)
@@ -80,7 +81,7 @@ def function_table(
 ) -> bytes:
     """Return an object that defines the table of kernel addresses, the interface and the pointers of ``vmfb.abi``.
 
-    Pointers to functions in ``own``, which the library defines itself, are filled in.
+    Pointers to functions in ``own``, which the library itself defines, are initialized.
     """
     rows = ", ".join([f"ptr {_reference(name)}" for name in names])
     filled = [name for name in imports if name in own]
@@ -95,20 +96,20 @@ def function_table(
 
 
 def _reference(name: str) -> str:
-    """Return a symbol as LLVM's assembly has it."""
+    """Return a symbol in LLVM's assembly syntax."""
     plain = _SPECIAL.sub(lambda found: _numbers(found[0].encode()), name)
     return f'@"{plain}"'
 
 
 def _numbers(data: bytes) -> str:
-    """Return bytes as LLVM's assembly has them in a text."""
+    """Return bytes as a string in LLVM's assembly syntax."""
     return "".join([f"\\{byte:02x}" for byte in data])
 
 
 class Linker:
-    """A linker that can be started before its objects are there, and waits for them: starting one takes milliseconds.
+    """A linker that starts before its objects exist and waits for them: starting a process takes milliseconds.
 
-    Use it as a context, whose end stops it. No file is there before :meth:`give`, nor after that end.
+    Use it as a context manager, which stops the process at the end. It creates files only from :meth:`give` to the end.
 
     Parameters
     ----------
@@ -132,19 +133,19 @@ class Linker:
         return self
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the linker if it is not, and return its process."""
+        """Start the linker if it is not running, and return its process."""
         if self._process is not None:
             return self._process
         self._process = subprocess.Popen(
             [*self._command, _script(self._command), *self._words], cwd="/", bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for this process, which ends that one
+            process_group=0,  # Ctrl-C goes to this process, which ends the linker
         )  # fmt: skip
         _WAITING.add(self._process)
         return self._process
 
     def give(self, objects: Sequence[bytes]) -> None:
-        """Let the linker begin with its objects."""
+        """Pass the objects to the linker."""
         folder = self._stack.enter_context(work_folder(self._folder))
         files = [folder / f"{n}.o" for n in range(len(objects))]
         for file, data in zip(files, objects, strict=True):
@@ -153,16 +154,16 @@ class Linker:
         (folder / _OBJECTS).write_text(f"INPUT({named})")
         process = self.start()
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended is started again
+        with suppress(BrokenPipeError), process.stdin as pipe:  # a linker that has ended is restarted
             pipe.write(b"{ };\n")
 
     def take(self, allowed: Collection[str] = ()) -> bytes:
-        """Return the bytes of a shared library; it may need ``allowed`` symbols besides its usual ones.
+        """Return the bytes of the shared library; it may import ``allowed`` symbols besides the usual ones.
 
         Raises
         ------
         InternalError
-            If linking fails, or the library needs a symbol that a bundle must not need.
+            If linking fails, or if the library imports a symbol that a bundle does not provide.
         """
         if self._process is None or self._process.wait():
             self._link_at_once()
@@ -173,7 +174,7 @@ class Linker:
         return data
 
     def _link_at_once(self) -> None:
-        """Start a linker again that did not wait: gold reads no pipe, and where no file stands for one, none does."""
+        """Run the linker again, without waiting: gold does not read pipes, and some systems have no /dev/stdin."""
         command = [*self._command, *self._words]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
         if done.returncode:
@@ -188,13 +189,13 @@ class Linker:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return what makes a linker wait: it reads a version script from a pipe before it opens an object."""
+    """Return the option that makes a linker wait: it reads a version script from a pipe before it opens an object."""
     handed_on = "-Wl," if "-nostdlib" in command else ""
     return f"{handed_on}--version-script=/dev/stdin"
 
 
 def _let_go() -> None:
-    """Let go, in a forked child, of the pipes of its parent's linkers, which wait for their end."""
+    """Close, in a forked child, the pipes of its parent's linkers; those wait for the end of the pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for process in _WAITING:
         if process.stdin is not None and not process.stdin.closed:
@@ -214,7 +215,7 @@ def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()
 
 
 def undefined_symbols(library: bytes) -> set[str]:
-    """Return the names that a 64-bit little-endian ELF library leaves undefined."""
+    """Return the undefined symbols of a 64-bit little-endian ELF library."""
     sections_at, = struct.unpack_from("<Q", library, 0x28)
     size, count = struct.unpack_from("<HH", library, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", library, sections_at + n * size) for n in range(count)]

@@ -1,8 +1,9 @@
-"""Stores of one lane of a vector of 8 or 16 bits, which LLVM 22 writes as 32 bits for x86, over what lies behind it.
+"""Workaround for LLVM 22 on x86: a masked store of one 8- or 16-bit lane may overwrite its neighbour.
 
-A loop whose last turns fill a vector but for a mask has such a store where one turn is left, with a constant mask. LLVM
-makes a plain store of the lane (``reduceMaskedStoreToScalarStore``), also of a vector that it has joined with the
-truncation before: then it stores the lane as wide as it was. Here the lane is taken out before LLVM sees to it::
+LLVM writes the lane as 32 bits. A vectorized loop with a masked last vector has such a store, with a constant mask, if
+one iteration is left. LLVM turns it into a scalar store of the lane (``reduceMaskedStoreToScalarStore``). If it merged
+the store with a truncation before, the scalar store has the width before the truncation. This module extracts the lane
+before LLVM does::
 
     call void @llvm.masked.store.v16i16.p0(<16 x i16> %x, ptr align 2 %p, <16 x i1> <i1 true, i1 false, ...>)
     ->
@@ -32,12 +33,12 @@ _NARROW = re.compile(r"\bstore (?:<\d+ x )?i(?:8|16)\b|\.masked\.store\.")
 
 
 def stores_narrow(text: str) -> bool:
-    """Tell whether LLVM could make such a store of the assembly of a kernel: nothing else stores 8 or 16 bits."""
+    """Return True if a kernel's assembly has stores from which LLVM could create one: stores of 8 or 16 bits."""
     return _NARROW.search(text) is not None
 
 
 def without_one_lane_stores(module: llvm.ModuleRef) -> llvm.ModuleRef:
-    """Return ``module``, or one with the same meaning that has no such store."""
+    """Return ``module``, or an equivalent module without such stores."""
     if not any(_STORED.match(function.name) for function in module.functions):
         return module
     text, before = "", str(module)

@@ -1,9 +1,9 @@
-"""Register tiles of AArch64's instructions that multiply two rows by two columns: ``smmla``, ``usmmla``, ``bfmmla``.
+"""Register tiles of AArch64's matrix instructions ``smmla``, ``usmmla`` and ``bfmmla``: two rows by two columns.
 
-A register of sums is a square: ``[r0c0, r0c1, r1c0, r1c1]``. Of each row and column the instruction takes twice as many
-terms as a step of a panel has, 8 of i8 or 4 of bf16: two steps, whose words are put side by side (``zip1``, ``zip2``),
-so that panels are those of ``sdot`` and ``bfdot``. Beside an odd last row is the row itself, beside an odd last step
-zeros. Sums of ``bfmmla`` are rounded as those of ``bfdot``, or once for two products; what is subnormal counts as 0.
+An accumulator is a 2 x 2 square: ``[r0c0, r0c1, r1c0, r1c1]``. The instruction multiplies 8 terms of i8 or 4 of bf16,
+twice as many as a step of a panel has. Two steps are combined by ``zip1`` and ``zip2``, so that panels have the layout
+of ``sdot`` and ``bfdot``. An odd last row is paired with itself, an odd last step with zeros. ``bfmmla`` rounds as
+``bfdot`` does, or once for two products; it flushes subnormals to 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": 
 
 
 def in_squares(shape: Shape) -> bool:
-    """Is a tile one that the instructions compute, of several rows whose terms lie side by side?"""
+    """Is a tile computed by these instructions: several rows with contiguous terms?"""
     if "x86" in shape.isa or _UNITS.get(shape.form, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
     beside = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
@@ -30,7 +30,7 @@ def in_squares(shape: Shape) -> bool:
 
 
 class SquareTileWriter(TileWriter):
-    """Writes a tile in squares: of each pair of rows two for each vector of columns."""
+    """Writes a tile in squares: two for each pair of rows and vector of columns."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -40,14 +40,14 @@ class SquareTileWriter(TileWriter):
         self.words = ir.VectorType(I32, self.lanes)
         pairs = shape.form == "bf16"
         self.kind = self.operand(ir.VectorType(*((BFLOAT, 2 * self.lanes) if pairs else (I8, 4 * self.lanes))))
-        # Words of the first half of the columns, and of the second, of two steps; sums of the first row, and of the
-        # second, of the squares of both.
+        # halves: the words of the first, and of the second, half of the columns, of two steps interleaved.
+        # of_rows: the accumulators of the first, and of the second, row of two squares.
         half, by_four = self.lanes // 2, range(0, 2 * self.lanes, 4)
         self.halves = [[x for n in range(part, part + half) for x in (n, n + self.lanes)] for part in (0, half)]
         self.of_rows = [[x + row for n in by_four for x in (n, n + 1)] for row in (0, 2)]
 
     def write(self) -> None:
-        """Write the whole body."""
+        """Write the whole function."""
         state = self.nest(0, [zeros(self.vector)] * self.accumulators, self.a, self.panel)
         for row in range(self.shape.rows):
             to = self.at(self.out, self.times(self.out_row, row))
@@ -58,7 +58,7 @@ class SquareTileWriter(TileWriter):
         self.b.ret_void()
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after all steps, two at a time."""
+        """Return the accumulators after all steps, two at a time."""
         _, a_step, b_step = self.levels[-1]
         by = unrolled(self.accumulators)
         twice = (self.times(a_step, 2), self.times(b_step, 2))
@@ -70,25 +70,25 @@ class SquareTileWriter(TileWriter):
         return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.one_step)[0]
 
     def divided(self, value: ir.Value, by: int, rest: bool = False) -> ir.Value:
-        """Return a quotient, or its rest."""
+        """Return a quotient or a remainder."""
         if isinstance(value, ir.Constant):
             return i64(value.constant % by if rest else value.constant // by)
         return (self.b.urem if rest else self.b.udiv)(value, i64(by))
 
     def two_steps(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after two steps."""
+        """Return the accumulators after two steps."""
         following = self.at(panel, self.levels[-1][2])
         both = [self.b_vectors(p, self.words, 4) for p in (panel, following)]
         return self.squares(state, [self.load(self.at(a, x), I64, 1) for x in self.row_offsets], *both)
 
     def one_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after a step, beside which there are zeros."""
+        """Return the accumulators after a single step, padded with zeros."""
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
         first = self.b_vectors(panel, self.words, 4)
         return self.squares(state, rows, first, [zeros(self.words)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
-        """Return the sums plus products of 8 bytes of each of ``rows`` and words of columns of two steps."""
+        """Return the accumulators plus the products of 8 bytes of each of ``rows`` and the columns of two steps."""
         pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
         left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
         right = [
@@ -100,7 +100,7 @@ class SquareTileWriter(TileWriter):
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
 
     def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return a vector of the bytes of two rows, again for each 128 bits."""
+        """Return a vector of the bytes of two rows, repeated for each 128 bits."""
         kind = ir.VectorType(I64, 2)
         both = undefined(kind)
         for n, part in enumerate((x, y)):

@@ -1,12 +1,13 @@
-"""Tiles of a loop IR's product on the matrix unit of a CPU (AMX): a function of eight tile registers for each shape.
+"""Tiles on the matrix unit of x86 CPUs (AMX): one function of eight tile registers for each shape.
 
-A tile register has 16 rows of 64 bytes. Here it is 16 x 16 sums, or up to 16 rows of ``a`` with 16 steps of k, or 16
-steps of ``b`` with 16 columns: a step of k is 2 bf16 or 4 i8, which lie side by side in ``a`` and in each column of
-``b``, as the forms ``bf16`` and ``i8`` of :mod:`aotc.ir.loop.forms.tile_forms` have them. So both are read where
-they lie. What is left of k after whole tiles is copied to the stack, behind it zeros.
+A tile register has 16 rows of 64 bytes. It is used for 16 x 16 accumulators, for up to 16 rows of ``a`` with 16 steps
+of k, or for 16 steps of ``b`` with 16 columns. A step of k is 2 bf16 or 4 i8, contiguous in ``a`` and in each column of
+``b``, as in the forms ``bf16`` and ``i8`` of :mod:`aotc.ir.loop.forms.tile_forms`; so both are loaded without packing.
+The remainder of k is copied to the stack and padded with zeros.
 
-How many rows each register has is said once, by :func:`configure`: it empties all of them and takes as long as some
-ten products, so that what comes before a call is a test whether the last call's configuration will do.
+:func:`configure` sets the rows of the registers. It zeroes them all and takes as long as about ten products, so the
+code
+before a call first tests whether the current configuration fits.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
 from aotc.kernels.symbol_table import declare
 
 ROWS, WORDS, REGISTERS = 16, 16, 8
-"""Rows of a tile register, its 4-byte words in a row, and how many registers there are."""
-_SUMS = REGISTERS // 2  # beside them one or two for ``a``, and two or three for ``b``
+"""Rows of a tile register, 4-byte words in a row, and number of registers."""
+_SUMS = REGISTERS // 2  # the others: one or two for ``a``, two or three for ``b``
 _PRODUCTS = {"bf16": "tdpbf16ps", "i8": "tdpbssd", "u8": "tdpbusd"}  # by the dtype of ``a``
 _NOW = "matrix_tiles_now"
 
 
 def fits(shape: Shape) -> bool:
-    """Is a tile one that the unit computes?"""
+    """Does the unit support a tile?"""
     if not shape.levels or f"+amx-{shape.form}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
         return False
     extent, a_step, b_step = shape.levels[-1]
@@ -38,7 +39,7 @@ def fits(shape: Shape) -> bool:
 
 
 def configure(builder: ir.IRBuilder, shape: Shape) -> None:
-    """Give the registers the rows that a tile of ``shape`` needs, unless they have them."""
+    """Emit the configuration of the registers for a tile of ``shape``, unless it is current."""
     number = i64(shape.rows * _SUMS + shape.vectors)
     entry = builder.function.entry_basic_block
     now = next((x for x in entry.instructions if x.name == _NOW), None)
@@ -53,7 +54,7 @@ def configure(builder: ir.IRBuilder, shape: Shape) -> None:
 
 
 def release_call(module: ir.Module) -> str:
-    """Return the line that empties the registers if ``module`` fills them: no thread switch saves them after it."""
+    """Return the line that releases the registers if ``module`` uses them, so that thread switches do not save them."""
     if "llvm.x86.ldtilecfg" not in module.globals:
         return ""
     function = declare(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
@@ -61,7 +62,7 @@ def release_call(module: ir.Module) -> str:
 
 
 def _configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
-    """Return the 64 bytes that say how many rows and bytes of a row each register has."""
+    """Return the 64-byte configuration: rows, and bytes of a row, of each register."""
     name = f"matrix_tiles_{shape.rows}x{shape.vectors}"
     if name in module.globals:
         return module.globals[name]
@@ -92,7 +93,7 @@ class MatrixTileWriter(TileWriter):
     """Writes the body of one tile function of the unit."""
 
     def write(self) -> None:
-        """Write the whole function: sums, then their rows to ``out``."""
+        """Write the whole function: the accumulation, then the stores to ``out``."""
         shape = self.shape
         self.heights, n = _heights(shape.rows), shape.vectors
         self.first_a = len(self.heights) * n
@@ -107,9 +108,9 @@ class MatrixTileWriter(TileWriter):
         self.b.ret_void()
 
     def fetch_results(self) -> None:
-        """Ask for the lines of the result, which nobody has read: the stores would wait for them.
+        """Prefetch the cache lines of the result, which the stores would wait for otherwise.
 
-        Rows of whole lines side by side are a tile's own memory, which was just used.
+        Contiguous rows of whole lines are the tile's scratch memory, which is in the cache already.
         """
         if self.shape.out_row == LINE * self.shape.vectors:
             return
@@ -128,7 +129,7 @@ class MatrixTileWriter(TileWriter):
         _call(self.b, name, *values)
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Take 16 steps at a time; those that are left are of a tile with zeros."""
+        """Emit 16 steps at a time; the remainder is one more, padded with zeros."""
         _, a_step, b_step = self.levels[-1]
         whole, rest = divmod(extent.constant, WORDS)
         by = (self.times(a_step, WORDS), self.times(b_step, WORDS), 1)
@@ -145,7 +146,7 @@ class MatrixTileWriter(TileWriter):
         return state
 
     def products(self, a: ir.Value, a_row: ir.Value, panel: ir.Value, b_row: ir.Value) -> None:
-        """Add the products of 16 steps; each register is loaded just before its first use."""
+        """Emit the products of 16 steps; each register is loaded just before its first use."""
         n = self.shape.vectors
         spare = REGISTERS - self.first_b
         for j in range(n):
@@ -157,14 +158,14 @@ class MatrixTileWriter(TileWriter):
                 self.unit(_PRODUCTS[self.shape.a_dtype], i * n + j, self.first_a + i, right)
 
     def ahead(self, panel: ir.Value, b_step: ir.Value) -> None:
-        """Fetch the panel's part that comes later, if the tile waits for memory alone."""
+        """Prefetch a later part of the panel, if the tile is bound by memory."""
         if not self.shape.prefetch:
             return
         for line in range(WORDS * self.shape.vectors):
             self.fetch(self.at(panel, i64(self.shape.prefetch + line * LINE)))
 
     def rest_of_a(self, a: ir.Value, rest: int) -> ir.Value:
-        """Return a copy of the last ``rest`` steps of each row, and zeros."""
+        """Return a copy of the last ``rest`` steps of each row, padded with zeros."""
         copy = self.stack(self.shape.rows)
         mask = ir.Constant(ir.VectorType(I1, WORDS), [i < rest for i in range(WORDS)])
         for i, row in enumerate(self.row_offsets):
@@ -174,7 +175,7 @@ class MatrixTileWriter(TileWriter):
         return copy
 
     def rest_of_b(self, panel: ir.Value, b_step: ir.Value, rest: int) -> ir.Value:
-        """Return a copy of the last ``rest`` steps of the panel, and zeros, which are written once."""
+        """Return a copy of the last ``rest`` steps of the panel; its zeros are written once, on entry."""
         n = self.shape.vectors
         copy = self.stack(WORDS * n)
         with self.b.goto_entry_block():
@@ -188,12 +189,12 @@ class MatrixTileWriter(TileWriter):
 
     @property
     def words(self) -> ir.VectorType:
-        """A row of a register."""
+        """The type of a row of a register."""
         return ir.VectorType(I32, WORDS)
 
     def stack(self, lines: int) -> ir.Value:
-        """Return so many lines of memory of the function's own."""
+        """Allocate ``lines`` cache lines on the function's stack."""
         with self.b.goto_entry_block():
             memory = self.b.alloca(ir.ArrayType(I8, lines * LINE))
-            memory.align, memory.type = LINE, PTR  # llvmlite gives a typed pointer, which takes no other values
+            memory.align, memory.type = LINE, PTR  # llvmlite's pointer is typed: it rejects other values
         return memory

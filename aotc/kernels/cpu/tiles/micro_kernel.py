@@ -1,9 +1,10 @@
-"""The register-tiled micro-kernel: a function of explicit vector code for each shape of a tile.
+"""The register-tiled micro-kernel of a CPU matmul: explicit vector code, one function for each tile shape.
 
-Everything constant is a literal in it. Accumulators stay in registers across all
-levels of ``k``. It is ``noinline``, unless it is one dot product, and
-``linkonce_odr`` under a name that is a digest of the shape: built once, called
-from every kernel of the bundle that needs it.
+All constants are literals in the code. The accumulators stay in registers across all levels of ``k``: the code is an
+outer product of ``rows`` broadcasts of ``a`` and ``vectors`` vectors of ``b`` for each k (as in BLIS). The function is
+``noinline``, except for a single dot product, and ``linkonce_odr``. Its name is a digest of the shape: every kernel of
+a
+bundle that needs the shape calls the same function.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32, "i64": I64}
 NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
-"""Types and bytes of elements of ``b`` that are widened in registers."""
+"""LLVM type and bytes of elements of ``b`` that are widened in registers."""
 LINE = 64
 SIGNS = -0x7F7F7F80
-"""Bytes 0x80: i8 xor it is the same number plus 128 as u8, u8 xor it minus 128 as i8; itself it is 128, or -128."""
+"""Bytes 0x80. An i8 xor this is the number plus 128 as u8; a u8 xor this is the number minus 128 as i8."""
 
 
 def tile_type(arguments: int) -> ir.FunctionType:
-    """Return the type of a tile's function, which takes so many ``arguments`` after its three pointers."""
+    """Return the type of a tile's function: three pointers, then ``arguments`` integers."""
     return ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments)
 
 
 def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
-    """Add the function of ``shape``, of so many ``arguments``, to ``module``."""
+    """Add the function of ``shape``, with ``arguments`` arguments after its pointers, to ``module``."""
     function = ir.Function(module, tile_type(arguments), shape.name)
     function.linkage = "linkonce_odr"
     function.attributes.add("alwaysinline" if shape.is_one_dot else "noinline")
@@ -68,7 +69,7 @@ UNROLLED_TILE = 16
 
 
 def unrolled(accumulators: int) -> int:
-    """Return how many iterations of the innermost level are written one after the other."""
+    """Return the unroll factor of the innermost loop."""
     return UNROLL if accumulators <= UNROLLED_TILE else 1
 
 
@@ -106,7 +107,7 @@ class TileWriter:
         self.b.ret_void()
 
     def keep_sums(self, sums: State, columns: range) -> None:
-        """Write the sums of all rows, of some vectors of columns, or add them to what is there."""
+        """Store the accumulators of all rows, for some vectors of columns, or add them to the values in memory."""
         add = self.b.add if self.element in (I32, I64) else self.b.fadd
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
@@ -115,23 +116,25 @@ class TileWriter:
                 self.store(add(self.load(place, self.vector, self.size), x) if self.shape.adds else x, place)
 
     def finished(self, state: State) -> State:
-        """Return the sums as they are written."""
+        """Return the accumulators in the order in which they are stored."""
         return state
 
     @property
     def _offset_trick(self) -> bool:
-        """Is 128 added to a, or subtracted, and what this adds to the sums taken away at the end?
+        """Is ``a`` offset by 128, with a correction of the sums at the end?
 
-        VNNI multiplies a without sign by b with one; AArch64's ``sdot`` both with, ``usdot`` of i8mm as VNNI.
+        VNNI multiplies unsigned ``a`` by signed ``b``; AArch64's ``sdot`` needs both signed, and ``usdot`` of i8mm is
+        as VNNI.
+        The correction, the offset times the sum of ``b``, is accumulated as one more row.
         """
         isa, dtype = self.shape.isa, self.shape.a_dtype
         shifted = "i8" if "+vnni" in isa else "u8" if "+dot" in isa and "+i8mm" not in isa else ""
         return self.shape.form == "i8" and dtype == shifted
 
-    # --- small verbs ---
+    # --- helpers ---
 
     def taken(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
-        """Return a vector of elements of two vectors."""
+        """Return a shuffle: the elements of two vectors at ``lanes``."""
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def times(self, value: ir.Value, factor: int) -> ir.Value:
@@ -176,7 +179,7 @@ class TileWriter:
         return self.innermost(extent, state, a, panel)
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after the loop over groups of terms that lie side by side."""
+        """Return the accumulators after the innermost loop, over contiguous groups of terms."""
         _, a_step, b_step = self.levels[-1]
         by = unrolled(self.accumulators)
         if by == 1:
@@ -201,7 +204,7 @@ class TileWriter:
         if isinstance(extent, ir.Constant) and extent.constant == 0:
             return state, a, panel
         a_step, b_step, unroll = by
-        known = isinstance(extent, ir.Constant)  # and not 0: the test is at the bottom, where LLVM would put it
+        known = isinstance(extent, ir.Constant)  # and not 0: test at the bottom, as LLVM's loop rotation would do
         before, top, inside, after = self.b.block, *(self.b.append_basic_block(x) for x in ("head", "body", "end"))
         self.b.branch(top)
         self.b.position_at_end(top)
@@ -242,7 +245,7 @@ class TileWriter:
         return [self.load(self.vector_at(panel, j, size), kind, size) for j in range(self.shape.vectors)]
 
     def fetch(self, pointer: ir.Value) -> None:
-        """Ask for a line of memory."""
+        """Emit the prefetch of a cache line."""
         self.call("llvm.prefetch.p0", VOID, pointer, *(i32(x) for x in (0, 3, 1)))
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
@@ -267,9 +270,9 @@ class TileWriter:
         return self.outer_product(state, a, [self.wide(x) for x in narrow])
 
     def wide(self, x: ir.Value) -> ir.Value:
-        """Return a vector of f32 of one of ``b``'s narrow elements.
+        """Return a vector of narrow elements of ``b`` as f32.
 
-        The bits of bf16 are the upper half of an f32's; f16 a target has an instruction to widen.
+        The bits of a bf16 are the upper half of an f32's; for f16 the target has an instruction.
         """
         words = ir.VectorType(I32, self.shape.lanes)
         match self.shape.form:
@@ -311,22 +314,22 @@ class TileWriter:
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
 
     def instruction(self, name: str) -> str:
-        """Return the name of the function that is an instruction of NEON, or SVE's of that name."""
+        """Return the LLVM name of a NEON instruction, or of SVE's instruction of that name."""
         return instruction(name.partition(".")[0], self.shape.lanes) if self.scalable else f"llvm.aarch64.neon.{name}"
 
     def operand(self, kind: ir.VectorType) -> ir.VectorType:
-        """Return how an operand of ``kind`` is given to an instruction: to SVE's as words."""
+        """Return the type in which an operand of ``kind`` is passed to an instruction: words for SVE."""
         return ir.VectorType(I32, self.shape.lanes) if self.scalable else kind
 
     def pair(self, pointer: ir.Value) -> ir.Value:
-        """Return the bf16 at ``pointer`` and its neighbour in k as one word, the first one in the low bits."""
+        """Return the bf16 at ``pointer`` and the next one in k as one word, the first one in the low bits."""
         if self.shape.a_inner == size_of("bf16"):
             return self.load(pointer, I32, 2)
         low, high = (self.b.zext(self.load(p, I16, 2), I32) for p in (pointer, self.at(pointer, self.a_inner)))
         return self.b.or_(low, self.b.shl(high, i32(16)))
 
     def widened(self, pointer: ir.Value) -> ir.Value:
-        """Return the bf16 or f32 at ``pointer`` as a vector of equal f32."""
+        """Return the bf16 or f32 at ``pointer``, broadcast as f32."""
         if self.shape.a_dtype == "f32":
             return self.broadcast(self.load(pointer, self.element, 4))
         bits = self.b.zext(self.load(pointer, I16, 2), I32)
@@ -346,7 +349,7 @@ class TileWriter:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
         if "x86" in self.shape.isa:
-            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"  # of 256 bits AVX-VNNI has it too
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"  # AVX-VNNI has it with 256 bits
         else:
             kind = self.operand(ir.VectorType(I8, 4 * self.shape.lanes))
             a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
@@ -355,7 +358,7 @@ class TileWriter:
         return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
 
     def quads_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        """Multiply bytes 0 and 2, then 1 and 3, as i16 pairs with one multiply-add of pairs each."""
+        """Multiply bytes 0 and 2, then bytes 1 and 3, as i16 pairs: one multiply-add (pmaddwd) each."""
         half = ir.VectorType(I16, 2 * self.shape.lanes)
         name = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
         eight = self.splat(8, half)

@@ -1,9 +1,10 @@
-"""Tiles whose right operand are weights of few bits: widened in registers, and scaled there.
+"""Tiles with quantized weights (weight-only quantization): dequantized and scaled in registers.
 
-Of the two levels the first counts runs of k. One run (a scale for a column): the sums are scaled when they are done.
-Several: if registers are left for them, each run has sums of its own, which are scaled and added up; else the weights
-are scaled, which all rows of the tile share. Pairs of bf16 are exact before they are scaled, so there each run has sums
-of its own, which leave the registers while it is summed if there is no room.
+The first of the two levels of k counts the groups of a scale. With one group (a scale for each column) the accumulators
+are scaled at the end. With several groups, and enough registers, each group has its own accumulators, which are scaled
+and added; otherwise the weights are scaled, once for all rows of the tile. Pairs of bf16 must be exact integers, so
+they
+always have accumulators for each group, even if the others are spilled meanwhile.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros
 
-_SPARE = 4  # registers beside sums, weights and scales: an element of ``a``, and what weights are widened with
+_SPARE = 4  # registers besides accumulators, weights and scales: an element of ``a``, and temporaries
 
 
 def _registers(shape: Shape) -> int:
-    """Return how many vector registers the processor has: 32 with AVX-512, and if it is no x86-64."""
+    """Return the vector registers of the processor: 32 with AVX-512 and outside of x86-64, else 16."""
     return 32 if "x86" not in shape.isa or shape.lanes == 16 else 16
 
 
 class ScaledTileWriter(TileWriter):
-    """Writes a tile of the form ``f32_i8`` or ``f32_i4``, or of ``bf16_i8`` or ``bf16_i4`` by pairs."""
+    """Writes a tile of the form ``f32_i8`` or ``f32_i4``, or, in pairs, of ``bf16_i8`` or ``bf16_i4``."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         self.bits, self.pairs = FORMS[shape.form].bits, shape.form.startswith("bf16")
-        self.scales: list[ir.Value] = []  # that weights are multiplied by, if they are
+        self.scales: list[ir.Value] = []  # of the weights, if weights are scaled
 
     def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after all runs."""
+        """Return the accumulators after all groups."""
         runs, a_step, b_step = self.levels[0]
         steps = self.levels[1][0]
         head = i64(self.shape.vectors * self.shape.lanes * SCALE_BYTES)
@@ -57,11 +58,11 @@ class ScaledTileWriter(TileWriter):
         return self.loop(runs, state, a, panel, (a_step, b_step, 1), run)[0]
 
     def scale_vectors(self, panel: ir.Value) -> list[ir.Value]:
-        """Return the scales of a run."""
+        """Load the scales of a group."""
         return [self.load(self.vector_at(panel, j, self.size), self.vector, 4) for j in range(self.shape.vectors)]
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after one term, or two of 4 bits or in pairs."""
+        """Return the accumulators after one term, or after two terms of 4 bits or in pairs."""
         if self.bits == 8 and not self.pairs:
             return self.outer_product(state, a, self.numbers(self.integers(panel)))
         if self.pairs:
@@ -76,7 +77,7 @@ class ScaledTileWriter(TileWriter):
         return [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
 
     def two_terms(self, panel: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Return two terms of all columns: of 4 bits those of a byte, of 8 a row of bytes each."""
+        """Return two terms of all columns: the halves of a byte for 4 bits, two rows of bytes for 8 bits."""
         first = self.integers(panel)
         if self.bits == 8:
             return first, self.integers(self.at(panel, i64(self.shape.vectors * self.shape.lanes)))
@@ -91,9 +92,11 @@ class ScaledTileWriter(TileWriter):
         return [self.side_by_side(x, y) for x, y in zip(even, odd)]
 
     def looked_up_pairs(self, bytes_: ir.Value) -> ir.Value:
-        """Return both numbers of 4 bits of each byte from a register of all 16, twice: places have 5 bits.
+        """Return both 4-bit numbers of each byte as bf16, from a lookup table in a register.
 
-        The second number's bits are moved to where the upper half of a word begins; other bits are not looked at.
+        The register has the 16 numbers twice, as indices have 5 bits. The bits of the second number are shifted to the
+        start of
+        the upper half of a word; the instruction ignores other bits.
         """
         numbers = [int(np.float32(x).view("u4")) >> 16 for x in (*range(8), *range(-8, 0))]
         words, halves = ir.VectorType(I32, self.shape.lanes), ir.VectorType(I16, 2 * self.shape.lanes)
@@ -104,25 +107,25 @@ class ScaledTileWriter(TileWriter):
         return self.b.bitcast(pairs, words)
 
     def side_by_side(self, even: ir.Value, odd: ir.Value) -> ir.Value:
-        """Return two vectors of integers as pairs of bf16, which has all of them, the first in the low bits."""
+        """Return two vectors of f32 integers as pairs of bf16, exact; the first one in the low bits."""
         words = ir.VectorType(I32, self.shape.lanes)
         low = self.b.lshr(self.b.bitcast(even, words), self.splat(16, words))
         return self.b.or_(low, self.b.and_(self.b.bitcast(odd, words), self.splat(-0x10000, words)))
 
     def numbers(self, words: list[ir.Value]) -> list[ir.Value]:
-        """Return the integers in the lowest bits of words as f32, scaled if weights are."""
-        table = self.bits == 4 and self.shape.lanes == 16 and "x86" in self.shape.isa  # a register holds 16 numbers
+        """Return the integers in the lowest bits of words as f32, scaled if the weights are scaled."""
+        table = self.bits == 4 and self.shape.lanes == 16 and "x86" in self.shape.isa  # a lookup table of 16 numbers
         found = [self.looked_up(x) if table else self.converted(x) for x in words]
         return [self.b.fmul(x, y) for x, y in zip(found, self.scales)] if self.scales else found
 
     def converted(self, words: ir.Value) -> ir.Value:
-        """Return the numbers of 8 bits, or of the lowest 4 bits, as f32."""
+        """Return the 8-bit numbers, or the lowest 4 bits, as f32."""
         if self.bits == 4:
             up = self.splat(28, words.type)
             words = self.b.ashr(self.b.shl(words, up), up)
         return self.b.sitofp(words, self.vector)
 
     def looked_up(self, words: ir.Value) -> ir.Value:
-        """Return the numbers of 4 bits from a register of all 16, at the places that the lowest 4 bits of words say."""
+        """Return the 4-bit numbers from a lookup table of 16 in a register, indexed by the lowest bits of words."""
         numbers = ir.Constant(self.vector, [*range(8), *range(-8, 0)])
         return self.call("llvm.x86.avx512.permvar.sf.512", self.vector, numbers, words)

@@ -1,4 +1,4 @@
-"""What is constant in a register tile: functions of equal shapes are one function."""
+"""The constants of a register tile: tiles of equal shapes share one function."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 from dataclasses import dataclass
 
 PREFIX = "tile_"
-"""What the names of tiles' functions begin with."""
+"""Prefix of the names of tile functions."""
 Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All that is constant in a tile; None is a value given at run time.
+    """The constants of a tile; None marks an argument at run time.
 
-    Strides and ``prefetch`` (how far ahead of each row of ``b``; 0: not at all) are in bytes; ``levels`` are (extent,
-    a step, b step).
+    Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes; ``levels`` are the loops over k,
+    outermost
+    first: (extent, stride in a, stride in b).
     """
 
     form: str
@@ -35,22 +36,22 @@ class Shape:
 
     @property
     def is_packed(self) -> bool:
-        """Does a step of ``b`` lie in one piece, group beside group?"""
+        """Is a step of ``b`` contiguous, group after group?"""
         return self.b_column == 0 and self.b_inner == 0
 
     @property
     def of_dots(self) -> bool:
-        """Is it a tile of dot products? It has as many columns as vectors."""
+        """Is it a tile of dot products? It then has ``vectors`` columns."""
         return self.b_column != 0
 
     @property
     def is_one_dot(self) -> bool:
-        """Is it one dot product, which is put where it is called? A call takes as long as some of its vectors."""
+        """Is it a single dot product? It is inlined: a call takes as long as some of its vectors."""
         return self.of_dots and self.rows * self.vectors == 1
 
     @property
     def name(self) -> str:
-        """Return the symbol: the same for equal shapes in every module."""
+        """Return the symbol: equal for equal shapes, in every module."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         columns = f"dots_{self.vectors}" if self.of_dots else self.vectors * self.lanes
         return f"{PREFIX}{self.form}_{self.rows}x{columns}_{digest}"

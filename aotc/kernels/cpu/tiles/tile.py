@@ -1,10 +1,9 @@
-"""The loop-IR statement ``Tile`` on a CPU: a call of the function of its shape.
+"""The loop-IR statement ``Tile`` on a CPU: a call of the micro-kernel of its shape.
 
-Each distinct shape becomes one function ``(a, b, out, non-constant strides and
-extents...)``, which :mod:`aotc.kernels.cpu.tiles.micro_kernel` writes.
+Each distinct shape becomes one function ``(a, b, out, non-constant strides and extents...)``, which
+:mod:`aotc.kernels.cpu.tiles.micro_kernel` writes.
 
-Layouts of ``b``; a *step* is one iteration of the innermost level, and its
-``cols`` groups are contiguous:
+Layouts of ``b``; a *step* is one iteration of the innermost level, and its ``cols`` groups are contiguous:
 
 ======== ============ ==================================================== =========
 form     k in a step  one step of ``b``                                    ``out``
@@ -13,36 +12,34 @@ f32      1            ``cols`` f32                                         f32
 f32_bf16 1            ``cols`` bf16                                        f32
 f32_f16  1            ``cols`` f16                                         f32
 f32_s8   1            ``cols`` i8                                          f32
-f32_i8   1            ``cols`` bytes, behind the f32 scales of its run     f32
+f32_i8   1            ``cols`` bytes, after the f32 scales of its group    f32
 f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high   f32
 bf16_i8  2            ``cols`` bytes of even k, then as many of odd k      f32
 bf16_i4  2            as ``f32_i4``                                        f32
 f64      1            ``cols`` f64                                         f64
 bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
 i8       4            ``cols`` words: k in the order of the bytes          i32
-i8_o8    4            i8, each taken plus 128, as a model has them         i32
+i8_o8    4            i8, used as u8 with an offset of 128; unpacked       i32
 ======== ============ ==================================================== =========
 
-``a`` of forms ``f32_...`` is f32, of ``bf16_i8`` and ``bf16_i4``, which need an
-instruction for pairs, bf16, of form ``bf16`` bf16 or f32 (faster without its
-instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
-first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
-``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
+The dtype of ``a`` is f32 for the forms ``f32_...``, and bf16 for ``bf16_i8`` and ``bf16_i4``, which need an instruction
+for pairs. For ``bf16`` it is bf16 or f32; without the instruction f32 is faster, so widen ``a`` while packing. For
+``i8`` it is i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its first; for ``i8`` ``a_inner`` is 1. If K is
+not a multiple of the group, ``b`` is padded with 0, and ``a`` must be readable there, and for ``bf16`` finite: pack
+``a``.
 
-Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
-processor without FMA they are a multiplication and an addition. With AVX512-BF16
-pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
-subnormal, of operands, products and sums, is 0. So do the tiles of AMX
-(:mod:`aotc.kernels.cpu.tiles.amx`), which also multiply quads of ``i8``. AArch64's
-``bfdot`` rounds to odd, and takes what is subnormal for 0 too; two rows or more it
-multiplies by two columns at a time (:mod:`aotc.kernels.cpu.tiles.aarch64_squares`).
+Accumulation: f32 FMAs in the order of k, or exact int32, for any vector width. A processor without FMA multiplies and
+adds. With AVX512-BF16, ``vdpbf16ps`` multiplies and adds pairs of bf16: it rounds to nearest and flushes subnormal
+operands, products and sums to 0. So do the tiles of AMX (:mod:`aotc.kernels.cpu.tiles.amx`), which also multiply quads
+of ``i8``. AArch64's ``bfdot`` rounds to odd and flushes subnormals, too. Two or more rows are multiplied by two columns
+at a time there (:mod:`aotc.kernels.cpu.tiles.aarch64_squares`).
 
-Where columns of ``b`` lie apart (``b_column``) a tile is one of dot products; where the terms of a
-pair do (``b_inner``), they are put side by side in registers (:mod:`aotc.kernels.cpu.tiles.unpacked`).
-The first does not fetch ``b`` ahead. Of bytes, and of pairs for as many columns as a vector has lanes, x86 makes words
-of columns (:mod:`aotc.kernels.cpu.tiles.x86_words`).
+``b`` may be unpacked, as the model stores it. If its columns are not contiguous (``b_column``), the tile computes dot
+products and does not prefetch ``b``. If the terms of a pair are not contiguous (``b_inner``), they are interleaved in
+registers (:mod:`aotc.kernels.cpu.tiles.unpacked`). For bytes, and for pairs with as many columns as a vector has lanes,
+x86 transposes or interleaves words in registers (:mod:`aotc.kernels.cpu.tiles.x86_words`).
 
-``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
+``lowering.analysis.tiling.best_tile`` chooses ``rows`` and ``cols``.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TileContext(Protocol):
-    """What the emission of a kernel gives to its tiles."""
+    """The part of a kernel's emitter that tiles use."""
 
     builder: ir.IRBuilder
     target: Target
@@ -93,9 +90,9 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     Raises
     ------
     InternalError
-        If the tile is none that the form can have (unknown form, ``cols`` no
-        multiple of the vector, ``a_inner`` of ``i8`` not 1), or f16 one that
-        the target has no instruction for.
+        If the form does not support the tile (unknown form, ``cols`` not a multiple of the vector, ``a_inner`` of
+        ``i8``
+        not 1), or if the target has no instruction for f16.
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
@@ -116,7 +113,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
 
 @lru_cache(maxsize=256)
 def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
-    """Return the assembly of a shape's function and of what it calls, by symbol: kernels have tiles of one shape."""
+    """Return the assembly of a shape's function and of its callees, by symbol; cached, as kernels share shapes."""
     module = KernelModule(shape.name, target)
     tile_function(module, shape, arguments, _writer(shape))
     found = symbol_texts(module)
@@ -125,18 +122,18 @@ def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
 
 
 def annotate_tiles(text: str) -> str:
-    """Say in the assembly what declarations of tiles lack: they touch the memory of their operands alone."""
+    """Add to the declarations of tiles in an assembly that they access only the memory of their operands."""
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
 
 
 def link_finished(module: llvm.ModuleRef, text: str, names: Sequence[str]) -> None:
-    """Put the functions ``names`` of ``text``, if there are some, into a module that calls them, and hide them."""
+    """Link the functions ``names`` of ``text``, if any, into a module that calls them, as internal functions."""
     if names:
         link_hidden(module, parse_assembly(text), names)
 
 
 def _writer(shape: Shape) -> type[TileWriter]:
-    """Return what writes a tile that is not a matrix unit's."""
+    """Return the writer of a tile that does not use a matrix unit."""
     if not shape.is_packed:
         if shape.of_dots:
             return TurnedTileWriter if turns(shape) else DotTileWriter
@@ -145,7 +142,7 @@ def _writer(shape: Shape) -> type[TileWriter]:
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
-    """Return what is constant in ``stmt``, and what the function is told at run time."""
+    """Return the constants of ``stmt``, and the arguments that its function gets at run time."""
     form = FORMS.get(stmt.form)
     if form is None or (stmt.form in UNPACKED and stmt.b_column == 0 and stmt.b_inner == 0):
         raise InternalError(f"tile: unknown form {stmt.form!r}")
@@ -206,12 +203,15 @@ ZIPPED_PREFETCH_BYTES = 16384
 
 
 def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
-    """Return how far ahead of each step of ``b`` it is fetched: rows that lie apart, so many steps; 0: it is not."""
+    """Return the prefetch distance in ``b``, in bytes; 0 for no prefetching.
+
+    If steps are not contiguous, it is the distance of as many steps as have ``PREFETCH_BYTES``.
+    """
     form = FORMS[stmt.form]
     steps, _, step = shape.levels[-1] if shape.levels else (None, None, None)
     if shape.of_dots:
         return 0
-    if shape.b_inner != 0:  # all steps of a tile are soon done: beyond its last one
+    if shape.b_inner != 0:  # a tile has few steps: prefetch beyond its last one
         return 0 if steps is None or step is None else max(ZIPPED_PREFETCH_BYTES, steps * step)
     if form.bits:
         return PREFETCH_BYTES if stmt.rows <= SCALED_PREFETCH_ROWS else 0
@@ -222,7 +222,7 @@ def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
+    """Return the instruction sets of a tile: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
 
     On AArch64 ``+dot``, ``+i8mm``, ``+bf16`` and ``+sve`` may follow.
     """
@@ -239,7 +239,7 @@ _READ, _WRITTEN = "ptr noalias readonly captures(none)", "ptr noalias captures(n
 _POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
 _EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"
 _FINISHED = ("f32", "f64")
-"""Forms whose functions are vector code that LLVM's passes leave as it is: these never see it."""
+"""Forms whose functions are final vector code: they bypass LLVM's passes and are linked afterwards."""
 _AARCH64 = ("i8mm", "bf16", "sve")
 _WRITERS = {form: ScaledTileWriter for form, row in FORMS.items() if row.bits}
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

@@ -1,10 +1,11 @@
-"""Register tiles whose right operand lies as a model has it.
+"""Register tiles whose right operand is not packed: it has the model's layout.
 
-Dot products: the terms of both operands lie side by side, in vectors.
-Of each row and column there is a vector of sums. In the end these are added up together: two vectors become one of the
-sums of their halves, which become quarters, so that of as many products as a vector has lanes each takes one addition.
-The order in which a product's lanes are added is the same whatever the tile's size. Terms that fill no vector are one
-more, with zeros beside them.
+In a tile of dot products the terms of both operands are contiguous. Each pair of row and column has a vector of partial
+sums. At the end these vectors are reduced together, as a binary tree: two vectors are added half by half into one,
+whose
+halves then belong to different products, and so on. Reducing as many products as a vector has lanes takes one addition
+each. The order of additions within a product does not depend on the size of the tile. Terms that do not fill a vector
+are padded with zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DotTileWriter(TileWriter):
         self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
 
     def write(self) -> None:
-        """Write the whole body."""
+        """Write the whole function."""
         state, a, panel = [zeros(self.vector)] * self.accumulators, self.a, self.panel
         whole, rest = divmod(self.terms, self.shape.lanes)
         _, a_step, b_step = self.levels[-1]
@@ -51,11 +52,11 @@ class DotTileWriter(TileWriter):
     # --- products ---
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after a vector of terms."""
+        """Return the partial sums after a vector of terms."""
         return self.products(state, a, panel, self.shape.lanes)
 
     def products(self, state: State, a: ir.Value, panel: ir.Value, count: int) -> State:
-        """Return the sums after ``count`` terms, or pairs, which are a vector at the most."""
+        """Return the partial sums after ``count`` terms (or pairs), at most a vector of them."""
         kind, size = (I32, 2) if self.pairs else NARROW.get(self.shape.form, (self.element, self.size))
         narrow = [self.terms_at(self.at(panel, x), kind, size, count) for x in self.column_offsets]
         left_kind = (I32, 2) if self.pairs else (self.element, self.size)
@@ -65,7 +66,7 @@ class DotTileWriter(TileWriter):
         return self.product(state, left, [self.wide(x) for x in narrow])
 
     def terms_at(self, pointer: ir.Value, kind: ir.Type, size: int, count: int) -> ir.Value:
-        """Return a vector of ``count`` elements, behind which there are zeros."""
+        """Load a vector of ``count`` elements, padded with zeros."""
         some = self.load(pointer, ir.VectorType(kind, count), size)
         if count == self.shape.lanes:
             return some
@@ -75,7 +76,7 @@ class DotTileWriter(TileWriter):
     # --- sums ---
 
     def keep(self, first: int, vectors: State) -> None:
-        """Write the sums of the lanes of ``vectors`` as the tile's products from number ``first`` on."""
+        """Store the reductions of ``vectors`` as the tile's products from number ``first`` on."""
         total, places = self.added(vectors)
         last, cols = first + len(vectors), self.shape.vectors
         for row in range(first // cols, (last - 1) // cols + 1):
@@ -85,10 +86,10 @@ class DotTileWriter(TileWriter):
             self.store(some, self.at(to, i64((numbers[0] - row * cols) * self.size)))
 
     def added(self, vectors: State) -> tuple[ir.Value, list[int]]:
-        """Return a vector of the sums of the lanes of each of ``vectors``, and whose sum is in each lane."""
+        """Return a vector with the reductions of all ``vectors``, and for each lane the number of its vector."""
         lanes = self.shape.lanes
         labels = [[n] * lanes for n in range(len(vectors))]
-        parts = lanes  # of a sum, in a vector
+        parts = lanes  # lanes of a partial sum in a vector
         while parts > 1:
             low, high = self.halves(parts)
             if len(vectors) == 1:
@@ -103,18 +104,22 @@ class DotTileWriter(TileWriter):
         return vectors[0], labels[0]
 
     def halves(self, parts: int) -> tuple[list[int], list[int]]:
-        """Return the places of the first halves of sums of ``parts`` lanes in two vectors, and of the second halves."""
+        """Return the lanes, in two vectors, of the first and of the second halves of sums of ``parts`` lanes."""
         lanes, within = self.shape.lanes, HALF_REGISTER // self.size
         span = max(parts, within)
         starts = [x + n for x in (0, lanes) for n in range(0, lanes, span)]
         if parts <= within:
-            starts.sort(key=lambda x: x % lanes)  # the parts of both vectors in turn
+            starts.sort(key=lambda x: x % lanes)  # alternate the parts of both vectors
         low = [s + n + p for s in starts for n in range(0, span, parts) for p in range(parts // 2)]
         return low, [x + parts // 2 for x in low]
 
 
 class ZippedTileWriter(TileWriter):
-    """Writes a tile of the form ``bf16``, of an even number of vectors of columns."""
+    """Writes a tile of the form ``bf16`` whose terms are rows in memory, for an even number of vectors of columns.
+
+    Two rows are interleaved into pairs in registers. The shuffles stay within 128-bit lanes, so the columns of the
+    accumulators are permuted; :meth:`finished` restores their order.
+    """
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -125,13 +130,13 @@ class ZippedTileWriter(TileWriter):
         begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))
         halves = [[x + n for x in begin for n in range(part // 2)] for begin in begins]
         self.zips = [[n + row for n in half for row in (0, 2 * shape.lanes)] for half in halves]
-        sums = part // 2  # of one vector, beside which as many of the other belong
+        sums = part // 2  # neighbours of one vector; as many of the other follow
         starts = [x + start for start in range(0, shape.lanes, sums) for x in (0, shape.lanes)]
         places = [start + n for start in starts for n in range(sums)]
         self.ordered = [places[: shape.lanes], places[shape.lanes :]]
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after a pair of terms."""
+        """Return the accumulators after a pair of terms."""
         rows = ir.VectorType(I16, 2 * self.shape.lanes)
         pairs = []
         for j in range(0, self.shape.vectors, 2):
@@ -144,5 +149,5 @@ class ZippedTileWriter(TileWriter):
         return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)
 
     def finished(self, state: State) -> State:
-        """Return the sums in the order of their columns."""
+        """Return the accumulators in the order of their columns."""
         return [self.taken(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]

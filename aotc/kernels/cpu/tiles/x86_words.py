@@ -1,10 +1,12 @@
-"""Register tiles of words of a right operand that lies as a model has it: pairs of bf16, or quads of bytes, on x86.
+"""Register tiles of an unpacked right operand on x86: pairs of bf16, or quads of bytes.
 
-``vdpbf16ps`` and ``vpdpbusd`` add products of neighbours to each word of a register, so that neighbour terms of each
-column must be a word. Dot products: columns are rows of memory, and their words are turned, four of each of as many
-columns as a register has words. Values: the bytes of four terms lie in four rows, and are put side by side. Both take
-two shuffles for a register, for all rows of the tile together, and no sum is added up across a register. A word of the
-left operand is the same for all columns: the instruction itself repeats it.
+``vdpbf16ps`` and ``vpdpbusd`` add the products of neighbouring elements to each word of a register, so that
+neighbouring
+terms of a column must be one word. In dot products the columns are contiguous in memory, and their words are
+transposed:
+four words of each of as many columns as a register has words. For the values of attention, the bytes of four terms are
+in four rows, which are interleaved. Both take two shuffles for each register, shared by all rows of the tile, and no
+reduction across lanes. A word of the left operand is broadcast by the instruction itself.
 """
 
 from __future__ import annotations
@@ -19,26 +21,26 @@ from aotc.kernels.llvm_types import BFLOAT, I32, i64
 from aotc.vmfb.dtypes import size_of
 
 QUAD = 4
-_WORDS = HALF_REGISTER // size_of("i32")  # in a part of a register that shuffles stay within
-_OTHERS = 6  # registers beside the sums
+_WORDS = HALF_REGISTER // size_of("i32")  # words of a 128-bit lane, which shuffles stay within
+_OTHERS = 6  # registers besides the accumulators
 _UNITS = {("bf16", "bf16"): "bf16", ("i8_o8", "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
 
 
 def turns(shape: Shape) -> bool:
-    """Is a tile of dot products one of words that are turned?"""
+    """Is a tile of dot products one whose words are transposed?"""
     (extent, *_), *others = shape.levels
     whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
     return whole and {"x86", _UNITS.get((shape.form, shape.a_dtype), "none")} <= {*shape.isa.split("+")}
 
 
 class WordTileWriter(TileWriter):
-    """What both have: products of words, and shuffles within parts of registers."""
+    """Common part of both: products of words, and shuffles within 128-bit lanes."""
 
     def multiplied(self, state: State, a: ir.Value, words: State) -> State:
-        """Return the sums plus the products of a word of each row at ``a`` with words of columns."""
+        """Return the accumulators plus the products of a word of each row at ``a`` with words of columns."""
         left = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        if self.shape.form == "i8_o8":  # bytes of columns have no sign
+        if self.shape.form == "i8_o8":  # the instruction needs unsigned columns
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"
             words = [self.b.xor(x, self.splat(SIGNS, x.type)) for x in words]
         else:
@@ -48,7 +50,7 @@ class WordTileWriter(TileWriter):
         return [self.call(name, self.vector, x, words[i % n], left[i // n]) for i, x in enumerate(state)]
 
     def woven(self, x: ir.Value, y: ir.Value, half: int) -> ir.Value:
-        """Return the elements of the first or second halves of all parts of two vectors in turn."""
+        """Interleave the first or the second halves of each 128-bit lane of two vectors."""
         count = x.type.count
         part = count * _WORDS // self.shape.lanes
         starts = range(part // 2 * half, count, part)
@@ -57,12 +59,12 @@ class WordTileWriter(TileWriter):
         )
 
     def as_vector(self, x: ir.Value, bits: int) -> ir.Value:
-        """Return the bits of a vector as elements of so many."""
+        """Bitcast a vector to elements of ``bits`` bits."""
         return self.b.bitcast(x, ir.VectorType(ir.IntType(bits), 32 * self.shape.lanes // bits))
 
 
 class TurnedTileWriter(WordTileWriter):
-    """Writes a tile of dot products of as many columns as a vector has lanes."""
+    """Writes a tile of dot products of as many columns as a vector has lanes, by transposing words."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -72,9 +74,9 @@ class TurnedTileWriter(WordTileWriter):
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
 
     def write(self) -> None:
-        """Write the whole body."""
+        """Write the whole function."""
         (extent, a_step, b_step), rows = self.levels[0], self.shape.rows
-        chains = 2 if 2 * rows <= 2 * self.shape.lanes - _OTHERS else 1  # of words in turn: each waits half as often
+        chains = 2 if 2 * rows <= 2 * self.shape.lanes - _OTHERS else 1  # alternating chains of additions hide latency
         state: State = [ir.Constant(self.vector, None)] * (chains * rows)
         by = (self.times(a_step, _WORDS), self.times(b_step, _WORDS), 1)
         count = i64(extent.constant // _WORDS)
@@ -86,7 +88,7 @@ class TurnedTileWriter(WordTileWriter):
         self.b.ret_void()
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after four words of each column."""
+        """Return the accumulators after four words of each column."""
         rows = self.shape.rows
         for n, word in enumerate(self.turned([self.some_columns(panel, first) for first in range(_WORDS)])):
             chain = n * rows % len(state)
@@ -95,7 +97,7 @@ class TurnedTileWriter(WordTileWriter):
         return state
 
     def some_columns(self, panel: ir.Value, first: int) -> ir.Value:
-        """Return a vector of the next words of every fourth column."""
+        """Load the next words of every fourth column, from column ``first`` on, as one vector."""
         kind = ir.VectorType(I32, _WORDS)
         parts = [self.load(self.at(panel, x), kind, 1) for x in self.column_offsets[first::_WORDS]]
         while len(parts) > 1:
@@ -104,7 +106,7 @@ class TurnedTileWriter(WordTileWriter):
         return parts[0]
 
     def turned(self, columns: State) -> State:
-        """Return vectors of the first words of all columns, of the second, and so on."""
+        """Transpose within 128-bit lanes: vectors of the first words of all columns, of the second, and so on."""
         first, second, third, fourth = columns
         pairs = [
             [self.as_vector(self.woven(x, y, half), 64) for half in (0, 1)]
@@ -114,7 +116,7 @@ class TurnedTileWriter(WordTileWriter):
 
 
 class RowQuadsTileWriter(WordTileWriter):
-    """Writes a tile of bytes of four vectors of columns, whose terms lie in rows; some at a time for many rows."""
+    """Writes a tile of bytes of four vectors of columns, whose terms are rows; fewer at a time for many rows."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -128,7 +130,7 @@ class RowQuadsTileWriter(WordTileWriter):
         self.dealt = [part + n * parts for part in range(parts) for n in range(_WORDS)]
 
     def write(self) -> None:
-        """Write the whole body."""
+        """Write the whole function."""
         for first in range(0, self.shape.vectors, self.at_once):
             self.wanted = range(first, first + self.at_once)
             sums = self.nest(0, [ir.Constant(self.vector, None)] * self.accumulators, self.a, self.panel)
@@ -136,13 +138,13 @@ class RowQuadsTileWriter(WordTileWriter):
         self.b.ret_void()
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the sums after four terms."""
+        """Return the accumulators after four terms."""
         words = ir.VectorType(I32, self.shape.lanes)
         rows = [self.load(self.at(panel, self.times(self.b_inner, n)), words, 1) for n in range(QUAD)]
         return self.multiplied(state, a, self.quads([self.as_vector(self.taken(x, x, self.dealt), 8) for x in rows]))
 
     def quads(self, rows: State) -> State:
-        """Return the wanted vectors of words of four rows, whose parts have a word of every vector of columns."""
+        """Interleave four rows: the wanted vectors, each 128-bit lane with a word of every vector of columns."""
         found: State = []
         for half in sorted({n // 2 for n in self.wanted}):
             x, y = (self.as_vector(self.woven(rows[n], rows[n + 1], half), 16) for n in (0, 2))
