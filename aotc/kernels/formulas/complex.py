@@ -1,7 +1,8 @@
 """Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``.
 
-Those of 32 bits are computed in 64 but for sums, products and what only moves: squares then neither overflow nor
-vanish, and what cancels has 29 bits to spare. In 64 bits operands are scaled by powers of two first.
+c64 is computed in 64-bit floats, except for sums, products and moves: squares then neither overflow nor underflow, and
+cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. ``roomy`` is True for operands
+that came from 32 bits.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ COMPLEX.update({
 
 @function("mul")
 def multiply(m: Any, a: Pair, b: Pair) -> Pair:
-    """Products and sums with one rounding, as XLA has them; but products that cancel when rounded give 0.
+    """The product with fused multiply-adds, as in XLA, except that products which cancel when rounded give 0.
 
-    So a number times its conjugate is real, where the rounding of a product would be left.
+    So a number times its conjugate is real; otherwise the rounding error of a product would remain.
     """
     left, right = a[0] * b[1], a[1] * b[0]
     y = m.select(left == -right, left + right, m.multiply_add(a[1], b[0], left))
@@ -85,9 +86,9 @@ def multiply(m: Any, a: Pair, b: Pair) -> Pair:
 @function("div")
 @in_wide
 def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
-    """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) decides about infinities, NaN and zero divisors.
+    """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) defines infinities, NaN and zero divisors.
 
-    XLA differs where products of parts leave the range.
+    XLA differs where products of parts overflow.
     """
     (x, y), (c, d) = a, b
     p, q = y * d, -(x * d)
@@ -107,7 +108,7 @@ def _is_nan(m: Any, a: Pair) -> Any:
 
 
 def _rarely(m: Any, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
-    """Return ``usual``, but where the condition holds what the rare function ``name`` gives for either part."""
+    """Return ``usual``, or, where the condition holds, both parts of the rare function ``name``."""
     return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
@@ -174,7 +175,7 @@ def logarithm_of_one_plus(m: Any, roomy: bool, a: Pair) -> Pair:
 @function("logistic")
 @in_wide
 def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
-    """``e**z / (1 + e**z)`` on the left, ``1 / (1 + e**-z)`` on the right: the power is at most 1 in size."""
+    """``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``: the exponential is at most 1 in size."""
     left = a[0] < 0.0
     x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
     near = x + 1.0
@@ -189,7 +190,7 @@ def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
 @function("sqrt")
 @in_wide
 def root(m: Any, roomy: bool, a: Pair) -> Pair:
-    """The root with a real part that is not negative; no cancellation on either side."""
+    """The root with a non-negative real part; without cancellation in either half plane."""
     found = root_of_moderate(m, a)
     if roomy:
         return _rarely(m, _is_nan(m, found), "root_of_narrow", a, found)
@@ -244,7 +245,7 @@ def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
 
 
 def _zero_on_axis(m: Any, a: Pair, y: Any) -> Any:
-    """Return ``y``, an odd function of the imaginary part, which is 0 where that is, also beside NaN."""
+    """Return ``y``, an odd function of the imaginary part: 0 where the imaginary part is 0, even next to NaN."""
     return m.select(a[1] == 0.0, m.copysign(m.const(0.0), y), y)
 
 
@@ -283,7 +284,7 @@ def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
     b = m.multiply_add(t, t, m.const(1.0))
     below = m.multiply_add(b * s, s, m.const(1.0))
     x, y = b * r * s / below, t / below
-    # far out it is 1 but for 4 sin y cos y e**-2|x|, and NaN in an unknown direction, but at infinity
+    # for large |x| it is +-1 + 4i sin y cos y e**-2|x|; NaN in an unknown direction, except at infinity
     drop = decay(m, -m.abs(a[0]))
     tail = t / b * drop * drop * 4.0
     endless = m.abs(a[0]) == real.INF
@@ -294,20 +295,20 @@ def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
 
 
 def _after(m: Any, a: Pair, b: Pair) -> Any:
-    """Tell whether ``a`` is above ``b``, by the real part and then the imaginary one."""
+    """Return True where ``a`` is above ``b``, by the real part and then by the imaginary part."""
     return (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] > b[1]))
 
 
 @function("max")
 def maximum(m: Any, a: Pair, b: Pair) -> Pair:
-    """The later pair in lexicographic order; NaN if an operand has a NaN part."""
+    """The larger pair in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, a, b))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
 @function("min")
 def minimum(m: Any, a: Pair, b: Pair) -> Pair:
-    """The earlier pair in lexicographic order; NaN if an operand has a NaN part."""
+    """The smaller pair in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, b, a))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
@@ -321,7 +322,7 @@ def tangent(m: Any, roomy: bool, a: Pair) -> Pair:
 
 
 def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
-    """Return ``size * rest * (cos phase + i sin phase)``: 0 in every direction, infinite also in an unknown one."""
+    """Return ``size * rest * (cos phase + i sin phase)``: 0 in any direction; infinite even in an unknown one."""
     cosine, sine, whole = real.cos(m, phase), real.sin(m, phase), size * rest
     x, y = size * cosine * rest, size * sine * rest
     x, y = (m.select(whole == 0.0, m.copysign(m.const(0.0), v), v) for v in (x, y))
@@ -332,7 +333,7 @@ def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
 @function("cbrt")
 @in_wide
 def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
-    """The principal one of the three roots."""
+    """The principal cube root."""
     size, turn = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
     return _in_direction(m, size, m.const(1.0), turn)
 
@@ -360,9 +361,9 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
 
 
 def _times(m: Any, b: Any, log: Any, exact: Any) -> Any:
-    """Return ``b * log``, the product of parts of an exponent and a logarithm.
+    """Return ``b * log``, the product of parts of an exponent and of a logarithm.
 
-    A part that is 0 contributes nothing, also beside an infinity; of the logarithm only where it is ``exact``.
+    A part that is 0 contributes nothing, even next to an infinity; a zero of the logarithm only where it is ``exact``.
     """
     return m.select((b == 0.0) | ((log == 0.0) & exact), m.const(0.0), b * log)
 
@@ -372,11 +373,11 @@ def _times(m: Any, b: Any, log: Any, exact: Any) -> Any:
 def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
 
-    1 to the power of 0; a part of ``b log a`` that is a product with 0 is 0, so that real operands have the powers of
-    real numbers. A size of infinity in an unknown direction is ``inf + nan i``. XLA has NaN for all of these.
+    Anything to the power of 0 is 1. A part of ``b log a`` that is a product with 0 is 0, so that real operands have the
+    powers of real numbers. An infinite size in an unknown direction is ``inf + nan i``. XLA has NaN for all of these.
 
-    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``, in 64 bits with its logarithm in two words, where the
-    error of a rounded one would grow with the exponent.
+    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``. In 64 bits its logarithm is in two words, as the exponent
+    would multiply the error of a rounded logarithm.
     """
     turn, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
     if roomy:
@@ -395,8 +396,9 @@ def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
 def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pair:
     """Return two factors of ``exp(x log_size - y turn)`` for ``b = x + iy``; ``log_size`` is a sum of two words.
 
-    Where both products overflow, those of a smaller ``b`` have the same sign of the difference, which is all that
-    counts; the difference of two infinities would be NaN.
+    Where both products overflow, their difference would be NaN. Only its sign matters then, and ``b`` is scaled down,
+    which
+    keeps the sign.
     """
     high, low = log_size
 

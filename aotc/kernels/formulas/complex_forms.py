@@ -1,4 +1,4 @@
-"""What the functions of complex numbers share: how to compute those of 32 bits in 64, scales, sizes and logarithms."""
+"""Common parts of the complex functions: c64 computed in 64-bit floats, scaling, sizes and logarithms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[Any, Any]
 
 
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``formula(m, roomy, *pairs)`` a function of either width; ``roomy`` says that they came from 32 bits."""
+    """Adapt ``formula(m, roomy, *pairs)`` to either width; ``roomy`` is True for operands from 32 bits."""
 
     def widened(m: Any, *args: Pair) -> Any:
         if m.bits == 64:
@@ -29,7 +29,7 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def larger(m: Any, x: Any, y: Any) -> Any:
-    """Return the larger of two sizes; one that is NaN is not larger."""
+    """Return the larger of two sizes; a NaN is never the larger one."""
     return m.select(x < y, y, x)
 
 
@@ -43,13 +43,13 @@ MODERATE = (2.0**-250, 2.0**250)
 
 
 def is_moderate(m: Any, a: Pair) -> Any:
-    """Tell whether squares of ``a`` and their quotients stay in the range, with all digits."""
+    """Return True where squares of ``a`` and their quotients stay in the range, with all digits."""
     size = larger(m, m.abs(a[0]), m.abs(a[1]))
     return ((size > MODERATE[0]) & (size < MODERATE[1])) | (size == 0.0)
 
 
 def to_one(m: Any, size: Any) -> tuple[Any, Any]:
-    """Return a power of two that brings ``size`` near 1, and its logarithm."""
+    """Return a power of two that scales ``size`` to about 1, and its logarithm."""
     exponent = m.shift_right_logical(m.to_bits(size), 52)
     exponent = m.select(exponent > 2045, 2045, exponent)
     exponent = m.select(exponent < 1, 1, exponent)
@@ -71,14 +71,14 @@ def two_sum(a: Any, b: Any) -> Pair:
 
 
 def sum_of_products(m: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Return ``a b + c d`` with an error of two units (Kahan); infinite where it is without the correction."""
+    """Return ``a b + c d`` with an error of two units (Kahan); infinite where the uncorrected sum is."""
     p = c * d
     lost = m.fma(-c, d, p)  # subtracted, so that -0 stays -0
     return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
 
 
 def size_of(m: Any, roomy: bool, a: Pair) -> Any:
-    """Return ``|a|``, infinite if a part is."""
+    """Return ``|a|``, infinite if a part is infinite."""
     if roomy:
         size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     else:
@@ -96,7 +96,7 @@ LOG_OF_SHIFT = 415.88830833596718565
 
 
 def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
-    """Return ``log |a|``, where ``above`` is ``|a|**2 - 1`` without cancellation, to be used near 1."""
+    """Return ``log |a|``; ``above`` is ``|a|**2 - 1`` without cancellation, which is used near 1."""
     if roomy:
         scale, shift, unscaled = m.const(1.0), m.const(0.0), m.true()
     else:
@@ -141,7 +141,7 @@ def split_exponent(m: Any, x: Any) -> tuple[Any, Any]:
 
 
 def square_less_one(m: Any, less: Any, y: Any) -> Any:
-    """Return ``(1 + less)**2 + y**2 - 1``; what cancels is carried in two words."""
+    """Return ``(1 + less)**2 + y**2 - 1``; terms that cancel are in two words."""
     p, q = less * less, y * y
     lost = m.fma(less, less, -p) + m.fma(y, y, -q)
     t = p + q
@@ -154,7 +154,7 @@ def square_less_one(m: Any, less: Any, y: Any) -> Any:
 
 
 def root_of_moderate(m: Any, a: Pair) -> Pair:
-    """The root of a pair whose squares stay in the range."""
+    """Return the root of a pair whose squares stay in the range."""
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     t = m.sqrt((size + m.abs(a[0])) * 0.5)
     other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))
@@ -163,7 +163,7 @@ def root_of_moderate(m: Any, a: Pair) -> Pair:
 
 
 def even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
-    """Return ``a`` times a power of 4 that brings it near 1, and the power's exponent; from 32 bits as it is."""
+    """Return ``a`` times a power of 4 that scales it to about 1, and the exponent; unchanged if from 32 bits."""
     if roomy:
         return a, None
     _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))

@@ -1,8 +1,8 @@
 """Inverse trigonometric and hyperbolic functions of complex numbers, with the branch cuts of C99's annex G.
 
 W. Kahan, "Branch Cuts for Complex Elementary Functions": the roots of ``1 - z`` and ``1 + z`` carry the signs of zeros
-to the right side of each cut, and nothing that is added cancels. Above
-:data:`~aotc.kernels.formulas.INVERSE_LARGE` only the logarithm of the size and the angle are left.
+to the correct side of each cut, and no addition cancels. Above :data:`~aotc.kernels.formulas.INVERSE_LARGE` the
+logarithm of the size and the angle are enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HALF_TURN = math.pi / 2
 
 
 def _root(m: Any, roomy: bool, x: Any, y: Any) -> Pair:
-    """Return the root of ``x + iy``, also of one whose square leaves the range in 64 bits."""
+    """Return the root of ``x + iy``, even if its square overflows in 64 bits."""
     found = root_of_moderate(m, (x, y))
     if roomy:
         return found
@@ -74,7 +74,7 @@ def arc_sine(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @in_wide
 def arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
-    """The complement of the arc sine, without cancellation where that is near a quarter of a turn."""
+    """The complement of the arc sine, without cancellation where that is near pi/2."""
     return _arc_cosine(m, roomy, a)
 
 
@@ -86,7 +86,7 @@ def _arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @in_wide
 def hyperbolic_arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
-    """``i acos z`` or ``-i acos z``, whichever has a real part that is not negative."""
+    """``i acos z`` or ``-i acos z``, the one with a non-negative real part."""
     xi, eta = _arc_cosine(m, roomy, a)
     return m.abs(eta), m.copysign(xi, a[1])
 
@@ -119,7 +119,7 @@ def _hyperbolic_arc_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
     if not roomy:
         size = size_of(m, roomy, a)
         ratio = m.select(large, x / size / size, ratio)
-        # next to the poles the square of y vanishes: log(2 / |y|) / 2
+        # next to the poles the square of y underflows: log(2 / |y|) / 2
         near_pole = (x == 1.0) & (m.abs(y) < limits.SQUARE_SMALL)
         ratio = m.select(near_pole, 2.0**-102 / m.abs(y), ratio)
         factor = m.select(near_pole, m.const(0.5), factor)

@@ -1,4 +1,4 @@
-"""What complex division and roots do with rare operands: infinite ones, NaN, zero divisors, the ends of the range."""
+"""Complex division and roots of rare operands: infinities, NaN, zero divisors, and the ends of the range."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from aotc.kernels.formulas.forms import INF, power_of_two
 def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
     """Divide any numbers; where both parts are NaN, C99's annex G (G.5.1) recovers infinities and zeros.
 
-    An infinite dividend over a finite divisor is infinite and a finite one over an infinite divisor is 0, also where
-    the other part of the infinite number is NaN; over 0 all but 0 and NaN are infinite.
+    An infinite dividend over a finite divisor is infinite, and a finite dividend over an infinite divisor is 0, even if
+    the
+    other part of the infinite number is NaN. Anything over 0 is infinite, except 0 and NaN.
     """
     x, y = _plain_quotient(m, a, b) if roomy else _scaled_quotient(m, a, b)
     lost = (x != x) & (y != y)
@@ -39,13 +40,13 @@ def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
 
 
 def _plain_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """Divide numbers that came from 32 bits: their products do not leave the range."""
+    """Divide numbers that came from 32 bits: their products stay in the range."""
     inverse = 1.0 / m.multiply_add(b[0], b[0], b[1] * b[1])
     return (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
 
 
 def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """``a / b`` where nothing is special."""
+    """Return ``a / b`` of ordinary numbers."""
     to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
     (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
@@ -55,7 +56,7 @@ def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
 
 
 def root(m: Any, a: Pair, *, roomy: bool) -> Pair:
-    """Return the square root of any number; an infinite part decides about the other."""
+    """Return the square root of any number; an infinite part determines the other."""
     inner, n = even_scale(m, roomy, a)
     x, y = root_of_moderate(m, inner)
     if n is not None:

@@ -1,9 +1,9 @@
-"""The logarithmic derivative of gamma in 64 bits, selected without branches.
+"""The logarithmic derivative of gamma in 64 bits, without branches.
 
 Between 1 and 2 it is ``x - x0``, with the zero ``x0`` in two words, times a polynomial (a Chebyshev fit of mpmath's
-``chebyfit``, with an error of 4e-18). The recurrence ``digamma(x + 1) = digamma(x) + 1 / x`` leads there from below
-:data:`DIGAMMA_ASYMPTOTIC`, where all that is added is positive; above there is the asymptotic series. Negative numbers
-are reflected.
+``chebyfit``, with an error of 4e-18). The recurrence ``digamma(x + 1) = digamma(x) + 1 / x`` leads there from arguments
+below :data:`DIGAMMA_ASYMPTOTIC`, and all of its terms are positive. Above, the asymptotic series is used. Negative
+numbers are reflected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotc.kernels.formulas.logarithm import log
 from aotc.kernels.formulas.trig import sine_and_cosine
 
 _ZERO = (1.4616321449683622, 9.549995429965697e-17)
-# Highest power first, of x - 3/2: digamma(x) / (x - x0).
+# Coefficients of digamma(x) / (x - x0) in x - 3/2, highest power first.
 _BETWEEN = (0.00011881232908510335, -0.0001782188548855923, 9.653646261410062e-05, -0.00014480643368061614,
             0.00032395945401345196, -0.00048595039220036254, 0.0006909255761282986, -0.0010364584817312839,
             0.0015633696313653504, -0.0023454947397380833, 0.003518106563802472, -0.005279937255532708,
@@ -30,7 +30,7 @@ _SERIES = (3617 / 8160, -1 / 12, 691 / 32760, -1 / 132, 1 / 240, -1 / 252, 1 / 1
 @function(f32=1, f64=4)
 @in_wide
 def digamma(m: Any, x: Any) -> Any:
-    """``digamma(1 - x) - pi cot(pi x)`` of negative numbers; poles, and 0, are NaN."""
+    """``digamma(1 - x) - pi cot(pi x)`` of negative numbers; NaN at the poles and at 0."""
     negative = x < 0.0
     y = _of_positive(m, m.select(negative, 1.0 - x, x))
     t = x - m.rint(x)

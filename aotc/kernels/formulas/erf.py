@@ -1,4 +1,4 @@
-"""The error function in 64 bits: fdlibm's rational pieces, selected without branches; its complement in 32 bits."""
+"""The error function in 64 bits (fdlibm's rational functions, without branches), and erfc in 32 bits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def erf64(m: Any, x: Any, exp: Callable[..., Any]) -> Any:
 
 
 def erfc32(m: Any, x: Any) -> Any:
-    """Return ``erfc(x)`` in 32 bits: an exponential of the square, whose rounding is put right, times a ratio."""
+    """Return ``erfc(x)`` in 32 bits: an exponential of the square, corrected for its rounding, times a ratio."""
     a, end = m.abs(x), m.const(ERFC_ZERO[0])
     a = m.select(a > end, end, a)
     square = a * a

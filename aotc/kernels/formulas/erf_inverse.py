@@ -1,9 +1,9 @@
 """The inverse error function: ``a`` times a polynomial of ``w = -log(1 - a**2)``, or of its root in the tail.
 
-The form, and the coefficients in 64 bits up to :data:`ERF_INV_END`, are of M. Giles, "Approximating the erfinv
-function" (GPU Computing Gems, Jade Edition, 2011). He computes ``1 - a**2`` of the rounded square, which loses the
-digits of the tail; the product ``(1 - a) (1 + a)`` is as exact as its factors. The coefficients in 32 bits are minimax
-fits with relative errors of 4e-8 and 8e-9, the last ones in 64 bits a Chebyshev fit (mpmath's ``chebyfit``) with 3e-17.
+The form, and the 64-bit coefficients up to :data:`ERF_INV_END`, are from M. Giles, "Approximating the erfinv function"
+(GPU Computing Gems, Jade Edition, 2011). Giles computes ``1 - a**2`` from the rounded square, which loses the digits of
+the tail; the product ``(1 - a) (1 + a)`` is as exact as its factors. The 32-bit coefficients are minimax fits with
+relative errors of 4e-8 and 8e-9. The last 64-bit ones are a Chebyshev fit (mpmath's ``chebyfit``) with 3e-17.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ERF_INV_END = 16.0
 @function(f32=3, f64=4)
 @with_sign_of_first
 def erf_inv(m: Any, x: Any) -> Any:
-    """Giles' form: infinite at 1, NaN beyond, where the logarithm is NaN."""
+    """Giles' formula: infinite at 1; NaN beyond, as the logarithm is."""
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     root = m.sqrt(w)

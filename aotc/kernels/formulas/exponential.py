@@ -1,4 +1,4 @@
-"""The exponential and what is made of it: expm1, tanh and logistic, over the scalar algebra of ``formulas.math``.
+"""The exponential and functions based on it: expm1, tanh and logistic, over the scalar algebra of ``formulas.math``.
 
 Sources: Cephes (f32); tanh in 32 bits: the rational approximation of Eigen.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.forms import LN2_HIGH, LN2_LOW, function, polynomial, polynomial_by_squares, power_of_two
 
-# of (e**r - 1 - r) / r**2 for |r| <= ln 2 / 2: the interpolation at Chebyshev's nodes, off by 2**-61 in e**r
+# Coefficients of (e**r - 1 - r) / r**2 for |r| <= ln 2 / 2: interpolation at Chebyshev nodes, error 2**-61 in e**r.
 EXP_CURVE = (2.0914686968086876e-09, 2.5105217004720745e-08, 2.75572736431103e-07, 2.7557255400206422e-06,
              2.4801587325547743e-05, 0.00019841269874820627, 0.0013888888888883748, 0.008333333333326136,
              0.04166666666666667, 0.1666666666666667, 0.5)  # fmt: skip
@@ -22,11 +22,13 @@ _LN2 = ((0.693359375, -2.12194440e-4), (LN2_HIGH, LN2_LOW))
 
 
 def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | None = None) -> tuple[Any, Any, Any]:
-    """Return ``(word, r, rest)``: ``x``, held between bounds, is ``k ln 2 + r``; ``rest`` is what ``r`` lacks of it.
+    """Return ``(word, r, rest)`` with ``x``, clamped to the bounds, equal to ``k ln 2 + r + rest``.
 
-    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits, which saves the conversions: those of
-    ``word`` hold ``k + more``, of which twice the exponent of 1 is usual. What is above them no shift of an exponent to
-    its place keeps. NaN passes through.
+    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits, which saves two conversions. These
+    bits of
+    ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above them vanish when ``word``
+    is
+    shifted to an exponent's position. NaN passes through.
     """
     magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
     c = x if high is None else m.select(x > high, m.const(high), x)
@@ -40,7 +42,7 @@ def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | N
 
 
 def _whole_part(m: Any, word: Any) -> Any:
-    """Return ``k`` of a word of :func:`reduced` that is a usual one."""
+    """Return ``k`` of a word of :func:`reduced` with the default ``more``."""
     return word - m.to_bits(m.const(_MAGIC[m.bits == 64] + _USUAL[m.bits == 64]))
 
 
@@ -54,7 +56,7 @@ def _power(m: Any, r: Any) -> Any:
 
 
 def _shifted(m: Any, word: Any) -> Any:
-    """Return ``word`` where a float has its exponent."""
+    """Return ``word``, shifted to the position of a float's exponent."""
     return word << (23 if m.bits == 32 else 52)
 
 
@@ -79,10 +81,11 @@ DECAY_HIGH = (60.0, 600.0)
 
 @function(f32=1, f64=1.5)
 def decay(m: Any, x: Any) -> Any:
-    """Return ``e**x`` of at most :data:`DECAY_HIGH`.
+    """Return ``e**x`` for x of at most :data:`DECAY_HIGH`.
 
-    It has the bits of :func:`exp` in a quarter fewer operations: the power of two is added to the exponent, above the
-    subnormal numbers, and a constant takes the result down to its place. To what is no number nothing is added.
+    It has the same bits as :func:`exp`, in a quarter fewer operations: the power of two is added to the exponent,
+    raised
+    above the subnormal range, and a multiplication lowers the result again. For NaN nothing is added.
     """
     wide = m.bits == 64
     word, r, _ = reduced(m, x, limits.EXP_LOW[wide], None, _RAISED[wide])
@@ -136,7 +139,7 @@ def tanh(m: Any, x: Any) -> Any:
         total = above + r
         lost = (above - total) + r
         y = (total + (lost + curve)) / (below + (r + curve))
-        return m.copysign(m.select(y > 1.0, m.const(1.0), y), x)  # both are rounded, the quotient to above 1
+        return m.copysign(m.select(y > 1.0, m.const(1.0), y), x)  # the rounded quotient may exceed 1
     limit = TANH_CLAMP
     y = m.select(x > limit, m.const(limit), x)
     y = m.select(y < -limit, m.const(-limit), y)
@@ -151,6 +154,6 @@ def tanh(m: Any, x: Any) -> Any:
 
 @function(f32=3, f64=3)
 def logistic(m: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))``, on the left ``exp(x) / (1 + exp(x))``, which does not overflow below."""
+    """``1 / (1 + exp(-x))``; for negative x ``exp(x) / (1 + exp(x))``, which does not overflow."""
     power = decay(m, -m.abs(x))
     return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)

@@ -1,4 +1,4 @@
-"""What the formulas of scalar functions share: their table, how to widen one and how to give it a sign, polynomials."""
+"""Common parts of the scalar formulas: their table, decorators for width and sign, and polynomials."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MAX_ULP: dict[str, tuple[float, float]] = {}
 
 INF, NAN = math.inf, math.nan
-LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first has 32 zeros at its end
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first has 32 trailing zero bits
 
 
 def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a formula to :data:`FUNCTIONS` under its own name, and the largest error seen to :data:`MAX_ULP`."""
+    """Add a formula to :data:`FUNCTIONS` under its own name, and its largest observed error to :data:`MAX_ULP`."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
         assert formula.__name__ not in FUNCTIONS
@@ -26,7 +26,7 @@ def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[
 
 
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``formula``, which is for 64 bits, work for 32 bits by computing in 64."""
+    """Adapt ``formula``, written for 64 bits, to 32 bits by computing in 64."""
 
     def widened(m: Any, *args: Any) -> Any:
         if m.bits == 64:
@@ -39,10 +39,11 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the result of ``formula``, of which only the size counts, the sign of its first argument.
+    """Give the result of ``formula`` the sign of its first argument; the formula itself need not get the sign right.
 
-    It must stay outside :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign`` and would
-    then narrow an f64 sign to f16 at once, for which x86 calls a C library.
+    Apply it outside of :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign``. It would then narrow an f64
+    sign
+    to f16 directly, for which x86 calls a C library.
     """
 
     def signed(m: Any, *args: Any) -> Any:
@@ -62,7 +63,7 @@ def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def polynomial_by_squares(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
-    """Return :func:`polynomial` as one of ``x**2`` whose coefficients are ``a x + b``: half as many steps that wait."""
+    """Return :func:`polynomial`, as a polynomial in ``x**2`` with coefficients ``a x + b``: half the latency."""
     first = len(coefficients) % 2
     evens, odds = coefficients[first::2], coefficients[first + 1 :: 2]
     pairs = [m.multiply_add(m.const(a), x, m.const(b)) for a, b in zip(evens, odds, strict=True)]

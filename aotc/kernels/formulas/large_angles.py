@@ -1,7 +1,7 @@
-"""Sine and cosine of angles so large that pi/2 in a few words is not enough: a function that kernels call, rarely.
+"""Sine and cosine of very large angles, for which pi/2 in a few words is not enough: a function for rare arguments.
 
-Source: M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983): of the product of the angle and
-1/(2 pi) only the bits that count less than a turn are computed, from a table of the digits.
+Source: M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983). Of the product of the angle and
+1/(2 pi), only the bits below one revolution are computed, from a table of the digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aotc.kernels.llvm_types import F64, I64, I128, i64
 
 _TABLE = "aotc.turns"
 _AHEAD = 64  # zero bits before the point, for exponents below that of an integer mantissa
-_WORDS = 20  # those, the 971 bits that the largest f64 skips, and the 192 that it takes
+_WORDS = 20  # those, the 971 bits that the largest f64 skips, and the 192 that it uses
 
 
 def _arctangent_of_inverse(n: int, scale: int) -> int:
@@ -63,7 +63,7 @@ class _Body:
         self.builder.ret(m.select((n & 2) != 0, -y, y).raw)
 
     def _reduced(self) -> tuple[ScalarValue, ScalarValue]:
-        """Return the nearest multiple of pi/2 to ``|x|``, modulo 4, and what is left in units of pi/2."""
+        """Return the nearest multiple of pi/2 to ``|x|``, modulo 4, and the remainder in units of pi/2."""
         m = self.m
         bits = m.to_bits(self.x)
         mantissa = (bits & ((1 << 52) - 1)) | (1 << 52)
@@ -83,7 +83,7 @@ class _Body:
         return m.shift_right_logical(p2, 62) + rounded_up, fraction
 
     def _window(self, skipped: ScalarValue) -> list[ScalarValue]:
-        """Return 192 bits of the table after the first ``skipped``, in three words."""
+        """Return 192 bits of the table, after the first ``skipped`` bits, in three words."""
         first, shift = skipped >> 6, skipped & 63
         words = [self._word(first + n) for n in range(4)]
         fill = [self.m.shift_right_logical(self.m.shift_right_logical(w, 1), 63 - shift) for w in words[1:]]

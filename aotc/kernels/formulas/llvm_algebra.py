@@ -1,9 +1,9 @@
 """The scalar algebra of ``formulas.math`` over LLVM values.
 
-A :class:`ScalarValue` wraps an LLVM register with Python's operators, so that the
-functions of :mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's own
-target-independent intrinsics are used, and for what a machine lacks the functions
-of :mod:`aotc.kernels.formulas.software_fma`: LLVM would call a C library for it.
+A :class:`ScalarValue` wraps an LLVM register with Python's operators, so that the functions of
+:mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's target-independent intrinsics are used. Instructions
+that
+a machine lacks come from :mod:`aotc.kernels.formulas.software_fma`: LLVM would call a C library for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, has_reciprocals, lac
 
 
 class Algebra:
-    """The helpers of the algebra for one float type.
+    """Operations of the algebra for one float type.
 
     Parameters
     ----------
@@ -50,13 +50,14 @@ class Algebra:
         return self._wrap(call_intrinsic(self.builder, f"llvm.fma.f{self.bits}", self.float_type, args))
 
     def multiply_add(self, a: ScalarValue, b: ScalarValue, c: ScalarValue) -> ScalarValue:
-        """Return ``a * b + c`` with one rounding where the machine has such an instruction, else with two."""
+        """Return ``a * b + c``, with one rounding if the machine has FMA, else with two."""
         return a * b + c if lacks(self.builder, "fma") else self.fma(a, b, c)
 
     def ratio(self, a: ScalarValue, b: ScalarValue) -> ScalarValue:
         """Return the rounded ``a / b`` of numbers far from the ends of their range.
 
-        A GPU's division asks whether they are, by a branch, and what is divided beside it waits for that.
+        A GPU's general division tests for the ends of the range by a branch, which keeps independent divisions from
+        overlapping.
         """
         if self.bits == 64 or not has_reciprocals(self.builder):
             return a / b
@@ -70,7 +71,7 @@ class Algebra:
     def inverse_root(self, x: ScalarValue) -> ScalarValue:
         """Return ``1 / sqrt(x)``, within a unit and a half.
 
-        A GPU's instruction is within four units; a step of Newton's method does the rest, but where it gives no number.
+        A GPU's instruction is within four units; a Newton step does the rest, unless it yields NaN.
         """
         if self.bits == 64 or not has_reciprocals(self.builder):
             return self.const(1.0) / self.sqrt(x)
@@ -105,7 +106,7 @@ class Algebra:
         return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw, sign.raw]))
 
     def select(self, condition: ScalarValue, yes: ScalarValue | float, no: ScalarValue | float) -> ScalarValue:
-        """Return ``yes`` where the condition holds, else ``no``; both are computed."""
+        """Return ``yes`` where the condition holds, else ``no``; both are evaluated."""
         kind = next((v.raw.type for v in (yes, no) if isinstance(v, ScalarValue)), self.float_type)
         a, b = (v.raw if isinstance(v, ScalarValue) else ir.Constant(kind, v) for v in (yes, no))
         return self._wrap(self.builder.select(condition.raw, a, b))
@@ -115,11 +116,11 @@ class Algebra:
         return self._wrap(self.builder.bitcast(x.raw, self.int_type))
 
     def from_bits(self, i: ScalarValue) -> ScalarValue:
-        """Return the float that has these bits."""
+        """Return the float with these bits."""
         return self._wrap(self.builder.bitcast(i.raw, self.float_type))
 
     def to_int(self, x: ScalarValue) -> ScalarValue:
-        """Convert to an integer of as many bits, clamped; NaN gives 0."""
+        """Convert to an integer of the same width, clamped; NaN gives 0."""
         name = f"llvm.fptosi.sat.i{self.bits}.f{self.bits}"
         return self._wrap(call_intrinsic(self.builder, name, self.int_type, [x.raw]))
 

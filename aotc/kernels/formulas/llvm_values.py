@@ -1,4 +1,4 @@
-"""LLVM registers with Python's operators, and calls of LLVM's own target-independent intrinsics."""
+"""LLVM registers with Python's operators, and calls of LLVM's target-independent intrinsics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list
 
 
 def suffix(kind: ir.Type) -> str:
-    """Return how intrinsic names spell a type: ``f32``, ``f64``, ``i32``, ``v16f32``..."""
+    """Return the type suffix of intrinsic names: ``f32``, ``f64``, ``i32``, ``v16f32``..."""
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{suffix(kind.element)}"
     if isinstance(kind, ir.IntType):
@@ -28,15 +28,14 @@ def suffix(kind: ir.Type) -> str:
 
 
 def intrinsic(name: str) -> Emit:
-    """Return what calls the LLVM intrinsic ``name`` whose operands and result are of one type."""
+    """Return a method that calls the LLVM intrinsic ``name``, with operands and result of one type."""
     return lambda b, *args: call_intrinsic(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
 
 
 class ScalarValue:
     """A register of type float, double, i1, i32 or i64, with operators.
 
-    Integers are signed; ``>>`` is arithmetic. Python numbers become constants of
-    the type of the other operand.
+    Integers are signed; ``>>`` is arithmetic. Python numbers become constants of the other operand's type.
     """
 
     __slots__ = ("builder", "raw")
@@ -132,7 +131,7 @@ def loop(
     builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
     turn: Callable[..., Sequence[ScalarValue]],
 ) -> list[ScalarValue]:  # fmt: skip
-    """Emit ``while more(*state): state = turn(*state)``; return the last state."""
+    """Emit ``while more(*state): state = turn(*state)``, and return the final state."""
     before = builder.block
     head, body, after = (builder.append_basic_block(f"loop.{part}") for part in ("head", "body", "after"))
     builder.branch(head)

@@ -1,7 +1,7 @@
-"""``log gamma(x)`` of positive x in 64 bits, selected without branches.
+"""``log gamma(x)`` of positive x in 64 bits, without branches.
 
-About the zeros at 1 and 2 it is ``(x - 1) (x - 2)`` times a polynomial (a Chebyshev fit with an error of 1e-18); up to
-:data:`LOG_GAMMA_STIRLING` the recurrence leads there; above there is Stirling's series.
+Near the zeros at 1 and 2 it is ``(x - 1) (x - 2)`` times a polynomial (a Chebyshev fit with an error of 1e-18). The
+recurrence leads there from arguments up to :data:`LOG_GAMMA_STIRLING`; above, Stirling's series is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from aotc.kernels.formulas.forms import polynomial
 
-# Highest power first, of x - 3/2: log gamma(x) / ((x - 1) (x - 2)).
+# Coefficients of log gamma(x) / ((x - 1) (x - 2)) in x - 3/2, highest power first.
 _BETWEEN = (-7.760660152513446e-06, 1.2140008083973407e-05, -8.355075869795273e-06, 1.3186019073996835e-05,
             -2.7201673025504752e-05, 4.30276814976503e-05, -6.614136022346414e-05, 0.00010535512483785591,
             -0.0001689178215524898, 0.00027131373861446925, -0.00043799307479613914, 0.000711519067515296,

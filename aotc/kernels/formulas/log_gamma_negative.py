@@ -1,7 +1,7 @@
-"""``log |gamma(x)|`` of negative x, also next to its zeros: a function that kernels call, rarely.
+"""``log |gamma(x)|`` of negative x, even next to its zeros: a function for rare arguments.
 
 Between poles ``1 / |gamma(t - k)|`` is ``|t| (1 - t) (2 - t) ... (k - t) / gamma(1 + t)`` for ``|t| <= 1/2``. It is
-computed in two words, so that its logarithm has all digits where it is nearly 1, at the zeros.
+computed in two words, so that its logarithm has all digits at the zeros, where the product is nearly 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aotc.kernels.formulas.llvm_values import ScalarValue, loop
 from aotc.kernels.formulas.trig import sine_and_cosine
 
 _UNIT = Fraction(1, 2**120)
-# The series of 1 / gamma(1 + t) in units of 2**-120, from the constant term on.
+# Coefficients of the series of 1 / gamma(1 + t), in units of 2**-120, constant term first.
 _SERIES = (
     1329227995784915872903807060280344576, 767251221392722134200546602105524939,
     -871811494486142777260760763142594845, -55831078384055701503317554322065483,
@@ -38,7 +38,7 @@ _SERIES = (
     -305555711894125182, 22788368792564640,
     177764536038362, -273054474688894,
 )  # fmt: skip
-_IN_TWO_WORDS = 22  # terms; the others count less than 2**-67, so that one word of them is enough
+_IN_TWO_WORDS = 22  # terms; the sum of the others is less than 2**-67, so that one word is enough
 Two = tuple[ScalarValue, ScalarValue]
 
 

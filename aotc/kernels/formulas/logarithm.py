@@ -1,6 +1,6 @@
 """Logarithms over the scalar algebra of ``formulas.math``.
 
-Sources: N. Juffa (f32: the reduction by integers, log1p's without a division), fdlibm (f64).
+Sources: N. Juffa (f32: the reduction by integers, and log1p without a division), fdlibm (f64).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def log_parts(m: Any, x: Any) -> tuple[Any, Any]:
 
 
 def parts_of_normal(m: Any, x: Any) -> tuple[Any, Any]:
-    """Return the same for x that are normal."""
+    """Return :func:`log_parts` of normal numbers."""
     bits = m.to_bits(x)
     above = bits - 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
     return m.to_float(above >> 52), m.from_bits(bits - (above & -(1 << 52))) - 1.0
@@ -31,10 +31,10 @@ def log_special(m: Any, x: Any, y: Any) -> Any:
     return m.select(x >= 0.0, y, m.const(NAN))
 
 
-# of (log(1 + f) - f) / f**2 for -1/4 < f <= 1/2: nearly a minimax, off by 2**-27.6 in log(1 + f)
+# Coefficients of (log(1 + f) - f) / f**2 for -1/4 < f <= 1/2: nearly minimax, error 2**-27.6 in log(1 + f).
 _LOG32 = (-0.044909056, 0.10448274, -0.13162223, 0.14482068, -0.16647768,
           0.19990607, -0.25000054, 0.33333454, -0.5)  # fmt: skip
-_LN2_32 = (0.693145751953125 * 2.0**-23, 1.42860682030941723e-06 * 2.0**-23)  # the first has 9 zeros at its end
+_LN2_32 = (0.693145751953125 * 2.0**-23, 1.42860682030941723e-06 * 2.0**-23)  # the first has 9 trailing zero bits
 _LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
           2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
 
@@ -68,15 +68,15 @@ def _log32(m: Any, x: Any) -> Any:
 
 
 def _power_taken(m: Any, x: Any) -> Any:
-    """Return ``-k`` at the place of an exponent, where ``3/4 < x * 2**-k <= 3/2``.
+    """Return ``-k`` at the position of an exponent, where ``3/4 < x * 2**-k <= 3/2``.
 
-    It is 0 for 1 + x of all x up to 1/2, below which ``x / 2 - 1/2`` would be rounded.
+    It is 0 for ``1 + x`` with x up to 1/2: below, ``x / 2 - 1/2`` would be rounded.
     """
     return (0x3FC00000 - m.to_bits(x)) & -(1 << 23)
 
 
 def _of_parts(m: Any, taken: Any, f: Any) -> Any:
-    """Return ``log(1 + f) - taken * 2**-23 * ln 2``; of -0.0 and 0 it is -0.0, as 0 times a negative number is."""
+    """Return ``log(1 + f) - taken * 2**-23 * ln 2``; of f = -0.0 and taken = 0 it is -0.0."""
     high, low = _LN2_32
     curve = m.multiply_add(polynomial_by_squares(m, f, _LOG32[:-1]), f, m.const(_LOG32[-1]))
     y = m.multiply_add(curve, f * f, m.multiply_add(taken, m.const(-low), f))
@@ -84,19 +84,19 @@ def _of_parts(m: Any, taken: Any, f: Any) -> Any:
 
 
 def _of_positive(m: Any, x: Any, y: Any) -> Any:
-    """Return ``y`` where x is at least 0 and finite, else x or NaN if it is negative."""
+    """Return ``y`` where x is non-negative and finite; otherwise x, or NaN if x is negative."""
     bits = m.to_bits(x)
     return m.select((bits >= 0) & (bits < 0x7F800000), y, m.multiply_add(x, m.const(INF), m.const(INF)))
 
 
 def log1p_series(m: Any, x: Any) -> Any:
-    """Return ``log(1 + x)`` for x below LOG1P_SERIES."""
+    """Return ``log(1 + x)`` for ``|x|`` below LOG1P_SERIES."""
     return x - x * x * 0.5 + x * x * x * (1.0 / 3.0)
 
 
 @function(f32=1, f64=4)
 def log1p(m: Any, x: Any) -> Any:
-    """``log(u)`` and the rounding of ``u = 1 + x``, divided out: Kahan's form (f64)."""
+    """Kahan's formula (f64): ``log(u)``, corrected for the rounding of ``u = 1 + x``."""
     if m.bits == 32:
         return _log1p32(m, x)
     u = x + 1.0
@@ -107,10 +107,10 @@ def log1p(m: Any, x: Any) -> Any:
 
 
 def _log1p32(m: Any, x: Any) -> Any:
-    """``1 + x`` only says which power of two; ``f = x * 2**-k + (2**-k - 1)`` has lost nothing of x.
+    """``1 + x`` only determines the power of two; ``f = x * 2**-k + (2**-k - 1)`` keeps all bits of x.
 
-    At -1 the first of them, made of bits, is -2**127, of which the polynomial makes the infinity. The second is taken
-    from 1, in quarters, since 2**-128 is subnormal.
+    At x = -1 the scaled x, built from bits, is -2**127, for which the polynomial yields the infinity. ``2**-k - 1`` is
+    computed in quarters, since 2**-128 is subnormal.
     """
     u = x + 1.0
     taken = _power_taken(m, u)

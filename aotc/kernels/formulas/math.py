@@ -1,16 +1,14 @@
 """Elementary functions as branch-free formulas over an abstract scalar algebra.
 
-``m`` is the algebra: :class:`aotc.kernels.formulas.llvm_algebra.Algebra` emits LLVM IR for
-CPU and CUDA; the tests run the same source on NumPy arrays. Values have Python's
-operators; ``m.bits`` is 32 or 64. What is hard to get right in 32 bits is computed
-in 64 (``m.wide``): half the lanes, but no tables and no double-word arithmetic.
+``m`` is the algebra: :class:`aotc.kernels.formulas.llvm_algebra.Algebra` emits LLVM IR for CPU and CUDA; the tests run
+the same source on NumPy arrays. Values have Python's operators; ``m.bits`` is 32 or 64. Functions that are hard to
+compute in 32 bits are computed in 64 (``m.wide``): half the lanes, but no tables and no double-word arithmetic.
 
-Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). tanh: the rational
-approximation of Eigen (f32); erf: fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles,
-"Approximating the erfinv function".
+Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). tanh: the rational approximation of Eigen
+(f32); erf: fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles, "Approximating the erfinv function".
 
-The largest error seen against float64 (for f32) and long double (for f64) on the
-whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`).
+Each formula is decorated with its largest observed error (:data:`MAX_ULP`), in units in the last place, over the whole
+range: against float64 for f32, against long double for f64.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
 from aotc.kernels.formulas.power import pow
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
 
-# of erf(x) / x in x**2 for |x| <= 4: nearly a minimax with coefficients of 32 bits, off by 7e-8
+# Coefficients of erf(x) / x in x**2 for |x| <= 4: nearly minimax, rounded to 32 bits, with an error of 7e-8.
 _ERF32_P = (1.9082492030975118e-08, -1.9194339984096587e-06, 0.00014309576363302767, 0.0038332431577146053,
             0.051045894622802734, 0.2035573273897171, 1.128379225730896)  # fmt: skip
 _ERF32_Q = (0.000981494435109198, 0.014646907337009907, 0.1164882704615593, 0.5137306451797485, 1.0)
@@ -50,19 +48,19 @@ ERF_CLAMP = 4.0
 
 @function(f32=8, f64=2)
 def erf(m: Any, x: Any) -> Any:
-    """An odd rational function (f32); fdlibm's pieces (f64)."""
+    """An odd rational function (f32); fdlibm's rational functions by interval (f64)."""
     if m.bits == 64:
         return erf64(m, x, decay)
     a = m.abs(x)
     y = m.select(a > ERF_CLAMP, m.const(ERF_CLAMP), a)
     s = y * y
     r = y * polynomial(m, s, _ERF32_P) / polynomial(m, s, _ERF32_Q)
-    return m.copysign(m.select(r > 1.0, m.const(1.0), r), x)  # rounded, the quotient goes beyond 1
+    return m.copysign(m.select(r > 1.0, m.const(1.0), r), x)  # the rounded quotient may exceed 1
 
 
 @function(f32=8, f64=9)
 def erfc(m: Any, x: Any) -> Any:
-    """``1 - erf(x)`` where that is exact enough, the tail's own form elsewhere (f64)."""
+    """An exponential times a ratio (f32); ``1 - erf(x)`` near 0, fdlibm's tail elsewhere (f64)."""
     if m.bits == 32:
         return erfc32(m, x)
     a = m.abs(x)
@@ -96,7 +94,7 @@ CBRT_SMALL = 2.0**-1022
 @function(f32=1, f64=2)
 @with_sign_of_first
 def cbrt(m: Any, x: Any) -> Any:
-    """``exp(log|x| / 3)`` and one Newton step; in 64 bits 2**54 times larger below the normal range."""
+    """``exp(log|x| / 3)`` and one Newton step; in 64 bits subnormal arguments are scaled by 2**54."""
     a = m.abs(x)
     if m.bits == 32:
         return m.narrow(_cube_root(m.wide, m.widen(a)))
@@ -116,9 +114,11 @@ def _cube_root(m: Any, a: Any) -> Any:
 @function(f32=0, f64=0)
 @with_sign_of_first
 def rem(m: Any, x: Any, y: Any) -> Any:
-    """The remainder of truncated division; every step takes off 52 bits of the quotient, exactly.
+    """The remainder of truncated division; each step removes 52 bits of the quotient, exactly.
 
-    Six are enough for any two numbers of 32 bits; in 64 bits it is one, or long division where that is not enough.
+    In 32 bits six steps are enough for any two numbers. In 64 bits one step is enough unless the quotient is large;
+    then a
+    function for rare arguments does long division.
     """
     if m.bits == 32:
         return m.narrow(_short_remainder(m.wide, m.widen(x), m.widen(y)))
@@ -158,7 +158,7 @@ def _long_remainder(m: Any, x: Any, y: Any) -> Any:
 def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent: int) -> Any:
     """Round the bits of ``x`` to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero.
 
-    ``own_exponent`` is what the type of ``x`` has, which may be shorter than a register.
+    ``own_exponent`` is the number of exponent bits of the dtype of ``x``, which may be narrower than a register.
     """
     width = 23 if m.bits == 32 else 52
     nan = x != x
@@ -168,7 +168,7 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent:
         last = m.shift_right_logical(bits, drop) & 1
         bits = (bits + last + ((1 << (drop - 1)) - 1)) & -(1 << drop)
     y = m.select(m.abs(x) < INF, m.from_bits(bits), x)
-    if own_exponent == 5 and mantissa < 10:  # subnormals of f16 are multiples, normal numbers of a register
+    if own_exponent == 5 and mantissa < 10:  # subnormals of f16 are normal in a register: round to multiples
         magic = 1.5 * 2.0 ** (9 - mantissa)
         y = m.select(m.abs(x) < 2.0**-14, m.copysign((x + magic) - magic, x), y)
     top = (1 << (min(exponent, own_exponent) - 1)) - 1

@@ -1,6 +1,8 @@
-"""Powers: in 64 bits with the logarithm in two words, since an exponent multiplies errors.
+"""Powers: in 64 bits with the logarithm in two words, as the exponent multiplies its error.
 
-No tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``, the first two terms in two words.
+Without tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``; the first two terms are in
+two
+words.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, p
 from aotc.kernels.formulas.logarithm import log, log_parts, log_special, parts_of_normal
 
 _TWO_THIRDS = (0.66666666666666662966, 3.7007434154171882626e-17)
-# of z = s**2: 2/5 + 2/7 z + ..., the interpolation at Chebyshev's nodes, off by 2**-66 of the logarithm
+# Coefficients in z = s**2 of 2/5 + 2/7 z + ...: interpolation at Chebyshev nodes, error 2**-66 of the logarithm.
 _REST = (0.11723689023649227, 0.11706187519978793, 0.133348065173055, 0.1538459492898411, 0.1818181833570672,
          0.222222222216545, 0.2857142857142937, 0.4)  # fmt: skip
 
@@ -62,7 +64,7 @@ POW_NORMAL = 2.0**-1022
 
 @function(f32=1, f64=1)
 def pow(m: Any, x: Any, y: Any) -> Any:
-    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; C's special cases."""
+    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; special cases as in C."""
     if m.bits == 32:
         w = m.wide
         return m.narrow(_power(w, m.widen(x), m.widen(y), _short_power))
@@ -100,7 +102,7 @@ def _of_logarithm(m: Any, y: Any, high: Any, low: Any) -> Any:
 
 
 def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:
-    """Return ``size``, that of the power, with its sign; NaN if there is none."""
+    """Return ``size``, the absolute value of the power, with its sign; NaN if the power is not real."""
     whole = m.trunc(y) == y
     half = y * 0.5
     odd = whole & (m.trunc(half) != half)
@@ -110,7 +112,7 @@ def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:
 
 
 def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
-    """Return ``x**y`` where ``of_size`` gives it for sizes of x; C's special cases."""
+    """Return ``x**y``, where ``of_size`` computes it for ``|x|``; special cases as in C."""
     a = m.abs(x)
     r = _signed(m, x, y, of_size(m, a, y))
     r = m.select((a == 1.0) & (m.abs(y) == INF), m.const(1.0), r)

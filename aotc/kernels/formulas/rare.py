@@ -1,4 +1,4 @@
-"""The algebra of formulas with functions for rare arguments: what needs a loop or a table is called, not inlined."""
+"""The algebra of formulas with functions for rare arguments: code with loops or tables is called, not inlined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP = 11  # bits of the quotient that one integer division gives: a remainder 
 
 
 def emit_remainder(function: ir.Function) -> None:
-    """Emit ``f64 f(f64 a, f64 b)``, ``a mod b`` for finite ``a >= b > 0``, exactly."""
+    """Emit ``f64 f(f64 a, f64 b)``: ``a mod b`` for finite ``a >= b > 0``, exact."""
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     m = Algebra(builder, 64)
     (above, n), (below, least) = (_parts(m, ScalarValue(builder, a)) for a in function.args)
@@ -53,7 +53,7 @@ def _modulo(a: ScalarValue, b: ScalarValue) -> ScalarValue:
 
 
 def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
-    """Return what emits the body of a function that is ``formula``, of an algebra and values of 64 bits."""
+    """Return the emitter of the body of a function from ``formula``, of 64-bit values."""
 
     def emit(function: ir.Function) -> None:
         builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -63,7 +63,7 @@ def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None
 
 
 def _part(formula: Callable[..., Pair], pairs: int) -> Callable[[ir.Function], None]:
-    """Return the same for a ``formula`` of pairs whose value is one; the last argument chooses its part."""
+    """Return the same for a ``formula`` of pairs; the last argument chooses a part of its result."""
 
     def of_part(m: Algebra, *args: ScalarValue) -> ScalarValue:
         x, y = formula(m, *((args[2 * n], args[2 * n + 1]) for n in range(pairs)))
@@ -89,17 +89,17 @@ CHOICE = "aotc.rarely."
 
 
 def choice_of(module: ir.Module, name: str) -> ir.Function:
-    """Return the function that chooses between the usual result and the rare function ``name``'s; declare a new one."""
+    """Return the function that selects between the usual result and the rare function ``name``; declare it if new."""
     return declare(module, CHOICE + name, ir.FunctionType(F64, (I64, F64, *RARE[name][0])))
 
 
 class FullAlgebra(Algebra):
-    """The algebra that kernels are emitted with."""
+    """The algebra for emitting kernels."""
 
     def rarely(
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
-        """Return ``usual``, but where the condition holds, which is rare, the function ``name`` of ``args``."""
+        """Return ``usual``, or, where the (rare) condition holds, the function ``name`` of ``args``."""
         flag = self.builder.zext(condition.raw, I64)
         raw = [a.raw if isinstance(a, ScalarValue) else i64(a) for a in args]
         return self._wrap(self.builder.call(choice_of(self.builder.module, name), [flag, usual.raw, *raw]))

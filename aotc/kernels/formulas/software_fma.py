@@ -1,8 +1,8 @@
-"""The fused product and sum for processors that lack it: one rounding, in every case.
+"""Fused multiply-add for processors without the instruction: one rounding, in all cases.
 
-In 32 bits: the product is exact in 64, and the sum is rounded there to odd, which leaves the second rounding right
+In 32 bits, the product is exact in 64 bits, and the sum is rounded there to odd, so that the second rounding is correct
 (S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
-2008). In 64 bits: integers of 128 bits, as no float is wide enough; a function that kernels call.
+2008). In 64 bits no float is wide enough: a function uses 128-bit integers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from aotc.kernels.llvm_types import F32, F64, I64, I128, i64
 
 _NAME = "aotc.fma"
 _MANTISSA, _BIAS = 52, 1075  # an f64 is its mantissa, an integer, times 2**(exponent - _BIAS)
-_PRODUCT_LEFT, _SUM_LEFT = 20, 73  # by how much a mantissa of the product, and of the summand, moves left: < 2**126
-_LEAST = -1074  # exponent of the least f64
+_PRODUCT_LEFT, _SUM_LEFT = 20, 73  # left shifts of the product's and of the summand's mantissa: < 2**126
+_LEAST = -1074  # exponent of the smallest subnormal f64
 
 
 def fma32(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -26,7 +26,7 @@ def fma32(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
     back = total - product
     lost = (product - (total - back)) + (z - back)
     bits = ScalarValue(builder, builder.bitcast(total.raw, I64))
-    # NaN is no loss: what is infinite stays so
+    # a NaN as the lost part is ignored: infinities stay
     inexact = ScalarValue(builder, builder.fcmp_ordered("!=", lost.raw, ir.Constant(F64, 0.0))) & ((bits & 1) == 0)
     outwards = builder.icmp_unsigned("==", (lost > 0.0).raw, (total > 0.0).raw)
     step = builder.select(outwards, i64(1), i64(-1))
@@ -47,7 +47,7 @@ def fma64(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
 
 
 class _Parts:
-    """An f64: sign, mantissa (an integer, of 128 bits), exponent (of 1, not 0, where the mantissa is subnormal)."""
+    """An f64: sign, mantissa (a 128-bit integer), exponent (1, not 0, if the mantissa is subnormal)."""
 
     def __init__(self, builder: ir.IRBuilder, value: ScalarValue) -> None:
         bits = ScalarValue(builder, builder.bitcast(value.raw, I64))
@@ -61,7 +61,7 @@ class _Parts:
 
 
 class _Fma64:
-    """Product and summand as integers over one unit; where bits leave below, the last one says that there were some."""
+    """Product and summand as integers with a common unit; the last bit is sticky for bits that are shifted out."""
 
     def __init__(self, function: ir.Function) -> None:
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -79,14 +79,14 @@ class _Fma64:
         size = self.signed(total, total < 0)
         rounded = self.rounded(size, unit)
         usual = self.select(total < 0, -rounded, rounded)
-        # a product or a sum that is exactly 0, and what is not finite, are right with two roundings too: but for an
-        # infinite summand beside a product that would only overflow
+        # zero products, zero sums and non-finite values are correct with two roundings, too, except for an
+        # infinite summand with a product that would only overflow
         plain = self.select(x.finite & y.finite & ~z.finite, c, a * b + c)
         exact = x.finite & y.finite & z.finite & (whole != 0) & (size != 0)
         self.builder.ret(self.select(exact, usual, plain).raw)
 
     def rounded(self, size: ScalarValue, unit: ScalarValue) -> ScalarValue:
-        """Return ``size * 2**unit`` as f64: to nearest, ties to even, at its 53 bits or at the least f64."""
+        """Return ``size * 2**unit`` as f64: to nearest, ties to even, at 53 bits or at the smallest subnormal."""
         zeros = call_intrinsic(self.builder, "llvm.ctlz.i128", I128, [size.raw, ir.Constant(ir.IntType(1), 0)])
         length = 128 - self.narrow(ScalarValue(self.builder, zeros))
         drop = self.at_least_0(self.greater(length - (_MANTISSA + 1), _LEAST - unit))
@@ -105,7 +105,7 @@ class _Fma64:
         return ScalarValue(self.builder, self.builder.bitcast(raised.raw, F64))
 
     def shifted_right(self, value: ScalarValue, by: ScalarValue) -> ScalarValue:
-        """Shift; the last bit is 1 if any that left was."""
+        """Shift right; the last bit is 1 if any bit that was shifted out is."""
         amount = self.wide(self.select(by < 127, by, ScalarValue(self.builder, i64(127))))
         kept = value >> amount
         lost = ((kept << amount) != value).raw

@@ -25,7 +25,7 @@ def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
 
 
 def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Return (quadrant, sin r, cos r) with ``x = quadrant * pi/2 + r`` for ``|x| < LARGE_ANGLE``; else any numbers."""
+    """Return (quadrant, sin r, cos r) with ``x = quadrant * pi/2 + r``; arbitrary for ``|x| >= LARGE_ANGLE``."""
     n = m.rint(x * 0.63661977236758134308)
     r = m.fma(n, m.const(-1.57079632679489655800e00), x)
     r = m.fma(n, m.const(-6.12323399573676603587e-17), r)
@@ -46,14 +46,14 @@ def _turned_sine(m: Any, x: Any, turns: int) -> Any:
 @function(f32=1, f64=2)
 @in_wide
 def sin(m: Any, x: Any) -> Any:
-    """Reduction by multiples of pi/2, fdlibm's polynomials."""
+    """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return m.select(x == 0.0, x, _turned_sine(m, x, 0))
 
 
 @function(f32=1, f64=2)
 @in_wide
 def cos(m: Any, x: Any) -> Any:
-    """Reduction by multiples of pi/2, fdlibm's polynomials."""
+    """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return _turned_sine(m, x, 1)
 
 
@@ -85,7 +85,7 @@ ATAN_UPPER = 0.66
 @with_sign_of_first
 @in_wide
 def atan2(m: Any, y: Any, x: Any) -> Any:
-    """The angle of the smaller over the larger side, then the octant."""
+    """The angle of the smaller over the larger side, moved to its octant."""
     a, b = m.abs(x), m.abs(y)
     swap = b > a
     small, large = m.select(swap, a, b), m.select(swap, b, a)
