@@ -1,8 +1,9 @@
-"""What instructions mean: a block of threads, its shared memory and its barriers, in Python and NumPy.
+"""Simulator of a CUDA thread block in Python and NumPy: it defines the meaning of instructions.
 
-:func:`run` calls a kernel's Python once for each thread, all threads of a block at a time. An instruction that touches
-more than its operands finds the block in :func:`here`. Copies and products are done when they are begun, which is one
-of the orders that the machine may take.
+It has the block's shared memory and barriers. :func:`run` calls a kernel's Python code once for each thread; all
+threads
+of a block run concurrently. An instruction that accesses more than its operands finds the block by :func:`here`.
+Asynchronous copies and products complete when they are issued, which is one of the orders that the hardware may choose.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HERE = threading.local()
 
 
 class PhaseBarrier:
-    """A barrier whose phase ends after so many arrivals, and when all bytes that were announced have come."""
+    """A barrier (mbarrier) whose phase ends after a number of arrivals, and when all expected bytes have arrived."""
 
     def __init__(self, arrivals: int) -> None:
         self._arrivals = self._left = arrivals
@@ -36,7 +37,7 @@ class PhaseBarrier:
         self._changed = threading.Condition()
 
     def change(self, arrivals: int, size: int) -> None:
-        """Let ``arrivals`` threads arrive, and ``size`` bytes be awaited; less than 0 of those have come."""
+        """Count ``arrivals`` threads, and add ``size`` expected bytes; a negative size: bytes have arrived."""
         with self._changed:
             self._left -= arrivals
             self._bytes += size
@@ -52,7 +53,7 @@ class PhaseBarrier:
         self.wait(parity)
 
     def wait(self, parity: int) -> None:
-        """Wait for the end of the phase that has this parity; of the one before the first, if it is 1."""
+        """Wait until the phase with this parity has ended; parity 1 of a new barrier has ended already."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._phase % 2 != parity, PATIENCE_SECONDS):
                 raise TimeoutError(f"a thread waits for ever for phase {self._phase}")
@@ -60,13 +61,13 @@ class PhaseBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What a tensor map says: an array in memory, and the box that is copied of its last two dimensions."""
+    """The contents of a tensor map: an array in memory, and the box that is copied of its last two dimensions."""
 
     elements: np.ndarray
     box: tuple[int, int]
 
     def part(self, column: int, row: int, *others: int) -> np.ndarray:
-        """Return the elements of the box at ``column`` and ``row``; 0 outside of the array."""
+        """Return the box at ``column`` and ``row``; elements outside of the array are 0."""
         width, height = self.box
         found = np.zeros((height, width), self.elements.dtype)
         inside = self.elements[(*reversed(others),)][row : row + height, column : column + width]
@@ -76,7 +77,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """What a tensor map by windows says: images, the box, its corners and the steps of its pixels, innermost first."""
+    """The contents of an im2col tensor map: images, the box, and bounds and strides of its pixels, innermost first."""
 
     elements: np.ndarray
     box: tuple[int, int]
@@ -85,7 +86,7 @@ class Patches:
     strides: tuple[int, ...]
 
     def part(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
-        """Return the channels from ``place[0]`` on of the pixels from the others on; 0 outside of the array."""
+        """Return the channels from ``place[0]`` on of the pixels from ``place[1:]`` on; 0 outside of the array."""
         channels, pixels = self.box
         first, *at = map(int, place)
         *extents, width = self.elements.shape[1:]
@@ -109,7 +110,7 @@ class Patches:
 
 
 class Cluster:
-    """Blocks that run at a time and read each other's memory.
+    """Blocks that run concurrently and access each other's shared memory.
 
     Attributes
     ----------
@@ -125,7 +126,7 @@ class Cluster:
         self._together.wait()
 
     def abort(self) -> None:
-        """Let no thread wait any more."""
+        """Wake all waiting threads with an error."""
         self._together.abort()
         for block in self.blocks:
             block.abort()
@@ -137,19 +138,19 @@ class ThreadBlock:
     Attributes
     ----------
     number : int
-        Of the block.
+        Number of the block.
     memory : numpy.ndarray
         Its shared memory, as bytes.
     barriers : dict
-        By address.
+        Barriers in shared memory, by address.
     named : dict
-        The barriers that have numbers and not addresses.
+        Barriers with a number instead of an address.
     functions : mapping of str to callable
-        What kernels call that is emitted from the loop IR.
+        The device functions that are emitted from the loop IR.
     cluster : Cluster
-        The blocks that read each other's memory.
+        The blocks that access each other's memory.
     rank : int
-        The number of the block among them.
+        The number of the block in its cluster.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class ThreadBlock:
         self.number, self.functions = number, functions
         self.cluster, self.rank = cluster, len(cluster.blocks)
         cluster.blocks.append(self)
-        self.memory = np.full(shared, 0xFF, np.uint8)  # NaN in every float dtype: nothing else shows in a sum
+        self.memory = np.full(shared, 0xFF, np.uint8)  # NaN in every float dtype: uninitialized elements show
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
         self.named: dict[int, PhaseBarrier] = {}
@@ -172,9 +173,11 @@ class ThreadBlock:
 
     @contextmanager
     def warpgroup(self) -> Iterator[Callable[[Hashable, Callable[[], Any]], Any]]:
-        """Do something together with the other threads of the calling one's warpgroup.
+        """Synchronize the threads of the calling thread's warpgroup before and after the context.
 
-        What is given returns what a function computes, which is called by one of the threads that give the same key.
+        The context yields a function of a key and a computation. Only one of the threads with the same key runs the
+        computation;
+        all of them get its result.
         """
         group = _HERE.thread // 128
         meeting = self._groups[128][group]
@@ -191,7 +194,7 @@ class ThreadBlock:
             return known[key]
 
     def exchange(self, value: Any, count: int = WARP) -> list[Any]:
-        """Return what each thread of the calling one's warp, or of its warpgroup of 128, has for ``value``."""
+        """Return ``value`` of each thread of the calling thread's warp, or of its warpgroup of 128."""
         meeting, first = self._groups[count][_HERE.thread // count], _HERE.thread // count * count
         self._registers[_HERE.thread] = value
         meeting.wait()
@@ -200,27 +203,27 @@ class ThreadBlock:
         return found
 
     def barrier(self, number: int, threads: int) -> PhaseBarrier:
-        """Return the barrier that has a number, and waits for so many threads."""
+        """Return the barrier with a number; its phase ends after ``threads`` arrivals."""
         return self.named.setdefault(number, PhaseBarrier(threads))
 
     def abort(self) -> None:
-        """Let no thread wait any more."""
+        """Wake all waiting threads with an error."""
         for barrier in (self.together, *self._groups[WARP], *self._groups[128]):
             barrier.abort()
 
 
 def here() -> Any:
-    """Return the calling thread's ``block`` and its number in it, ``thread``."""
+    """Return the calling thread's ``block``, and its number ``thread`` in the block."""
     return _HERE
 
 
 def swizzled(row: Any, byte: Any) -> Any:
-    """Return where a byte of a row of 128 is, in a tile whose pieces of 16 bytes are swizzled."""
+    """Return the offset of a byte of a 128-byte row in a tile with the 128-byte swizzle."""
     return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15)
 
 
 class _Cuda:
-    """What kernels use of ``numba.cuda``."""
+    """The part of ``numba.cuda`` that kernels use."""
 
     def __init__(self, blocks: int, threads: int) -> None:
         self.gridDim, self.blockDim = SimpleNamespace(x=blocks), SimpleNamespace(x=threads)
@@ -248,22 +251,22 @@ def run(
     module: ModuleType, make: Callable[[], Callable[..., None]], blocks: int, threads: int, shared: int,
     arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]], cluster: int = 1,
 ) -> None:  # fmt: skip
-    """Run a kernel, one cluster of blocks after the other.
+    """Run a kernel in the simulator, one cluster of blocks after the other.
 
     Parameters
     ----------
     module : module
-        Where the kernel is written: its ``cuda`` is replaced.
+        The module of the kernel; its ``cuda`` is replaced.
     make : callable
         Returns the kernel.
     blocks, threads, shared : int
-        Of the launch, as :class:`aotc.vmfb.devices.cuda.launch.LaunchShape` has them.
+        Launch parameters, as in :class:`aotc.vmfb.devices.cuda.launch.LaunchShape`.
     arguments : sequence
-        Of the kernel; in the place of tensor maps there are :class:`Array`.
+        Arguments of the kernel, with :class:`Array` (or :class:`Patches`) in place of tensor maps.
     functions : mapping of str to callable
         See :class:`ThreadBlock`.
     cluster : int
-        So many blocks run at a time.
+        Blocks of a cluster.
     """
     with _replaced(module, _Cuda(blocks, threads)):
         kernel = make()
@@ -282,7 +285,7 @@ def _run_cluster(kernel: Callable[..., None], together: Cluster, threads: int, a
         try:
             with np.errstate(over="ignore"):
                 kernel(*arguments)
-        except BaseException as error:  # the caller raises it: threads have no other way
+        except BaseException as error:  # handed to the caller, which raises it
             errors.append(error)
             together.abort()
 

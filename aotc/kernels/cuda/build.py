@@ -1,4 +1,4 @@
-"""Kernels to images: what the pipeline asks of the CUDA back end."""
+"""Interface of the CUDA back end: kernels to images."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from aotc.vmfb.host.install import install_command
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """What the bundle says about one kernel.
+    """The manifest's facts about a kernel.
 
     Attributes
     ----------
     name, symbol : str
-        For people, and in its image.
+        Its name for people, and its symbol in the image.
     image : tuple of (int, int)
         First byte and size of its cubin or PTX in the segment.
     threads : int
-        Of a block.
+        Threads of a block.
     items : int
-        How many items of the grid a block runs.
+        Items of the grid that a block runs.
     interface : mapping
-        What it touches.
+        The arrays that it accesses.
     flops, bytes : Dim
         Work of the whole grid.
     resources : mapping of str to int
-        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says, and how many ``blocks`` a
-        multiprocessor holds.
+        Resources of a cubin, as in :class:`aotc.kernels.cuda.image.Image`, and the ``blocks`` that fit a
+        multiprocessor.
     launch : mapping
-        How it is launched, if it asks for more shared memory or is made by a template: see
+        Launch parameters of a kernel with dynamic shared memory or from a template: see
         :mod:`aotc.vmfb.devices.cuda.launch`.
     """
 
@@ -81,16 +81,16 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """All images one after the other, then what seals them, and the kernels in them.
+    """All images one after the other, followed by their seal, and the kernels in them.
 
     Attributes
     ----------
     data : bytes
         The segment.
     kernels : tuple of CudaKernel
-        In the order in which they were given.
+        In the order of the input.
     driver : tuple of int
-        The oldest CUDA whose driver compiles the images, if they are PTX: (13, 0).
+        The oldest CUDA version whose driver compiles the images, if they are PTX: (13, 0).
     """
 
     data: bytes
@@ -98,21 +98,21 @@ class Images:
     driver: tuple[int, ...] = ()
 
     def entry(self, segment: int) -> dict[str, Any]:
-        """Return the manifest's entry for the kernels in segment number ``segment``."""
+        """Return the manifest's entry of the kernels in segment number ``segment``."""
         return {"ptx": segment, "driver": list(self.driver)} if self.driver else {"cubin": segment}
 
 
 def build_images(
     kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None
 ) -> Images:
-    """Compile ``kernels``; those that the cache holds are not compiled again.
+    """Compile ``kernels``; those in the cache are not compiled again.
 
-    ``described`` is what the manifest says of the variant besides its kernels; the images are sealed with all of it.
+    ``described`` is the manifest of the variant without its kernels; the images are sealed with all of it.
 
     Raises
     ------
     CompileError
-        If a package of NVIDIA's that makes machine code is not installed.
+        If one of NVIDIA's compiler packages is not installed.
     """
     _need_packages(target)
     symbols, named = name_kernels(kernels, [target] * len(kernels))
@@ -134,7 +134,7 @@ def build_images(
 
 
 def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
-    """Return the threads of a block, how many items of the grid it runs, and what the manifest says of the launch."""
+    """Return the threads of a block, the items of the grid that it runs, and the manifest's launch parameters."""
     if kernel.tiling is not None:
         threads, entry = template_launch(kernel)
         return threads, 1, entry
@@ -146,7 +146,7 @@ def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]
 
 
 def _need_packages(target: Target) -> None:
-    """Refuse to begin without what :mod:`aotc.kernels.cuda.compile` needs in another process."""
+    """Raise an error if packages are missing that :mod:`aotc.kernels.cuda.compile` needs in another process."""
     try:
         from cuda.bindings import nvjitlink, nvvm
 

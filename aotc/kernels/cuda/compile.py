@@ -1,7 +1,7 @@
-"""One loop-IR kernel to an image: numba.cuda's shell, our body, libNVVM, nvJitLink. No GPU is needed.
+"""Compile one loop-IR kernel to an image: numba.cuda's shell, our body, libNVVM, nvJitLink. No GPU is needed.
 
-As on the CPU, the shell is Python compiled by Numba and the body is emitted from the loop IR. libNVVM makes LTO-IR of
-both, which nvJitLink compiles as one program; for a GPU that nobody named it makes PTX, which its driver compiles.
+As on the CPU, the shell is Python compiled by Numba, and the body is emitted from the loop IR. libNVVM compiles both to
+LTO-IR, which nvJitLink compiles as one program. For a portable target libNVVM generates PTX, which the driver compiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def body_text(kernel: Kernel, target: Target) -> str:
 
 
 def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
-    """Return the modules of ``kernel``; the entry has the kernel's name."""
+    """Return the modules of ``kernel``; the entry point has the kernel's name."""
     if kernel.tiling is not None:
         texts, functions = template_texts(kernel, target)
         return [*texts, functions_text(functions, kernel, target)]
@@ -46,17 +46,17 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
 
 
 def ptx(kernel: Kernel, target: Target) -> str:
-    """Return the PTX of ``kernel``: to be read, or for a driver to compile."""
+    """Return the PTX of ``kernel``, to be read or to be compiled by a driver."""
     return nvvm.ptx(kernel_texts(kernel, target), target.cpu)
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
-    """Return what the driver loads for ``kernel``."""
+    """Return the image of ``kernel``, as the driver loads it."""
     return image_of(kernel_texts(kernel, target), kernel.name, target)
 
 
 def image_of(texts: Sequence[str], symbol: str, target: Target) -> Image:
-    """Return what the driver loads for modules that are one, with the kernel ``symbol``."""
+    """Return the image of modules that form one program, with the kernel ``symbol``."""
     if target.portable:
         return Image(nvvm.ptx(texts, target.cpu).encode() + b"\0")
     return link(nvvm.ltoir(texts, target.cpu), target.cpu, symbol)

@@ -1,6 +1,6 @@
-"""Expressions of the loop IR as device functions, which templates call: the epilogue of a product, its sizes.
+"""Expressions of the loop IR as device functions that templates call, such as epilogues and sizes.
 
-A function has the parameters of its kernel, a pointer to each buffer and each dim, and then its own.
+A function has the parameters of its kernel (a pointer to each buffer, then each dim), followed by its own.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from aotc.vmfb.dtypes import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A value of the loop IR that depends on a kernel's buffers and dims, and on parameters.
+    """A loop-IR value that depends on a kernel's buffers and dims, and on parameters.
 
     Attributes
     ----------
     name : str
-        As templates call it.
+        The name by which templates call it.
     parameters : tuple of (str, str)
-        Name and dtype of each; integers may stand in indices.
+        Name and dtype of each; integers may occur in indices.
     value : Scalar
-        What it returns, in a register of its dtype.
+        The result, in a register of its dtype.
     body : tuple of Stmt
-        What is done before.
+        Statements before the result.
     vectors : tuple of (str, str, int)
-        Parameters that come after the others: name, dtype and count of registers, which are loaded as elements of a
-        buffer of that name.
+        Parameters after the others: name, dtype and count of registers. Loads from a buffer of that name read them.
     """
 
     name: str
@@ -50,28 +49,28 @@ class DeviceFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """The registers of its own parameters."""
+        """Register types of its own parameters."""
         vectors = [register_type(dtype) for _, dtype, count in self.vectors for _ in range(count)]
         return [*(register_type(dtype) for _, dtype in self.parameters), *vectors]
 
     @property
     def result(self) -> ir.Type:
-        """The register of its value."""
+        """Register type of its value."""
         return register_type(self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFunction:
-    """Elements of buffers, side by side where the index called ``lane`` makes them so, or what is computed of them.
+    """A function that loads or computes several values for consecutive lanes; contiguous loads become vector loads.
 
     Attributes
     ----------
     name, parameters
-        As :class:`DeviceFunction` has them.
+        As in :class:`DeviceFunction`.
     loads : tuple of (Scalar, int)
-        What it returns, one after the other: each for so many lanes.
+        The results, one after the other: each for a number of lanes.
     lane : str
-        What the lane is called in their indices.
+        The name of the lane in their indices.
     """
 
     name: str
@@ -81,27 +80,27 @@ class LoadFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """The registers of its own parameters."""
+        """Register types of its own parameters."""
         return [register_type(dtype) for _, dtype in self.parameters]
 
     @property
     def result(self) -> ir.Type:
-        """The registers of what it loads."""
+        """Register types of the results."""
         return held_type((load.dtype, count) for load, count in self.loads)
 
 
 def held_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
-    """Return the type of so many registers of each dtype, one after the other."""
+    """Return the struct type with ``count`` registers of each dtype, one after the other."""
     return ir.LiteralStructType([register_type(dtype) for dtype, count in held for _ in range(count)])
 
 
 class _FunctionEmitter(CudaEmitter):
     """Emits a value in place of a kernel's statements."""
 
-    _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never changed
+    _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never mutated
 
     def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
-        """Return the register of the function's value, or of all values."""
+        """Return the register of the function's value, or the struct of all values."""
         self._parts, self._count, self._inside = set(), 0, False
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
         given = iter(self.bind_kernel())
@@ -122,7 +121,7 @@ class _FunctionEmitter(CudaEmitter):
         return super()._node(node, done)
 
     def _loaded(self, function: LoadFunction) -> ir.Value:
-        """Load all, and return them as one structure."""
+        """Emit all loads, and return them as a struct."""
         found: ir.Value = ir.Constant(function.result, ir.Undefined)
         place = 0
         for load, count in function.loads:
@@ -145,7 +144,7 @@ class _FunctionEmitter(CudaEmitter):
 
 
 def functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
-    """Return the IR of functions that belong to ``kernel``."""
+    """Return the IR of device functions that belong to ``kernel``."""
     module = KernelModule(kernel.name, target)
     for function in functions:
         kind = ir.FunctionType(function.result, [*CudaEmitter.parameters(kernel)[:-1], *function.types])

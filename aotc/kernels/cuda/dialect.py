@@ -1,14 +1,14 @@
-"""LLVM IR as libNVVM reads it, made of the modules that kernels are emitted to.
+"""Convert emitted LLVM modules to the dialect of libNVVM.
 
-For GPUs before compute capability 10 libNVVM is an LLVM 7: a pointer says what it points to, a negation is a
-subtraction, and intrinsics that came later are functions like any other. Newer GPUs read the same text. ::
+For GPUs before compute capability 10, libNVVM is based on LLVM 7: pointers are typed, there is no ``fneg``, and later
+intrinsics do not exist. Newer GPUs accept the same text. ::
 
     %y = load float, ptr %x      ->  %p = bitcast i8* %x to float*
                                      %y = load float, float* %p
     %z = fneg float %y           ->  %z = fsub float -0.0, %y
 
-Halves are converted by intrinsics: its optimizer ends with "unsupported operation" where it has unrolled loops over
-an array of halves of a thread's own, whose elements are bit casts of integers.
+Halves are converted by intrinsics. With bit casts of integers, the optimizer of libNVVM fails with "unsupported
+operation" after it has unrolled loops over a thread-local array of halves.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DATA_LAYOUT = (
 )
 IR_VERSION = (2, 0, 3, 2)
 BYTES = ir.IntType(8).as_pointer()
-"""What stands for a pointer to anything."""
+"""The type that replaces opaque pointers."""
 
 
 def nvvm_text(module: ir.Module) -> str:
-    """Return ``module`` in libNVVM's dialect; the module itself is changed, and of no more use."""
+    """Return ``module`` in libNVVM's dialect; the module is modified and must not be used again."""
     module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
     for function in list(module.functions):
         if function.is_declaration:
@@ -53,7 +53,7 @@ def _typed(kind: ir.Type) -> ir.Type:
 
 
 def _retype(function: ir.Function) -> None:
-    """Give everything in ``function`` that is a pointer the type of a pointer to something."""
+    """Replace all opaque pointer types in ``function`` by typed pointers."""
     kind = function.ftype
     function.ftype = ir.FunctionType(_typed(kind.return_type), [_typed(a) for a in kind.args], kind.var_arg)
     function.type = function.ftype.as_pointer()
@@ -74,7 +74,7 @@ def _retype(function: ir.Function) -> None:
 
 
 def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
-    """Return the call that makes an f32 of a half's bits, or bits of an f32."""
+    """Return the call that converts the bits of a half to f32, or f32 to the bits of a half."""
     name, result = ("from", F32) if value.type == I16 else ("to", I16)
     name = f"llvm.convert.{name}.fp16.f32"
     function = declare(block.module, name, ir.FunctionType(result, [value.type]))

@@ -1,9 +1,8 @@
-"""What the loop IR means on a GPU, where it differs from a CPU: threads, shared memory, barriers.
+"""Emission of the loop IR on a GPU, where it differs from a CPU: threads, shared memory, barriers.
 
-A kernel has one of two shapes. Flat: one thread runs one item of the grid. Block:
-if the body has loops of kind ``thread``, a block of threads runs one item; all
-statements outside of those loops are run by every thread. One with barriers of the
-whole grid has one item, which all blocks run, sharing loops of kind ``blocks``.
+A kernel has one of two shapes. Flat: one thread runs one item of the grid. Block: if the body has loops of kind
+``thread``, a block of threads runs one item, and all threads run the statements outside of those loops. A kernel with
+barriers of the whole grid has one item, which all blocks run together: they share loops of kind ``blocks``.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 
 def block_threads(kernel: Kernel) -> int:
-    """Return the threads of a block that runs one item together, or 0 if a thread runs one alone.
+    """Return the threads of a block that runs one item together, or 0 if each thread runs an item by itself.
 
     Raises
     ------
     InternalError
-        If no loop over threads says how many there are.
+        If no loop over threads determines their number.
     """
     count = thread_count(kernel)
     if not count and any(isinstance(s, For) and s.kind == "thread" for s in walk(kernel.body)):
@@ -56,9 +55,8 @@ def block_threads(kernel: Kernel) -> int:
 class CudaEmitter(LanesEmitter):
     """Emits a kernel's body for a thread of the GPU: ``void body(ptr of each buffer, i64 of each dim, i64 item)``.
 
-    A private buffer made outside of the loops over threads whose first dim counts
-    the threads is one array a thread: thread t touches only ``[t, ...]``, so its
-    part can live in registers from one such loop to the next.
+    A private buffer that is allocated outside of the loops over threads, and whose first dim counts the threads, is one
+    array for each thread: thread t accesses only ``[t, ...]``. So its part can stay in registers between such loops.
     """
 
     @staticmethod
@@ -68,7 +66,7 @@ class CudaEmitter(LanesEmitter):
 
     @staticmethod
     def indices(builder: ir.IRBuilder) -> NarrowIndices:
-        """Return what emits index expressions."""
+        """Return the emitter of index expressions."""
         return NarrowIndices(builder)
 
     def emit(self) -> None:
@@ -82,7 +80,7 @@ class CudaEmitter(LanesEmitter):
         return item
 
     def bind_kernel(self) -> list[ir.Value]:
-        """Give the kernel's buffers and dims their values, and return the parameters that come after them."""
+        """Bind the kernel's buffers and dims to parameters, and return the remaining parameters."""
         arguments = iter(self.builder.function.args)
         for buffer in (*self.kernel.inputs, *self.kernel.outputs):
             self._pointers[buffer.name] = next(arguments)
@@ -120,14 +118,14 @@ class CudaEmitter(LanesEmitter):
                 super()._statement(stmt)
 
     def _atomic(self, stmt: Store) -> None:
-        """Combine a value with an element in one step; in what order others do it changes no integer."""
+        """Combine a value with an element atomically; for integers the order of updates does not matter."""
         unsigned = kind_of(stmt.buffer.dtype) == "u"
         operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
         value = self.scalar(stmt.value)
         self.builder.atomic_rmw(operation, self._element(stmt.buffer, stmt.index), value, "monotonic")
 
     def _threads(self, loop: For) -> None:
-        """Run the iterations of a loop on the threads of the block: there are at most as many."""
+        """Run the iterations of a loop on the threads of the block; there are at most as many iterations."""
         builder = self.builder
         thread = special(builder, "tid.x")
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
@@ -147,7 +145,7 @@ class CudaEmitter(LanesEmitter):
         builder.position_at_end(after)
 
     def _blocks(self, loop: For) -> None:
-        """Run every so many iterations of a loop in each block of the launch."""
+        """Distribute the iterations of a loop round-robin to the blocks of the launch."""
         builder = self.builder
         own, count = (builder.zext(special(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
         begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
@@ -157,7 +155,7 @@ class CudaEmitter(LanesEmitter):
         self._turns(loop, (begin, end, count), body, after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
-        """Move a number from each thread to another; a complex one has two parts."""
+        """Exchange a number between threads; a complex number has two parts."""
         kind, builder = memory_type(to.dtype), self.builder
         old, new = self._pointers[source.name], self._pointers[to.name]
         for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
@@ -166,7 +164,7 @@ class CudaEmitter(LanesEmitter):
             builder.store(exchanged(builder, builder.load(at[0], typ=kind), mask), at[1])
 
     def _alloc(self, buffer: Buffer) -> None:
-        """Make memory of a thread (scratch too: a thread is its own worker) or of its block."""
+        """Allocate memory of a thread (scratch too: each thread is its own worker) or of its block."""
         if buffer.space == "shared":
             self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
             return
@@ -179,12 +177,12 @@ class CudaEmitter(LanesEmitter):
         with self.builder.goto_entry_block():
             local = self.builder.alloca(shape, name=buffer.name)
             local.align = size_of(buffer.dtype)
-            local.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+            local.type = PTR  # llvmlite's pointer is typed: it rejects stores of floats
         self._pointers[buffer.name] = local
 
 
 class NarrowIndices(Indices):
-    """Divides in 32 bits what is proven to fit."""
+    """Divides in 32 bits if the operands provably fit."""
 
     def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
         if not (_is_narrow(atom.a) and _is_narrow(atom.b)):

@@ -1,4 +1,4 @@
-"""How large the blocks of threads are whose threads run an item each."""
+"""Block sizes of flat kernels: each thread runs one item of the grid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flat_threads(kernel: Kernel) -> int:
 
 
 def _gathers_from_rows(kernel: Kernel) -> bool:
-    """Do items read anywhere in a row that the first-level cache holds, and neighbouring ones in the same?"""
+    """Do items read at random positions of a row that fits the first-level cache, neighbours in the same row?"""
     statements = list(walk(kernel.body))
     named = {s.var.name for s in statements if isinstance(s, Let)}
     loads = (x for s in statements for x in leaves(operands(s)) if isinstance(x, Load) and len(x.index) > 1)
@@ -51,7 +51,7 @@ def _gathers_from_rows(kernel: Kernel) -> bool:
 
 
 def _is_anywhere(load: Load, named: Set[str]) -> bool:
-    """Is the last index alone something that the kernel has read or computed?"""
+    """Does only the last index depend on a value that the kernel has loaded or computed?"""
     *rows, last = ({s.name for s in symbols(i)} & named for i in load.index)
     return bool(last) and not any(rows)
 

@@ -1,7 +1,7 @@
 """Numba's front end for CUDA: Python functions to LLVM IR in libNVVM's dialect, without a GPU and without its back end.
 
-``cuda.compile`` would go on to PTX or LTO-IR, but lets libNVVM fuse every product with every sum, and loads NVRTC to
-look up the name of an architecture.
+``cuda.compile`` would continue to PTX or LTO-IR. But it lets libNVVM contract every multiplication and addition, and
+loads NVRTC to look up the name of an architecture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llvmlite.ir.instructions import InsertValue
 
 from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
 
-if not hasattr(np, "row_stack"):  # NumPy 2.5 has dropped a name that numba-cuda registers
+if not hasattr(np, "row_stack"):  # NumPy 2.5 removed a name that numba-cuda registers
     np.row_stack = np.vstack
 
 from numba.cuda import types
@@ -24,9 +24,9 @@ from numba.cuda.compiler import compile_cuda, kernel_fixup
 from numba.cuda.cudadrv.nvvm import set_launch_bounds
 
 ENTRY = "aotc_kernel"
-"""What a kernel is called in its IR, until it gets the name that it has in the cubin."""
-_FRONT = (8, 0)  # the compute capability that Numba types for: nothing that kernels use differs for another
-_BY_VALUE = re.compile(r"byval\([^)]*\)")  # LLVM 7 says of what by the pointer's type
+"""Name of a kernel in its IR, which is replaced by its name in the cubin."""
+_FRONT = (8, 0)  # the compute capability that Numba types for; kernels use nothing that depends on it
+_BY_VALUE = re.compile(r"byval\([^)]*\)")  # in LLVM 7 the pointer's type has the operand
 _ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
 
 
@@ -36,13 +36,13 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
     Parameters
     ----------
     function : callable
-        Python as numba.cuda compiles it.
+        Python function for numba.cuda.
     arguments : sequence of numba.cuda.types.Type
-        Of its parameters; a tuple is as many parameters as it has elements.
+        Types of its parameters; a tuple stands for as many parameters as it has elements.
     threads : int
-        The most that a block has.
+        Upper bound of the threads of a block.
     maps : int
-        So many of the first parameters are tensor maps: pointers to what is passed itself.
+        How many of the first parameters are tensor maps, which are passed by value.
     """
     compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
     name = compiled.fndesc.llvm_func_name
@@ -56,7 +56,7 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
 
 
 def _pass_by_value(kernel: ir.Function, maps: int) -> None:
-    """Make tensor maps of the first pointers, which come after where Numba puts a function's result."""
+    """Turn the first pointers into tensor maps, passed by value; Numba's result pointer precedes them."""
     entry = kernel.entry_basic_block
     builder = ir.IRBuilder(entry)
     builder.position_at_start(entry)
@@ -66,7 +66,7 @@ def _pass_by_value(kernel: ir.Function, maps: int) -> None:
         whole.attributes.add("byval")
         whole.attributes.align = MAP_ALIGNMENT
         cast = builder.bitcast(whole, argument.type)
-        for use in entry.instructions:  # Numba makes the tuple of them there
+        for use in entry.instructions:  # Numba builds their tuple in the entry block
             if isinstance(use, InsertValue) and use.value is argument:
                 use.value = cast
     kernel.args = (result, *given)
@@ -75,7 +75,7 @@ def _pass_by_value(kernel: ir.Function, maps: int) -> None:
 
 
 def _leave_in_place(kernel: ir.Function, maps: int) -> None:
-    """Let the kernel read its tensor maps where the driver has put them, and not copy them to each thread's memory."""
+    """Let the kernel read its tensor maps in constant memory, instead of copying them to each thread's memory."""
     if maps:
         numbers = [ir.Constant(ir.IntType(32), n + 1) for n in range(maps)]
         constant = kernel.module.add_metadata([kernel, "grid_constant", kernel.module.add_metadata(numbers)])

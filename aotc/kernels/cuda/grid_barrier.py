@@ -1,7 +1,8 @@
-"""All blocks of a launch wait for each other: they count themselves in a word of memory; the last one turns its bit.
+"""Barrier of all blocks of a launch: the blocks count themselves in a word of memory.
 
-They must all run at once, which a cooperative launch is for. The first block adds what the others leave of the highest
-bit, so that the sum of all is that bit alone, and the word is ready for the next time.
+The last block flips the word's top bit. All blocks must run concurrently, which a cooperative launch guarantees. The
+first block adds the top bit minus the increments of all others, so that the total is the top bit alone, and the word is
+ready for the next barrier.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def special(builder: ir.IRBuilder, name: str) -> ir.Value:
 
 
 def meet_all(builder: ir.IRBuilder, counter: ir.Value) -> None:
-    """Wait for all threads of all blocks, and see what they wrote; ``counter`` is the address of the word."""
+    """Wait for all threads of all blocks, and make their writes visible; ``counter`` is the address of the word."""
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
     one, turned, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
     builder.cbranch(builder.icmp_unsigned("==", special(builder, "tid.x"), i32(0)), one, met)

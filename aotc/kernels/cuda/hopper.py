@@ -1,8 +1,9 @@
-"""Instructions of Hopper: barriers that count bytes, copies of tiles by the tensor memory accelerator, warpgroups.
+"""Instructions of Hopper: transaction barriers, tile copies by the tensor memory accelerator, and warpgroups.
 
-Shared memory is named by 32-bit addresses, a barrier by that of its 8 bytes. What they mean is said for the machine of
-:mod:`aotc.kernels.cuda.block`, where everything is done when it is begun, so that fences and waits for what was begun
-do nothing.
+Addresses in shared memory have 32 bits; a barrier is the address of its 8 bytes. The meaning of the instructions is
+defined for the simulator of :mod:`aotc.kernels.cuda.block`, where everything completes when it is issued. So fences,
+and
+waits for issued operations, do nothing there.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted, ptx
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
 def barrier_init(barrier, arrivals):
-    """Make a barrier whose phase ends with so many arrivals."""
+    """Create a barrier whose phase ends after ``arrivals`` arrivals."""
     here().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
 
 
 @ptx("fence.mbarrier_init.release.cluster;", NOTHING)
 def barriers_made():
-    """Let the tensor memory accelerator see the barriers that this thread made."""
+    """Make this thread's new barriers visible to the tensor memory accelerator."""
 
 
 @ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", NOTHING, I32, I32)
 def barrier_expect(barrier, size):
-    """Arrive; the phase ends after so many bytes were copied, too."""
+    """Arrive; the phase then also waits for ``size`` copied bytes."""
     here().block.barriers[int(barrier)].change(1, int(size))
 
 
@@ -45,29 +46,29 @@ def barrier_arrive(barrier):
     NOTHING, I32, I32,
 )  # fmt: skip
 def barrier_wait(barrier, parity):
-    """Wait for the end of a phase: the first has parity 0, the next 1, the one after that 0."""
+    """Wait for the end of a phase; parities of phases alternate, starting with 0."""
     here().block.barriers[int(barrier)].wait(int(parity))
 
 
 @ptx("fence.proxy.async.shared::cta;", NOTHING)
 def writes_shown():
-    """Let the tensor memory accelerator see what this thread wrote to shared memory."""
+    """Make this thread's writes to shared memory visible to the tensor memory accelerator."""
 
 
 @ptx("bar.sync $0, $1;", NOTHING, I32, I32)
 def group_wait(number, threads):
-    """Arrive at a barrier that has a number, and wait until so many threads have."""
+    """Arrive at a named barrier, and wait for all of its threads."""
     here().block.barrier(int(number), int(threads)).meet()
 
 
 @ptx("bar.arrive $0, $1;", NOTHING, I32, I32)
 def group_arrive(number, threads):
-    """Arrive at a barrier that has a number, and do not wait."""
+    """Arrive at a named barrier without waiting."""
     here().block.barrier(int(number), int(threads)).change(1, 0)
 
 
 def _land(part: np.ndarray, to: int, barrier: int) -> None:
-    """Put what was copied into shared memory, swizzled, and tell who waits for it."""
+    """Store copied elements in shared memory, swizzled, and signal the barrier."""
     block = here().block
     rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
     block.memory[to + swizzled(rows, bytes_)] = part.view(np.uint8)
@@ -76,7 +77,7 @@ def _land(part: np.ndarray, to: int, barrier: int) -> None:
 
 @cache
 def copy_tile(rank: int):
-    """Return the instruction that begins to copy a box of an array of so many dimensions."""
+    """Return the instruction that starts to copy a box of an array with ``rank`` dimensions."""
     place = ", ".join(f"${n}" for n in range(3, 3 + rank))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -85,7 +86,7 @@ def copy_tile(rank: int):
 
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank)
     def copy(to, tensor_map, barrier, *place):
-        """Begin to copy the box at ``place``, the innermost coordinate first; what is outside of the array is 0."""
+        """Start to copy the box at ``place``, innermost coordinate first; elements outside of the array are 0."""
         _land(tensor_map.part(*map(int, place)), int(to), int(barrier))
 
     return copy
@@ -93,7 +94,7 @@ def copy_tile(rank: int):
 
 @cache
 def copy_patches(spatial: int):
-    """Return the instruction that begins to copy pixels of a convolution's input with so many spatial dims."""
+    """Return the instruction that starts an im2col copy of an input with ``spatial`` spatial dims."""
     rank = spatial + 2
     place = ", ".join(f"${n}" for n in range(3, 3 + rank))
     tap = ", ".join(f"${n}" for n in range(3 + rank, 3 + rank + spatial))
@@ -104,7 +105,7 @@ def copy_patches(spatial: int):
 
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank, *[I16] * spatial)
     def copy(to, tensor_map, barrier, *given):
-        """Begin to copy channels of pixels from the one on at a place, moved by a tap; 0 outside of the array."""
+        """Start to copy channels of consecutive pixels from ``place`` on, shifted by a tap; 0 outside of the array."""
         _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
 
     return copy
@@ -118,16 +119,16 @@ def cluster_rank():
 
 @ptx("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;", NOTHING)
 def cluster_meet():
-    """Wait for all threads of the cluster, and see what they wrote to shared memory."""
+    """Wait for all threads of the cluster, and make their writes to shared memory visible."""
     here().block.cluster.meet()
 
 
-_RANK_BITS = 24  # of an address, in Python: below them is the place in the memory of a block
+_RANK_BITS = 24  # rank bits of an address, in Python; the bits below are the offset in a block's memory
 
 
 @ptx("mapa.shared::cluster.u32 $0, $1, $2;", I32, I32, I32)
 def place_at(place, rank):
-    """Return where the memory of another block of the cluster has ``place``."""
+    """Return the address of ``place`` in the shared memory of another block of the cluster."""
     return int(place) | int(rank) << _RANK_BITS
 
 
@@ -138,23 +139,23 @@ def _generate_load_far(context, builder, signature, arguments):
 
 @emitted(lambda place: F32(I32), _generate_load_far)
 def load_far(place):
-    """Return an f32 in the memory of a block of the cluster."""
+    """Return an f32 from the shared memory of a block of the cluster."""
     block = here().block.cluster.blocks[int(place) >> _RANK_BITS]
     return block.memory.view(np.float32)[(int(place) & (1 << _RANK_BITS) - 1) // 4]
 
 
 @ptx("wgmma.fence.sync.aligned;", NOTHING)
 def products_fence():
-    """Let the products that follow use the registers that were written."""
+    """Make register writes visible to the products that follow."""
 
 
 @ptx("wgmma.commit_group.sync.aligned;", NOTHING)
 def products_commit():
-    """Make a group of the products that were begun."""
+    """Commit the issued products as a group."""
 
 
 def products_wait(left: int):
-    """Return the instruction that waits until at most ``left`` groups of products are not done."""
+    """Return the instruction that waits until at most ``left`` groups of products are in flight."""
 
     @ptx(f"wgmma.wait_group.sync.aligned {left};", NOTHING)
     def wait():
@@ -164,7 +165,7 @@ def products_wait(left: int):
 
 
 def registers(change: str, count: int):
-    """Return the instruction by which a warpgroup gives registers away (``dec``) or takes them (``inc``)."""
+    """Return the instruction by which a warpgroup releases registers (``dec``) or requests them (``inc``)."""
 
     @ptx(f"setmaxnreg.{change}.sync.aligned.u32 {count};", NOTHING)
     def change_registers():

@@ -1,4 +1,4 @@
-"""What a kernel compiles to: what the driver loads, and what the linker says of it."""
+"""Output of compiling a kernel: the image that the driver loads, and the linker's report."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import msgpack
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Machine code, or text that the driver compiles.
+    """Machine code, or PTX that the driver compiles.
 
     Attributes
     ----------
     data : bytes
-        A cubin, or PTX with a 0 at its end.
+        A cubin, or PTX with a trailing 0.
     resources : mapping of str to int
         Of a cubin: ``registers`` of a thread, ``shared`` bytes of a block, ``stack`` bytes of a thread, and the bytes
-        of registers that it ``spills`` there.
+        of
+        registers that it ``spills`` there.
     """
 
     data: bytes
     resources: Mapping[str, int] = field(default_factory=dict)
 
     def packed(self) -> bytes:
-        """Return all of it as bytes, which :func:`unpacked` reads."""
+        """Return the image as bytes for :func:`unpacked`."""
         return msgpack.packb(asdict(self))
 
 
 def unpacked(data: bytes) -> Image:
-    """Return what :meth:`Image.packed` made bytes of."""
+    """Return the image from the bytes of :meth:`Image.packed`."""
     return Image(**msgpack.unpackb(data))

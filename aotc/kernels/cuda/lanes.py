@@ -1,7 +1,7 @@
-"""Loops whose iterations a thread runs side by side, a statement for all of them before the next.
+"""Loops whose iterations a thread interleaves: each statement runs for all iterations before the next statement.
 
-So all loads come before all stores, which a GPU's compiler may not exchange, and are under way together. What the
-iterations load or store at neighbouring addresses is one access of up to 16 bytes::
+So all loads are issued before all stores, which a GPU compiler may not reorder, and overlap. Loads and stores of
+neighbouring addresses become one access of up to 16 bytes::
 
     for u in lanes(0, 4):                   v = load <4 x float> of x[4*i]
         y[4*i + u] = exp(x[4*i + u])   ->   w = exp of each
@@ -32,7 +32,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 @dataclass(slots=True)
 class LoopLane:
-    """One iteration: the value of the loop's variable, and what its statements have named."""
+    """One iteration: the value of the loop variable, and the scalars that its statements have defined."""
 
     number: int
     scalars: dict[str, Register] = field(default_factory=dict)
@@ -40,9 +40,9 @@ class LoopLane:
 
 
 class LanesEmitter(BodyEmitter):
-    """Emits loops of kind ``lanes`` that have no statements but definitions and stores; others are unrolled."""
+    """Emits loops of kind ``lanes`` whose statements are definitions and stores; others are unrolled."""
 
-    _held: dict[int, Register] = {}  # noqa: RUF012  # replaced, never changed: registers of scalars, by their identity
+    _held: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
@@ -94,7 +94,7 @@ class LanesEmitter(BodyEmitter):
     def _store_lanes(
         self, stmt: Store, var: str, lanes: Sequence[LoopLane], held: Sequence[dict[int, Register]], varying: set[str]
     ) -> None:
-        """Compute all values before the first is stored."""
+        """Compute all values before the first store."""
         values: list[Register] = []
         for lane, registers in zip(lanes, held, strict=True):
             self._enter(var, lane, registers)
@@ -119,7 +119,7 @@ class LanesEmitter(BodyEmitter):
         return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
 
     def _pair_up(self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]) -> None:
-        """Compute values of bf16 of two lanes at a time, and add them to what the lanes hold."""
+        """Compute bf16 values of two lanes at a time, and add them to the lanes' registers."""
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
@@ -135,7 +135,7 @@ class LanesEmitter(BodyEmitter):
     def _word(
         self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
     ) -> ir.Value:
-        """Return the register of what two lanes compute by ``node``."""
+        """Return the register that has ``node`` of two lanes."""
 
         def of_both(value: Scalar) -> list[Any]:
             found = []
@@ -153,14 +153,14 @@ class LanesEmitter(BodyEmitter):
     def _load_neighbours(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]
     ) -> list[dict[int, Register]]:
-        """Load what the lanes read side by side, and return the registers of each lane."""
+        """Load contiguous elements of several lanes by vector loads, and return the registers of each lane."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
         for load in leaves(operands(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
             flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})
             apart = list(dict.fromkeys(flats))
-            apart = apart if 1 < len(apart) < len(flats) else flats  # several lanes may read the same element
+            apart = apart if 1 < len(apart) < len(flats) else flats  # lanes that share an element read it once
             width = _width(load.buffer, apart)
             found: list[Register] = []
             for first in range(0, len(apart) if width else 0, width or 1):
@@ -181,7 +181,7 @@ class LanesEmitter(BodyEmitter):
     def _flats(
         self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
-        """Return which element each lane touches, or nothing where that depends on what the lane computes."""
+        """Return the flat index of each lane; nothing if it depends on values that a lane computes."""
         flat = flat_index(buffer, index)
         if buffer.space not in ("global", "shared") or not unknown.isdisjoint(s.name for s in symbols(flat)):
             return []
@@ -194,7 +194,7 @@ class LanesEmitter(BodyEmitter):
 
 
 def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
-    """May ``value`` differ from lane to lane, or from what it is before the loop?"""
+    """May ``value`` differ between lanes, or from its value before the loop?"""
     for part in scalars_in([value]):
         match part:
             case Var(name=name) if name in varying:
@@ -210,7 +210,7 @@ def _parts(buffer: Buffer) -> int:
 
 
 def _width(buffer: Buffer, flats: Sequence[Dim]) -> int:
-    """Return how many lanes make one access: 0 if they touch no neighbours, or begin where no vector does."""
+    """Return the lanes of one vector access: 0 if their elements are not contiguous, or not aligned."""
     kind, parts = memory_type(buffer.dtype), _parts(buffer)
     width = 1
     while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, GPU_ALIGNMENT):
@@ -228,7 +228,7 @@ def _side_by_side(flats: Sequence[Dim], width: int) -> bool:
 
 
 def _is_multiple(flat: Dim, width: int) -> bool:
-    """Is the element at a multiple of ``width``? All buffers begin at one."""
+    """Is the flat index a multiple of ``width``? All buffers are aligned."""
     if isinstance(flat, Expr):
         return flat.const % width == 0 and all(c % width == 0 for _, c in flat.terms)
     return flat % width == 0
@@ -239,7 +239,7 @@ def _bits(kind: ir.Type) -> int:
 
 
 def _pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
-    """Return the type of what is moved, how many of it, and how many elements one of it has."""
+    """Return the type of an access's pieces, their number, and the elements of a piece."""
     bits = _bits(kind)
     if bits >= 32:
         return kind, count, 1
@@ -250,7 +250,7 @@ def _pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
 def load_vector(
     builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, count: int, annotate: Annotate
 ) -> list[ir.Value]:
-    """Return the memory forms of ``count`` elements, a power of two."""
+    """Load ``count`` elements, a power of two, in their memory form."""
     piece, pieces, each = _pieces(kind, count)
     raw = builder.load(address, typ=piece if pieces == 1 else ir.VectorType(piece, pieces))
     raw.align = _bits(kind) * count // 8
@@ -268,7 +268,7 @@ def _split(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> l
 def store_vector(
     builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate
 ) -> None:
-    """Store the memory forms of elements, a power of two of them."""
+    """Store elements, a power of two of them, in their memory form."""
     kind = values[0].type
     piece, pieces, each = _pieces(kind, len(values))
     parts = values if each == 1 else [_join(builder, values[n : n + each], piece) for n in range(0, len(values), each)]

@@ -1,4 +1,4 @@
-"""LLVM's intrinsics that libNVVM does not know, or not for every GPU: as functions of what it knows."""
+"""LLVM intrinsics that libNVVM lacks, or lacks for some GPUs, as functions of those that it has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = re.compile(r"(\.[if]\d+)+$")
 
 
 def add_body(function: ir.Function) -> None:
-    """Make the declared ``function`` an ordinary one if it is an intrinsic that :data:`BODIES` has a row for."""
+    """Give the declared ``function`` a body if :data:`BODIES` has a row for it."""
     emit = BODIES.get(function.name) or BODIES.get(_TYPES.sub("", function.name))
     if emit is None:
         return
@@ -27,7 +27,7 @@ def add_body(function: ir.Function) -> None:
 
 
 def _letter(kind: ir.Type) -> str:
-    """Return how NVVM's intrinsics spell a float type."""
+    """Return the name of a float type in NVVM's intrinsics."""
     return "f" if kind == F32 else "d"
 
 
@@ -40,7 +40,7 @@ def _pick(compare: str, symbol: str) -> Emit:
 
 
 def _extreme(name: str) -> Emit:
-    """Return the larger or smaller operand, NaN if one is, -0.0 below 0.0: PTX has it for f32, since sm_80."""
+    """Return the larger or smaller operand; NaN if one is NaN; -0.0 below 0.0. PTX has it for f32, since sm_80."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
         if x.type == F32 and has_nan_extremes(b):
@@ -53,7 +53,7 @@ def _extreme(name: str) -> Emit:
 
 
 def _round(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Round to the nearest integer, ties away from 0: the part beyond the point is exact."""
+    """Round to the nearest integer, ties away from 0; the fraction is exact."""
     whole = _nvvm("trunc")(b, x)
     part = _nvvm("fabs")(b, b.fsub(x, whole))
     away = call_intrinsic(b, f"llvm.copysign.{suffix(x.type)}", x.type, [ir.Constant(x.type, 1.0), x])
@@ -61,7 +61,7 @@ def _round(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _to_integer(signed: bool) -> Emit:
-    """Convert towards 0, clamped, NaN to 0. The machine's conversions clamp to 32 or 64 bits."""
+    """Convert towards 0, clamped; NaN gives 0. The machine's conversions clamp to 32 or 64 bits."""
 
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         to = b.function.return_value.type
@@ -83,7 +83,7 @@ def _clamp(b: ir.IRBuilder, x: ir.Value, bits: int, signed: bool) -> ir.Value:
 
 
 def _ones(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Count the ones of an integer of fewer than 8 bits."""
+    """Count the one bits of an integer of fewer than 8 bits."""
     return b.trunc(call_intrinsic(b, "llvm.ctpop.i8", I8, [b.zext(x, I8)]), x.type)
 
 
@@ -97,16 +97,16 @@ BODIES: dict[str, Callable[..., ir.Value]] = {
     "llvm.smin": _pick("icmp_signed", "<"),
     "llvm.umax": _pick("icmp_unsigned", ">"),
     "llvm.umin": _pick("icmp_unsigned", "<"),
-    "llvm.canonicalize": lambda b, x: x,  # CPUs need it to pick halves in vectors; max.NaN and min.NaN quiet a NaN
+    "llvm.canonicalize": lambda b, x: x,  # only CPUs need it, for halves in vectors; max.NaN and min.NaN quiet a NaN
     "llvm.maximum": _extreme("max"),
     "llvm.minimum": _extreme("min"),
     "llvm.fabs": _nvvm("fabs"),
     "llvm.trunc": _nvvm("trunc"),
-    "llvm.rint": _nvvm("round"),  # NVVM's round is to the nearest, ties to even
+    "llvm.rint": _nvvm("round"),  # NVVM's round breaks ties to even
     "llvm.round": _round,
     "llvm.fptosi.sat": _to_integer(signed=True),
     "llvm.fptoui.sat": _to_integer(signed=False),
     **{f"llvm.ctpop.i{n}": _ones for n in (1, 2, 4)},
     **{f"llvm.ctlz.i{n}": _leading_zeros for n in (1, 2, 4)},
 }
-"""What computes each: by its name, without types or with them."""
+"""The emitter of each, by its name with or without types."""

@@ -1,4 +1,4 @@
-"""nvJitLink: LTO-IR to a cubin, and what its log says of registers and memory."""
+"""nvJitLink: LTO-IR to a cubin, and the registers and memory that its log reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from aotc.diagnostics import InternalError
 from aotc.kernels.cuda.image import Image
 
-_OPTIONS = ("-lto", "-fma=0", "-verbose", "-no-cache")  # what comes from its own cache has no log
+_OPTIONS = ("-lto", "-fma=0", "-verbose", "-no-cache")  # a result of its own cache has no log
 _RESOURCES = {
     "registers": re.compile(r"Used (\d+) registers"),
     "shared": re.compile(r"(\d+) bytes smem"),
@@ -45,6 +45,6 @@ def link(ltoir: bytes, arch: str, symbol: str) -> Image:
 
 
 def resources_of(log: str) -> dict[str, int]:
-    """Return what the linker's log says that the kernel takes; what it does not mention is 0."""
+    """Return the kernel's resources from the linker's log; missing ones are 0."""
     found = {name: pattern.search(log) for name, pattern in _RESOURCES.items()}
     return {name: int(match[1]) if match else 0 for name, match in found.items()}

@@ -1,4 +1,4 @@
-"""libNVVM: text in its dialect of LLVM IR to LTO-IR, which nvJitLink makes machine code of, or to PTX."""
+"""libNVVM: text in its dialect of LLVM IR to LTO-IR, which nvJitLink compiles, or to PTX."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from aotc.diagnostics import InternalError
 
 _VERSION = re.compile(rb"^\.version (\d+)\.(\d+)", re.MULTILINE)
-_AHEAD = 4  # PTX 9.0 is that of CUDA 13.0
+_AHEAD = 4  # CUDA's major version minus PTX's: CUDA 13.0 has PTX 9.0
 _OPTIONS = ("-opt=3", "-fma=0")
-"""A product and a sum become one operation where the IR allows it (``contract``), and nowhere else."""
+"""Multiplications and additions are fused only where the IR allows it (``contract``)."""
 
 
 def ltoir(texts: Sequence[str], arch: str) -> bytes:
-    """Return the LTO-IR of modules that become one, for ``arch``, e.g. ``sm_90a``."""
+    """Return the LTO-IR of modules, linked together, for ``arch``, e.g. ``sm_90a``."""
     return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
 
 
 def ptx(texts: Sequence[str], arch: str) -> str:
-    """Return the PTX of modules that become one, for ``arch``, e.g. ``compute_80``."""
+    """Return the PTX of modules, linked together, for ``arch``, e.g. ``compute_80``."""
     return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
 
 
 def driver_of(text: bytes) -> tuple[int, int]:
-    """Return the oldest CUDA whose driver compiles this PTX: that of the libNVVM that made it."""
+    """Return the oldest CUDA version whose driver compiles this PTX: the version of the libNVVM that generated it."""
     found = _VERSION.search(text)
     if found is None:
         raise InternalError("libNVVM made PTX without a version")

@@ -1,4 +1,4 @@
-"""PTX instructions in numba.cuda: the text of each, and beside it what it means in Python.
+"""PTX instructions in numba.cuda: the text of each, with its meaning in Python.
 
 ::
 
@@ -6,7 +6,7 @@
     def exp2(x):
         return np.exp2(np.float32(x))
 
-A kernel that calls ``exp2`` has the instruction; Python that calls it computes the meaning.
+In a compiled kernel ``exp2`` is the instruction; called from Python it computes the meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS |= {I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 
 class PtxInstruction(_Intrinsic):
-    """What Numba compiles to an instruction, ``text``; called by Python it is its ``meaning``."""
+    """A function that Numba compiles to the instruction ``text``; called from Python it runs ``meaning``."""
 
     def __init__(self, text: str, meaning: Callable[..., Any], typed: Callable[..., Any]) -> None:
         super().__init__(meaning.__name__, typed)
@@ -39,12 +39,12 @@ class PtxInstruction(_Intrinsic):
         self._register()
 
     def __call__(self, *operands: Any) -> Any:
-        """Return what the instruction computes."""
+        """Return the result of the instruction."""
         return self.meaning(*operands)
 
 
 def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any], values: list[ir.Value]) -> ir.Value:
-    """Emit ``text`` on ``values`` of the types ``operands``; without a result it has effects on memory."""
+    """Emit ``text`` on ``values`` of the types ``operands``; without a result it has memory effects."""
     effects = result == NOTHING
     letters = [_LETTERS[o] for o in operands] + (["~{memory}"] if effects else [])
     letters = letters if effects else [f"={_LETTERS[result]}", *letters]
@@ -53,16 +53,16 @@ def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any],
 
 
 def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], PtxInstruction]:
-    """Return a decorator of the meaning of an instruction.
+    """Return a decorator that attaches an instruction to its meaning.
 
     Parameters
     ----------
     text : str
-        Of the instruction: ``$0`` is its result if it has one, then come its operands.
+        Text of the instruction: ``$0`` is its result, if any; the operands follow.
     result : numba.cuda.types.Type
-        :data:`NOTHING` for one that writes or waits: the compiler moves no access to memory across it.
+        :data:`NOTHING` for an instruction that writes or waits: the compiler moves no memory access across it.
     *operands : numba.cuda.types.Type
-        Of the operands, which arguments are converted to.
+        Types of the operands; arguments are converted to them.
     """
 
     def generate(context, builder, signature, arguments):
@@ -73,16 +73,16 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
 
 
 def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
-    """Return a decorator of the meaning of what ``generate`` emits.
+    """Return a decorator that attaches the code of ``generate`` to its meaning.
 
     Parameters
     ----------
     typed : callable
         Returns the signature for the types of the arguments.
     generate : callable
-        As ``numba.cuda.extending.intrinsic`` has it: of context, builder, signature and arguments.
+        As in ``numba.cuda.extending.intrinsic``: a function of context, builder, signature and arguments.
     text : str
-        Of the instruction, if it is one.
+        Text of the instruction, if it is a single one.
     """
 
     def make(meaning: Callable[..., Any]) -> PtxInstruction:
@@ -98,7 +98,7 @@ def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str =
 
 @ptx("div.s32 $0, $1, $2;", I32, I32, I32)
 def quotient(a, b):
-    """Return ``a / b`` rounded down, of numbers that are not negative."""
+    """Return ``a // b`` of non-negative numbers."""
     return a // b
 
 
@@ -110,5 +110,5 @@ def _generate_shared_base(context, builder, signature, arguments):
 
 @emitted(I32, _generate_shared_base)
 def shared_base():
-    """Return where the dynamic shared memory of the block begins."""
+    """Return the address of the block's dynamic shared memory."""
     return 0

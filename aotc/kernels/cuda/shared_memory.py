@@ -1,7 +1,7 @@
-"""Where the arrays of a block lie in shared memory, and how a kernel asks for more than a block has without asking.
+"""Layout of a block's arrays in shared memory, and launch parameters for kernels that need more than the default.
 
-As many as a block has without asking are variables of the kernel. If there are more, all lie one after the other in the
-dynamic shared memory, of which the launch says how much there is.
+Arrays that fit the default size of shared memory are variables of the kernel. Otherwise all of them are in dynamic
+shared memory, whose size is a launch parameter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DYNAMIC = "aotc_dynamic_shared"
 
 
 def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Return the byte offset of every shared buffer of ``kernel``, and the bytes of all."""
+    """Return the byte offset of every shared buffer of ``kernel``, and the total of bytes."""
     offsets: dict[str, int] = {}
     end = 0
     for stmt in walk(kernel.body):
@@ -35,7 +35,7 @@ def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
 
 
 def asked_shared(kernel: Kernel, target: Target) -> int:
-    """Return the bytes of dynamic shared memory that a launch of ``kernel`` asks for."""
+    """Return the bytes of dynamic shared memory of a launch of ``kernel``."""
     total = shared_layout(kernel)[1]
     return total if total > target.static_shared else 0
 
@@ -61,7 +61,7 @@ def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: 
 
 
 def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
-    """Return what a kernel takes by the linker's log, what it asks for, and how many blocks a multiprocessor holds."""
+    """Return a kernel's resources: the linker's report, dynamic shared memory, blocks that fit a multiprocessor."""
     if not found:
         return {}
     shared = found["shared"] + asked
@@ -69,9 +69,9 @@ def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) ->
 
 
 def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
-    """Return the manifest's entry for the launch of a kernel with one item per block, empty if there is no more to it.
+    """Return the manifest's launch entry of a kernel with one item per block; empty if it has only defaults.
 
-    One that all blocks run together has a block for each multiprocessor at most, so that all are there at once.
+    A kernel that all blocks run together has at most one block for each multiprocessor, so that all run concurrently.
     """
     shared = asked_shared(kernel, target)
     if needs_grid(kernel):

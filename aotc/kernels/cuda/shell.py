@@ -1,7 +1,7 @@
-"""The kernels that the driver launches, in Python for numba.cuda; what they run is emitted from the loop IR.
+"""The kernels that the driver launches, in Python for numba.cuda; they call a body that is emitted from the loop IR.
 
-A kernel of the loop IR has one of two shapes. :func:`_flat`: a thread runs an item of the grid. :func:`_blocks`: a
-block of threads runs one together.
+A kernel of the loop IR has one of two shapes. :func:`_flat`: each thread runs one item of the grid. :func:`_blocks`: a
+block of threads runs one item together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
 from aotc.kernels.symbol_table import declare
 
 BODY = "aotc_body"
-"""The function of an item: of a pointer to each buffer, of each dim, and of the item's number."""
+"""The function of an item; its parameters are a pointer to each buffer, each dim, and the item's number."""
 
 
 def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Sequence[ir.Value], *own: ir.Value):
-    """Call a function of the kernel: of the elements of ``tables``, its pointers and dims, and of what is its own."""
+    """Call a device function: its arguments are the elements of ``tables`` (pointers and dims), then ``own``."""
     values = [*(builder.extract_value(table, n) for table in tables for n in range(table.type.count)), *own]
     function = declare(builder.module, name, ir.FunctionType(result, [v.type for v in values]))
     return builder.call(function, values)
@@ -64,10 +64,10 @@ def shell_text(symbol: str, blocks: bool, pointers: int, dims: int, threads: int
     symbol : str
         Its name.
     blocks : bool
-        Does a block run an item together, or each thread one alone?
+        True if a block runs an item together; False if each thread runs one by itself.
     pointers, dims : int
-        How many it has.
+        Their numbers.
     threads : int
-        Of a block.
+        Threads of a block.
     """
     return _shell(blocks, pointers, dims, threads).replace(ENTRY, symbol)

@@ -1,7 +1,7 @@
-"""Which values of bf16 two neighbouring lanes have in one register, and what GPUs compute of both at once.
+"""Pairs of bf16 in one register: which values two neighbouring lanes pack, and the packed instructions of GPUs.
 
-An element of bf16 is an f32 register by itself, whose lower half is 0. Rounding, adding and multiplying two takes an
-instruction where both are halves of a register, as they are in memory::
+By default a bf16 is an f32 register whose lower half is 0. Rounding, adding or multiplying two of them takes a single
+instruction if they are the halves of one register, as they are in memory::
 
     t = convert(f, "bf16") + b[i]      ->   cvt.rn.bf16x2.f32 t, f1, f0;  fma.rn.bf16x2 t, t, 1, b
     o[i] = t                                st t
@@ -18,7 +18,7 @@ from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 
 def _fused(operands: str, number: int) -> Emit:
-    """Return what computes two sums or products as ``fma`` of ``operands``, one of which is two of ``number``."""
+    """Return the function that computes two sums or products as ``fma``; one operand is a pair of ``number``."""
     text = f"{{.reg .b32 c; mov.b32 c, {number << 16 | number}; fma.rn.bf16x2 $0, {operands};}}"
     kind = ir.FunctionType(I32, [I32, I32])
     return lambda b, x, y: b.asm(kind, text, "=r,r,r", [x, y], side_effect=False)
@@ -29,14 +29,15 @@ PAIRED: dict[str, Emit] = {
     "mul": _fused("$1, $2, c", 0x8000),
     "sub": _fused("$2, c, $1", 0xBF80),
 }
-"""What is computed of two registers of two bf16, as ``bf16_instructions.ROUNDED`` computes it of one element each."""
+"""Packed instructions of two registers of two bf16; they compute the same as ``bf16_instructions.ROUNDED``."""
 
 
 def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
-    """Return the values that two lanes have in one register, each after what it is made of.
+    """Return the values that two lanes pack in one register, in topological order.
 
-    They are sums and products of which a term is in such a register already, or cheaply so, and what is rounded for
-    them, or to be ``stored``.
+    They are sums and products with a term that is packed already, or cheap to pack, and roundings that these use or
+    that are
+    ``stored``.
     """
     order = _in_order(roots)
     wanted = {id(node) for node in order[-1:] if stored}
@@ -58,7 +59,7 @@ def _is_rounded(node: Scalar) -> bool:
 
 
 def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
-    """Return all scalars, each once, behind those that it is made of."""
+    """Return all scalars once, in topological order."""
     found: dict[int, Scalar] = {}
     stack = list(roots)[::-1]
     while stack:
@@ -72,19 +73,19 @@ def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
 
 
 def round_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Return two f32 as bf16 in one register."""
+    """Round two f32 to bf16 in one register."""
     kind = ir.FunctionType(I32, [F32, F32])
     return b.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], side_effect=False)
 
 
 def joined(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Return one register of two bf16, each an f32 register whose lower half is 0."""
+    """Pack two bf16, each an f32 register whose lower half is 0, in one register."""
     below = b.lshr(b.bitcast(low, I32), i32(16))
     return b.or_(below, b.and_(b.bitcast(high, I32), i32(0xFFFF0000)))
 
 
 def halves(b: ir.IRBuilder, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the two bf16 of a register, each as an f32 register."""
+    """Unpack the two bf16 of a register, each to an f32 register."""
     parts = (b.trunc(x, I16) for x in (pair, b.lshr(pair, i32(16))))
     low, high = (b.bitcast(b.shl(b.zext(x, I32), i32(16)), F32) for x in parts)
     return low, high

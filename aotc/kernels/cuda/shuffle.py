@@ -1,4 +1,4 @@
-"""Values from a thread to another of its warp, without memory: ``shfl.sync`` moves words of 32 bits."""
+"""Exchange of values between the threads of a warp, without memory: ``shfl.sync`` moves 32-bit words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EVERYBODY, _BUTTERFLY, _BALLOT = -1, 3, 3
 
 
 def exchanged(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
-    """Return what thread ``t ^ mask`` has for ``value``, the memory form of a number."""
+    """Return ``value`` of thread ``t ^ mask``, in the memory form of a number."""
     kind = value.type
     bits = 64 if kind == ir.DoubleType() else 32 if kind == ir.FloatType() else kind.width
     word = value if isinstance(kind, ir.IntType) else builder.bitcast(value, ir.IntType(bits))
@@ -37,9 +37,9 @@ def _word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
 
 
 def matched(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
-    """Return which threads of the warp have the lowest ``bits`` bits of ``word`` as the calling one has them.
+    """Return the mask of threads of the warp whose lowest ``bits`` bits of ``word`` equal the calling thread's.
 
-    By a ballot for each bit: ``match.any`` takes as long as there are different words.
+    It takes a ballot for each bit; the time of ``match.any`` grows with the number of different words.
     """
     same: ir.Value = i32(_EVERYBODY)
     for number in range(bits):
@@ -53,5 +53,5 @@ def matched(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
 
 
 def meet(builder: ir.IRBuilder) -> None:
-    """Wait for the threads of the warp, and see what they wrote."""
+    """Wait for the threads of the warp, and make their writes visible."""
     call_intrinsic(builder, "llvm.nvvm.bar.warp.sync", VOID, [i32(_EVERYBODY)])

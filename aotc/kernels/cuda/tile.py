@@ -1,4 +1,4 @@
-"""Register tiles on the GPU: there are none; products are lowered without them."""
+"""Register tiles on the GPU: not supported; matmuls are lowered without them."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class TileWriter:
         by: tuple[ir.Value, ir.Value, int],
         body: Callable[[State, ir.Value, ir.Value], State],
     ) -> tuple[State, ir.Value, ir.Value]:
-        """Run ``body`` ``extent`` times ``by[2]``-fold unrolled, moving ``a`` and ``panel`` by ``by[:2]`` each time."""
+        """Emit ``extent`` iterations of ``body``, unrolled ``by[2]`` times; ``by[:2]`` are the steps of a and panel."""
         if isinstance(extent, ir.Constant) and extent.constant == 0:
             return state, a, panel
         a_step, b_step, unroll = by
