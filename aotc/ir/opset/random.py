@@ -10,7 +10,8 @@ import numpy as np
 from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
-# Rotation distances of Threefry-2x32 in each round, for even and odd blocks of four rounds (Salmon et al.).
+# Rotation distances of Threefry-2x32 for even and odd blocks of four rounds, and the constant that is mixed into its
+# third key word (Salmon et al.).
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 

@@ -1,7 +1,8 @@
-"""What NVIDIA's GPUs compute of bf16 with an instruction or two, in f32 registers, and the CPU by formulas of f32.
+"""bf16 functions that NVIDIA's GPUs compute by one or two instructions in f32 registers, and CPUs by formulas of f32.
 
-Each of :data:`BF16` is good to 11 bits at least where bf16 has 8, so a result differs from the rounded exact one by one
-place at most, and seldom; a quotient never does. Those of :data:`ROUNDED` are the rounded exact ones.
+The functions of :data:`BF16` have at least 11 correct bits, where bf16 has 8. So a result differs from the correctly
+rounded one by at most one unit in the last place, and seldom; a quotient never does. The functions of :data:`ROUNDED`
+are correctly rounded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LOG2_E = 1.4426950408889634
 
 
 def rounded(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return an f32 register rounded to bf16: the upper half of a pair whose lower half is 0."""
+    """Return an f32 register rounded to bf16: the upper half of a register whose lower half is 0."""
     kind = ir.FunctionType(I32, [F32, F32])
     zero = ir.Constant(F32, 0.0)
     pair = builder.asm(kind, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [value, zero], side_effect=False)
@@ -47,10 +48,11 @@ def _logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _fused(number: str, operands: str) -> Emit:
-    """Return what computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
+    """Return the function that computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
 
-    f32 rounded afterwards has the same bits for twice the instructions: it holds any product of bf16, and what it
-    loses of a sum moves none across the middle of two bf16. A register's upper half is the operand.
+    f32 arithmetic, rounded afterwards, has the same bits for twice the instructions: f32 represents any product of two
+    bf16,
+    and the rounding error of a sum never crosses the midpoint of two bf16. The operand is the upper half of a register.
     """
     text = (
         f"{{.reg .b16 low, x, y, c; mov.b32 {{low, x}}, $1; mov.b32 {{low, y}}, $2; mov.b16 c, {number}; "

@@ -1,7 +1,7 @@
 """Loop IR to LLVM IR: one iteration of a kernel's grid as one function.
 
-The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``, or what an emitter of
-another device has for parameters; who launches kernels there puts a loop over items or a thread index around it.
+The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``; emitters of other devices may
+have other parameters. The caller adds a loop over items or a thread index.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ def emit_body(
     Parameters
     ----------
     module : llvmlite.ir.Module
-        Where the function is put, with the functions it calls.
+        Gets the function and the functions that it calls.
     name : str
         Its name; it is ``alwaysinline`` and has external linkage.
     kernel : Kernel
         The loop IR.
     target : Target
-        The machine; only tiles look at it.
+        The machine; only tiles depend on it.
     emit_tile : callable
         ``emit_tile(context, stmt)`` emits a :class:`Tile` statement.
     emitter : callable, optional
-        What makes the emitter of the statements; a device may add to :class:`BodyEmitter`.
+        Creates the emitter of the statements, by default :class:`BodyEmitter`.
     parameters : sequence of llvmlite.ir.Type, optional
         The types of the function's parameters.
 
@@ -101,12 +101,12 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
 
 
 class BodyEmitter:
-    """Emits the statements of one kernel; also the context given to tiles.
+    """Emits the statements of one kernel; also the context of tiles.
 
     Attributes
     ----------
     builder : llvmlite.ir.IRBuilder
-        Where statements go.
+        Where statements are emitted.
     target : Target
         The machine.
     """
@@ -124,7 +124,7 @@ class BodyEmitter:
 
     @staticmethod
     def indices(builder: ir.IRBuilder) -> Indices:
-        """Return what emits index expressions."""
+        """Return the emitter of index expressions."""
         return Indices(builder)
 
     def emit(self) -> None:
@@ -144,7 +144,7 @@ class BodyEmitter:
     # --- buffers ---
 
     def _bind_parameters(self) -> ir.Value:
-        """Give buffers and dims their values, and return the number of the item."""
+        """Bind buffers and dims to parameters, and return the number of the item."""
         kernel, builder = self.kernel, self.builder
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
@@ -180,7 +180,7 @@ class BodyEmitter:
     # --- scalars ---
 
     def scalar(self, expression: Scalar) -> Register:
-        """Return the register of ``expression``; an expression object used twice is computed once."""
+        """Return the register of ``expression``; an expression object that is used twice is computed once."""
         done = self._known()
         stack: list[Scalar] = [expression]
         while stack:
@@ -197,7 +197,7 @@ class BodyEmitter:
         return done[id(expression)]
 
     def _known(self) -> dict[int, Register]:
-        """Return the registers of scalars that are there already, by their identity."""
+        """Return registers of scalars that are computed already, by id()."""
         return {}
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
@@ -301,7 +301,7 @@ class BodyEmitter:
         with self.builder.goto_entry_block():
             local = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
             local.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)
-            local.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+            local.type = PTR  # llvmlite's pointer is typed: it rejects stores of floats
         self._pointers[buffer.name] = local
 
     def _unrolled(self, loop: For) -> None:
@@ -314,14 +314,14 @@ class BodyEmitter:
             self._indices.unbind_number(loop.var)
 
     def _loop(self, loop: For) -> None:
-        """Emit a loop in the form that LLVM's loop passes expect: test before, then at the bottom."""
+        """Emit a rotated loop, as LLVM's loop passes expect: a test before the loop, then one at the bottom."""
         builder = self.builder
         if self.kernel.dims:
             self._indices.divide_before(loop)
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
         base, turns = None, end_dim - begin_dim
         if isinstance(turns, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
-            # As many turns wherever they begin: LLVM does not see it in two bounds, and makes code for any number.
+            # The number of iterations is constant, which LLVM does not derive from two bounds.
             base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, turns
         begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
@@ -341,7 +341,7 @@ class BodyEmitter:
         self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
     ) -> ir.Instruction:  # fmt: skip
-        """Emit what is repeated from a begin to an end by a step, beyond a base; return the branch to the next turn."""
+        """Emit a loop from begin to end by step, with the variable offset by ``base``; return its back edge."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block
         builder.position_at_end(body)
@@ -359,7 +359,7 @@ class BodyEmitter:
         return backedge
 
     def _turn(self, loop: Stmt) -> None:
-        """Begin a turn of a loop; on a GPU nobody could be asked whether to go on."""
+        """Emit the start of an iteration: a poll, except on GPUs, which have no one to ask."""
         if self._polls is not None:
             self._polls.turn(loop, self._heap)
 

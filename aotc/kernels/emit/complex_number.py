@@ -17,7 +17,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> R
     Raises
     ------
     InternalError
-        If there is no such op on complex numbers.
+        If complex numbers do not have the op.
     """
     formula = COMPLEX.get(fn)
     if formula is None:

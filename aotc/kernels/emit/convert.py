@@ -1,7 +1,7 @@
 """Conversions between element types, as LLVM IR.
 
-Float to integer truncates, clamps, and makes NaN 0, as XLA does. Everything to
-``i1`` is a test against 0. A complex number becomes real by its real part.
+Float to integer truncates, clamps, and maps NaN to 0, as XLA does. Any type to ``i1`` is a test against 0. A complex
+number is converted to real by its real part.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _resize(builder: ir.IRBuilder, value: ir.Value, row: DType, kind: ir.Type) -
 
 
 def narrow_int(builder: ir.IRBuilder, value: ir.Value, row: DType) -> ir.Value:
-    """Wrap an 8-bit register to the 2 or 4 bits of ``row`` (nothing for other dtypes)."""
+    """Wrap an 8-bit register to the 2 or 4 bits of ``row``; other dtypes are unchanged."""
     if row.bits >= 8 or row.kind not in "iu":
         return value
     unused = ir.Constant(value.type, 8 - row.bits)
@@ -79,9 +79,9 @@ def _float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Val
 
 
 def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Narrow f64 to f32 rounding to odd, so that a second rounding gives the right answer.
+    """Narrow f64 to f32 with rounding to odd, so that a second rounding is correct.
 
-    The f32 next to ``value`` in the direction of 0 gets its last bit set if it is inexact.
+    It sets the last bit of the f32 next to ``value`` towards 0 if that is inexact.
     """
     near = builder.fptrunc(value, F32)
     back = builder.fpext(near, F64)
@@ -127,7 +127,7 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
-    """Return the 16 bits that an f32 register was just made of, as :func:`round_to` and loads do."""
+    """Return the 16 bits from which an f32 register was just created, as :func:`round_to` and loads do."""
     match value:
         case ir.CastInstr(
             opname="bitcast",
@@ -152,7 +152,7 @@ def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value
 
 
 def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
-    """Clamp in the float's type and convert what then fits into i32: LLVM's own way is one element at a time on x86."""
+    """Clamp in the float's type, then convert to i32: on x86 LLVM's saturating conversion is not vectorized."""
     signed = to.kind == "i"
     low, high = (-(1 << (to.bits - 1)), (1 << (to.bits - 1)) - 1) if signed else (0, (1 << to.bits) - 1)
     top = float(high) if value.type == F64 or to.bits < 32 else 2.0**31 - 128  # the f32 before 2**31
@@ -175,12 +175,12 @@ def _int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DTy
 
 
 def _wide_int_to_short(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
-    """Round a 32- or 64-bit integer once: bits below the 40th from the top only count as "not 0"."""
+    """Round a 32- or 64-bit integer once: bits below the 40th from the top are combined into a sticky bit."""
     if source.bits == 64:
         sticky = ir.Constant(value.type, (1 << 24) - 1)
         low = builder.and_(value, sticky)
         inexact = builder.zext(builder.icmp_unsigned("!=", low, ir.Constant(value.type, 0)), value.type)
-        odd = builder.shl(inexact, ir.Constant(value.type, 23))  # the highest of them: f64 would round a lower one off
+        odd = builder.shl(inexact, ir.Constant(value.type, 23))  # the highest of them: f64 would round off a lower one
         short = builder.or_(builder.and_(value, builder.not_(sticky)), odd)
         top = builder.ashr if source.kind == "i" else builder.lshr
         high = top(value, ir.Constant(value.type, 53 - 1))

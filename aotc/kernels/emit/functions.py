@@ -1,7 +1,8 @@
-"""The functions of ``formulas.math`` as LLVM functions, built once per module.
+"""The functions of ``formulas.math`` as LLVM functions, defined once per module.
 
-Each becomes an internal ``alwaysinline`` function of float or double, so that a
-kernel that uses ``exp`` ten times is ten calls until LLVM inlines them.
+Each becomes an internal ``alwaysinline`` function of float or double. A kernel that uses ``exp`` ten times has ten
+calls
+until LLVM inlines them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     Raises
     ------
     InternalError
-        If there is no such function.
+        If the function does not exist.
     """
     formula = formulas.FUNCTIONS.get(fn)
     if formula is None:

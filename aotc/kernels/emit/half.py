@@ -1,6 +1,6 @@
-"""Conversions of f16, 16 bits in memory and an f32 in a register: an instruction, or integer arithmetic without it.
+"""Conversions of f16, 16 bits in memory and an f32 in a register: by an instruction, or by integer arithmetic.
 
-Both forms give the same bits, also for NaN: its highest bits stay, and it becomes quiet.
+Both forms have the same bits, even for NaN: its highest bits stay, and it becomes quiet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
 def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
-    """Return the f32 that an i16 register holds as f16; exact."""
+    """Return the f32 of the f16 in an i16 register; exact."""
     if not lacks(builder, "f16"):
         return builder.fpext(builder.bitcast(bits, HALF), F32)
     wide = builder.zext(bits, I32)

@@ -19,13 +19,13 @@ Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 
 def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element among all of ``buffer``."""
+    """Return the row-major offset of an element of ``buffer``, in elements."""
     return _flat(buffer.shape, index)
 
 
 @kept
 def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
-    """Return the number of an element: a kernel asks for most several times, and its neighbours for the same."""
+    """Return the row-major offset of an element; memoized, as kernels ask for the same offsets repeatedly."""
     flat: Dim = 0
     stride: Dim = 1
     for at, extent in zip(reversed(index), reversed(shape)):
@@ -35,19 +35,19 @@ def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
 
 
 def at_turn(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: Dim) -> Dim:
-    """Return the number of an element in a turn of the loop of ``var``."""
+    """Return the offset of an element in iteration ``turn`` of the loop of ``var``."""
     return _at_turn(flat_index(buffer, index), var, turn)
 
 
 @kept
 def _at_turn(flat: Dim, var: str, turn: Dim) -> Dim:
-    """Return an index in a turn: each loop around a loop asks for those of what this one loads and stores."""
+    """Return an offset in an iteration; memoized, as enclosing loops ask for the accesses of inner ones."""
     return substitute(flat, {var: turn})
 
 
 @kept
 def step_of(flat: Dim, var: str) -> Dim | None:
-    """Return how far an element moves when ``var`` counts, if that does not depend on ``var``."""
+    """Return the stride of an element's offset in ``var``, or None if it depends on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]
     step = substitute_symbols(flat, {s: Expr(1, (((s,), 1),)) for s in found}) - flat
     return None if any(s.name == var for s in symbols(step)) else step
@@ -56,14 +56,13 @@ def step_of(flat: Dim, var: str) -> Dim | None:
 class Indices:
     """Emits index expressions, each once per block of statements.
 
-    A *frame* belongs to one block: what was computed in it is reused in it and
-    in the blocks inside it. Names are bound to registers, or to numbers (the
-    variables of unrolled loops), which are folded into the expression.
+    A *frame* belongs to one block: values computed in it are reused in it and in nested blocks. Names are bound to
+    registers, or to numbers (variables of unrolled loops), which are folded into expressions.
 
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-        Where to emit; its position is the caller's.
+        Where to emit; the caller controls its position.
     """
 
     def __init__(self, builder: ir.IRBuilder) -> None:
@@ -73,7 +72,7 @@ class Indices:
         self._known: list[dict[Dim, ir.Value]] = [{}]
 
     def push(self, frame: Frame | None = None) -> None:
-        """Enter a block of statements, or one again that was left."""
+        """Enter a block of statements, or re-enter one with its frame."""
         names, known = ({}, {}) if frame is None else frame
         self._names.append(names)
         self._known.append(known)
@@ -83,23 +82,23 @@ class Indices:
         return self._names.pop(), self._known.pop()
 
     def bind(self, name: str, value: ir.Value) -> None:
-        """Give ``name`` an i64 register for the rest of the block."""
+        """Bind ``name`` to an i64 register for the rest of the block."""
         self._names[-1][name] = value
 
     def has(self, name: str) -> bool:
-        """Has ``name`` a register?"""
+        """Is ``name`` bound to a register?"""
         return any(name in frame for frame in self._names)
 
     def bind_number(self, name: str, value: int) -> None:
-        """Give ``name`` a number; the caller emits its block again for the next number."""
+        """Bind ``name`` to a number; the caller emits its block again for each number."""
         self._numbers[name] = value
 
     def unbind_number(self, name: str) -> None:
-        """Forget the number of ``name``."""
+        """Remove the number of ``name``."""
         del self._numbers[name]
 
     def fold(self, dim: Dim) -> Dim:
-        """Return ``dim`` with the numbers of unrolled loops put in."""
+        """Return ``dim`` with the numbers of unrolled loops substituted."""
         return substitute(dim, self._numbers) if self._numbers else dim
 
     def emit(self, dim: Dim) -> ir.Value:
@@ -115,9 +114,9 @@ class Indices:
         return value
 
     def divide_before(self, loop: For) -> None:
-        """Emit the divisions of a loop that no turn changes: LLVM moves none whose divisor is no constant.
+        """Emit a loop's invariant divisions before it: LLVM does not hoist those with a variable divisor.
 
-        Those by what may be 0 stay, as a loop without turns makes none.
+        Divisions by a possible 0 stay in the loop, which may have no iteration.
         """
         inside = list(walk((loop,)))
         own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
@@ -127,7 +126,7 @@ class Indices:
                 self._atom(atom)
 
     def _depth(self, dim: Dim) -> int:
-        """Return the number of the innermost block that ``dim`` depends on."""
+        """Return the depth of the innermost block that ``dim`` depends on."""
         found = 0
         for symbol in symbols(dim):
             for depth in range(len(self._names) - 1, found, -1):
@@ -190,11 +189,11 @@ class Indices:
         return self._floor_call(atom.fn, a, b, atom.b)
 
     def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Divide what is not negative."""
+        """Divide a non-negative number."""
         return self.builder.udiv(a, b) if atom.fn == "//" else self.builder.urem(a, b)
 
     def _floor_call(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
-        """Divide rounding down where ``a`` may be negative; the divisor is positive."""
+        """Floor division or modulo where ``a`` may be negative; the divisor is positive."""
         builder = self.builder
         if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
             if fn == "//":

@@ -1,7 +1,6 @@
 """Scalar ops on integers and booleans.
 
-Integers wrap; division by 0 gives -1, its remainder the dividend; a shift by the
-width or more gives 0 (or the sign).
+Integers wrap. Division by 0 gives -1, its remainder the dividend. A shift by the width or more gives 0 (or the sign).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def _by_sign(signed: str, unsigned: str) -> Callable[[str], Emit]:
 
 
 def _division(quotient: bool) -> Callable[[str], Emit]:
-    """Division with the two undefined cases replaced: by 0, and the least integer by -1."""
+    """Divide, with defined results for division by 0 and for the lowest integer divided by -1."""
 
     def make(kind: str) -> Emit:
         def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -54,7 +53,7 @@ def _shift(name: str) -> Callable[[str], Emit]:
         if name == "ashr":
             last = ir.Constant(x.type, x.type.width - 1)
             return b.ashr(x, b.select(fits, by, last))
-        # Not a select, which LLVM drops; for NVPTX it then takes the shift for one of PTX, by the low half of `by`.
+        # A select would be dropped by LLVM; NVPTX then uses a PTX shift, which only reads the low half of `by`.
         inside = b.and_(by, ir.Constant(x.type, x.type.width - 1))
         return b.select(fits, getattr(b, name)(x, inside), ir.Constant(x.type, 0))
 
@@ -83,7 +82,7 @@ def _abs(kind: str) -> Emit:
 
 
 def _power(kind: str) -> Emit:
-    """Binary exponentiation; a negative exponent gives 1 / x**|n| as integers divide."""
+    """Binary exponentiation; a negative exponent gives 1 / x**|n| in integer division."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
         zero, one, ones = (ir.Constant(x.type, v) for v in (0, 1, -1))
@@ -127,7 +126,7 @@ OF_THE_WIDTH: dict[str, Callable[[str], Emit]] = {
     "popcnt": _count("ctpop"),
     "clz": _count("ctlz"),
 }
-"""Those of which the low bits of a result depend on the width of the type."""
+"""Ops whose low result bits depend on the width of the type."""
 
 INTEGERS: dict[str, Callable[[str], Emit]] = {
     **OF_THE_WIDTH,
@@ -153,7 +152,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
     Raises
     ------
     InternalError
-        If there is no such op on integers.
+        If integers do not have the op.
     """
     row = DTYPES[dtype]
     if row.kind == "b":
@@ -167,7 +166,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
 
 
 def _narrow(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
-    """2- and 4-bit ops run on 8 bits; where the width matters, on a register of the true width."""
+    """Emit a 2- or 4-bit op on 8 bits, or on a register of the true width if its result depends on the width."""
     row = DTYPES[dtype]
     if fn in OF_THE_WIDTH:
         kind = ir.IntType(row.bits)

@@ -1,4 +1,4 @@
-"""Calls of other libraries' functions, and memory whose size is known only at run time."""
+"""Calls of functions of other libraries, and heap memory whose size is known only at run time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aotc.vmfb.abi import IMPORT_PREFIX
 
 
 def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], characters: int) -> None:
-    """Call the imported function ``name`` as Fortran does: by addresses, then the length of each character.
+    """Call the imported function ``name`` as Fortran does: addresses, then the length of each character argument.
 
-    A transform is no import: its function is put among those that LLVM's passes do not see.
+    A Fourier transform is not imported: its function is linked after LLVM's passes.
     """
     module = builder.module
     if is_transform(name):
@@ -35,11 +35,11 @@ def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], charac
 
 
 def allocate(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
-    """Return ``size`` bytes from the C library."""
+    """Allocate ``size`` bytes by the C library."""
     function = declare(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
     return builder.call(function, [size])
 
 
 def free(builder: ir.IRBuilder, memory: ir.Value) -> None:
-    """Give memory of :func:`allocate` back."""
+    """Free memory of :func:`allocate`."""
     builder.call(declare(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])

@@ -33,10 +33,10 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Ann
 
 
 def settled(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
-    """Return ``value``, or some number if LLVM was told that no NaN comes, and one came.
+    """Return ``value`` frozen: an arbitrary number if it is a NaN that LLVM was told not to expect.
 
-    LLVM would move a ``freeze`` of a number ``alone`` into the loop that found it, and forget what it was told: there a
-    fence hides from it where the number is from.
+    For a number ``alone``, LLVM would move a ``freeze`` into the loop that computed it and lose the assumption. There a
+    fence hides the origin of the number.
     """
     if alone:
         return call_intrinsic(builder, f"llvm.arithmetic.fence.{suffix(value.type)}", value.type, [value])
@@ -56,7 +56,7 @@ def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str,
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Fetch the cache line of ``address`` into the first-level cache, to be read."""
+    """Prefetch the cache line of ``address`` into the first-level cache, for reading."""
     call_intrinsic(builder, "llvm.prefetch.p0", VOID, [address, *(i32(x) for x in (0, 3, 1))])
 
 

@@ -1,4 +1,4 @@
-"""What LLVM is told that it cannot see: which accesses of memory are apart, and how to treat loops."""
+"""LLVM metadata of a kernel: which memory accesses do not alias, and how to treat loops."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ UNROLLED_TURNS = 100
 
 
 def invariant(load: ir.Instruction) -> ir.Value:
-    """Say that nothing writes to what is loaded, and return the load."""
+    """Mark a load's memory as never written, and return the load."""
     load.set_metadata("invariant.load", load.module.add_metadata([]))
     return load
 
 
 def _independent(loop: For) -> bool:
-    """Are the iterations independent, given that global memory is only touched where it is written?"""
+    """Are the iterations independent, given that global memory is accessed only at the element written?"""
     return all(
         not isinstance(s, Tile | While | Alloc | ExternalCall | Either)
         and not (isinstance(s, Store) and s.buffer.space != "global")
@@ -54,7 +54,7 @@ def _independent(loop: For) -> bool:
 
 
 def _groups(kernel: Kernel) -> dict[str, str]:
-    """Return for each parameter of ``kernel`` the one that stands for all that may be the same memory."""
+    """Return for each parameter of ``kernel`` the representative of all parameters that may share its memory."""
     group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
     for output, source in kernel.aliases:
         old, new = group[kernel.outputs[output].name], group[kernel.inputs[source].name]
@@ -63,7 +63,7 @@ def _groups(kernel: Kernel) -> dict[str, str]:
 
 
 def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return for each buffer that is one or the other what it may be, for those of which that is known."""
+    """Return for each buffer selected by :class:`Either` its candidates, if they are known."""
     found: dict[str, set[str]] = {}
     for s in walk(kernel.body):
         if isinstance(s, Either):
@@ -74,18 +74,18 @@ def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 class Metadata:
-    """The metadata of one kernel: of its accesses of memory and of its loops.
+    """Metadata of one kernel: of its memory accesses and of its loops.
 
-    Each buffer has an alias scope of the whole function, and so have those
-    together that may be one memory. Buffers that may share memory are only
-    touched at the element that an iteration writes, so the accesses of a loop
-    without state are independent; LLVM believes that only if every access of the
-    loop says so.
+    Each buffer has an alias scope of the whole function; buffers that may share memory have one together. Such buffers
+    are
+    accessed only at the element that an iteration writes. So the accesses of a loop without state are independent, but
+    LLVM
+    believes that only if every access of the loop is marked.
 
     Parameters
     ----------
     module : llvmlite.ir.Module
-        Where the metadata goes.
+        Gets the metadata.
     kernel : Kernel
         The loop IR.
     target : Target
@@ -114,7 +114,7 @@ class Metadata:
             self._parallel = Distinct(module)
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
-        """Return what says of a load or store of ``buffer`` which memory it cannot touch."""
+        """Return the function that marks a load or store of ``buffer`` with the memory it does not alias."""
         tag = self._tags.get(buffer.name)
 
         def annotate(instruction: ir.Instruction) -> None:
@@ -130,10 +130,11 @@ class Metadata:
         return annotate
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Say at the end of ``loop`` if its turns are independent, and what is not to be unrolled or to be masked.
+        """Mark the back edge of ``loop``: independent iterations, no unrolling, or a masked last vector.
 
-        Loops around loops are unrolled in vain; a short one that accumulates, or walks along its arrays, before it
-        could become vectors: LLVM would then make vectors of the loop around, across the rows.
+        Unrolling outer loops gains nothing. A short loop that accumulates or walks along its arrays must not be
+        unrolled before
+        it can be vectorized: LLVM would vectorize the enclosing loop instead, across the rows.
         """
         module = self._module
         facts = []
@@ -148,14 +149,14 @@ class Metadata:
         self.say(backedge, *facts)
 
     def say(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
-        """Say facts of the loop that ends with a branch."""
+        """Attach loop metadata to a loop's back edge."""
         if facts:
             nodes = [f if isinstance(f, ir.MDValue) else self._module.add_metadata(f) for f in facts]
             backedge.set_metadata("llvm.loop", Distinct(self._module, nodes))
 
 
 def _follows_data(loop: For) -> bool:
-    """Does a turn change state, or not, as what it loads says, or count in several places that it says?"""
+    """Does an iteration update state under a loaded condition, or several histograms at loaded indices?"""
     arms = (s for stmt in loop.body if isinstance(stmt, If) for s in walk((stmt,)))
     if any(isinstance(s, Store) and s.buffer.space == "private" for s in arms):
         return True
@@ -165,19 +166,19 @@ def _follows_data(loop: For) -> bool:
 
 
 def _turns(loop: For) -> int:
-    """Return how often ``loop`` runs, or 0 if that is not known."""
+    """Return the number of iterations of ``loop``, or 0 if it is unknown."""
     turns = loop.end - loop.begin
     return turns if isinstance(turns, int) and loop.step == 1 else 0
 
 
 def _accumulates(loop: For) -> bool:
-    """Does a loop that LLVM would unroll whole combine each turn with the same number?"""
+    """Does a loop that LLVM would unroll fully reduce into one scalar?"""
     short = 0 < _turns(loop) <= UNROLLED_TURNS
     return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
 
 
 def _walks_along(loop: For, target: Target) -> bool:
-    """Does a loop that LLVM would unroll whole take neighbouring elements of all arrays, half a vector or more?"""
+    """Does a loop that LLVM would unroll fully access contiguous elements, half a vector or more?"""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
@@ -189,7 +190,7 @@ def _walks_along(loop: For, target: Target) -> bool:
 
 
 def _is_along(place: Load | Store, var: str) -> bool | None:
-    """Are the elements at ``place`` neighbours as ``var`` counts? None: it is the same one."""
+    """Is the access contiguous in ``var``? None: it does not depend on ``var``."""
     *outer, last = [i for i, extent in zip(place.index, place.buffer.shape) if extent != 1] or (0,)
     inside = [a for a in symbols(last) if a.name == var]
     if any(a.name == var for i in outer for a in symbols(i)):
@@ -205,7 +206,7 @@ MASKED_TURNS = 511
 
 
 def _ends_within_a_vector(loop: For, target: Target) -> bool:
-    """Are the turns of a dear loop that fill no vector worth one with a mask? One by one they cost many times that."""
+    """Is a masked last vector worth it for a loop of expensive functions? Scalar iterations cost many times more."""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
@@ -217,13 +218,13 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
 
 
 def _is_dear(loop: For) -> bool:
-    """Does each turn compute a dear function of floats, and none of integers, which are not divided under masks?"""
+    """Does each iteration compute an expensive function of floats, and none of integers (no masked division)?"""
     inner = scalars_in(x for s in loop.body for x in operands(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
 
 
 def fills_registers(kernel: Kernel) -> bool:
-    """Does a loop compute dear functions of floats that are converted? Its constants leave no register for more."""
+    """Does a loop compute expensive functions of converted floats? Their constants fill the registers."""
     dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
     narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
     return narrow and any(isinstance(s, For) and _is_dear(s) for s in walk(kernel.body))

@@ -1,4 +1,4 @@
-"""Where a kernel that may run long asks whether to go on: which loops count their work, and what they ask."""
+"""Polls for cancellation in kernels that may run long: which loops count their work, and the poll itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
 
 def annotate_polls(text: str) -> str:
-    """Say in the assembly that a poll touches no memory of the kernel's, which llvmlite cannot write."""
+    """Add attributes to the polls in an assembly (no access to the kernel's memory), which llvmlite cannot write."""
     return _CALL.sub(r"\g<0> cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
 
 
 def _operations(scalar: Scalar) -> int:
-    """Return how many operations compute ``scalar``, one that is used twice counted once."""
+    """Return the number of operations of ``scalar``; a shared subexpression counts once."""
     return len(scalars_in([scalar]))
 
 
@@ -38,7 +38,7 @@ UNKNOWN_EXTENT = 1_000
 
 
 def _extent(begin: Dim, end: Dim) -> int:
-    """Return the turns from ``begin`` to ``end``, at most if that is known: ``min(n, begin + 8)`` is 8 away."""
+    """Return the iterations from ``begin`` to ``end``, or their upper bound: 8 for ``min(n, begin + 8)``."""
     atom = lone_atom(end)
     if isinstance(atom, Call) and atom.fn == "min":
         return min(_extent(begin, atom.a), _extent(begin, atom.b))
@@ -55,10 +55,10 @@ COUNTED_TURN = 2_000
 
 
 class _Work:
-    """The operations of a turn of each loop of a kernel, estimated, and which loops count them."""
+    """Estimated operations of an iteration of each loop of a kernel, and the loops that count them."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.turn: dict[int, int] = {}  # by the identity of the statement
+        self.turn: dict[int, int] = {}  # by id() of the statement
         self.counted: set[int] = set()
         match kernel.body:
             case (For(kind="parallel", body=body),):
@@ -94,15 +94,15 @@ class _Work:
 
 
 class Polls:
-    """Emits polls for one kernel.
+    """Emits the polls of one kernel.
 
-    Work is counted in a register, over all loops of the kernel together: a turn adds its operations, and after
-    ``POLL_OPERATIONS`` the kernel asks. If it is to stop it frees its memory and returns.
+    Work is counted in a register, over all loops of the kernel together: an iteration adds its operations, and after
+    ``POLL_OPERATIONS`` the kernel polls. If it must stop, it frees its memory and returns.
 
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-        At the beginning of the body.
+        At the start of the body.
     kernel : Kernel
     """
 
@@ -114,7 +114,7 @@ class Polls:
             builder.store(i64(0), self._done)
 
     def turn(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Count a turn of ``loop``, which begins here; ``heap`` is what a kernel that stops has to free."""
+        """Count an iteration of ``loop``, which starts here; ``heap`` is memory to free before a return."""
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
@@ -131,7 +131,7 @@ class Polls:
         builder.position_at_end(go)
 
     def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Poll, and return if the kernel is to stop, after ``heap`` is freed."""
+        """Poll, and return if the kernel must stop, after freeing ``heap``."""
         builder = self._builder
         leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
         builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])
@@ -143,7 +143,7 @@ class Polls:
         builder.position_at_end(stay)
 
     def _answer(self) -> ir.Value:
-        """Return whether to stop."""
+        """Emit the call of the monitor, and return its condition to stop."""
         monitor = self._builder.function.args[4]
         function = invariant(self._builder.load(monitor, typ=I64))
         kind = ir.FunctionType(I64, [PTR])

@@ -1,9 +1,9 @@
-"""Calls of functions for rare arguments, so that loops around them are vectorised.
+"""Calls of functions for rare arguments, in a form in which LLVM can vectorize loops around them.
 
-A formula calls a function of a flag, the usual result and the arguments, ``aotc.rarely.remainder`` say. While LLVM
-optimises it is a declaration without effects that has a form for each number of lanes (``LANES``), so that LLVM
-makes vectors of the loops that call it. The definitions come afterwards (:func:`define`): one branch, which is not
-taken unless a lane is rare, around a call that visits the lanes one by one.
+A formula calls a function of a flag, the usual result and the arguments, e.g. ``aotc.rarely.remainder``. During
+optimization it is a declaration without effects that has a vector variant for each width (``LANES``), so that LLVM
+vectorizes loops that call it. The definitions come afterwards (:func:`define`): a branch, taken only if a lane is rare,
+around a call that processes the lanes one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)'
 
 
 def annotate_rare_calls(text: str) -> str:
-    """Say in the assembly what the functions for rare arguments lack, effects, and have, forms for vectors."""
+    """Add attributes to the rare functions of an assembly: no effects, and their vector variants."""
     found = [m[2] for m in _DECLARATION.finditer(text)]
     if not found:
         return text
@@ -62,26 +62,26 @@ def _declared(name: str, lanes: int) -> str:
 
 
 def define_scalars(module: ir.Module) -> None:
-    """Define in ``module`` the functions for rare arguments that it calls, for a machine without vectors."""
+    """Define in ``module`` the rare functions that it calls, for a machine without vectors."""
     for symbol in [name for name in module.globals if name.startswith(CHOICE)]:
         _define_one(_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
         module.globals[symbol].linkage = "internal"
 
 
 def calls_rarely(text: str) -> bool:
-    """Tell whether the assembly of a kernel calls functions for rare arguments."""
+    """Return True if the assembly of a kernel calls functions for rare arguments."""
     return CHOICE in text
 
 
 def define(module: llvm.ModuleRef, target: Target) -> bool:
-    """Link the functions for rare arguments that ``module`` calls, in all forms; are there any?"""
+    """Link the rare functions that ``module`` calls, in all variants; return True if there are any."""
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
     if not names:
         return False
     module.link_in(parse_bitcode(_definitions(target, tuple(names), module.triple, module.data_layout)))
     for variable in module.global_variables:
-        if variable.name == _KEPT:  # nothing else keeps the forms that no loop uses
+        if variable.name == _KEPT:  # nothing else keeps variants that no loop uses
             variable.linkage, variable.name = "internal", _USED
     for function in module.functions:
         if function.name.startswith(CHOICE):
@@ -113,7 +113,7 @@ def _rare_function(module: ir.Module, name: str) -> ir.Function:
 
 
 def _define_one(function: ir.Function, choice: ir.Function) -> None:
-    """Define the scalar form."""
+    """Define the scalar variant."""
     choice.attributes.add("alwaysinline")
     builder = ir.IRBuilder(choice.append_basic_block("entry"))
     flag, usual, *args = choice.args
@@ -134,7 +134,7 @@ def _choose(
 
 
 def _define_lanes(function: ir.Function, name: str, lanes: int) -> None:
-    """Define the form of ``lanes`` lanes, and the function of those of which one is rare."""
+    """Define the variant of ``lanes`` lanes, and the function that it calls if a lane is rare."""
     module = function.module
     types, result = _types(name, lanes), ir.VectorType(F64, lanes)
     each = ir.Function(module, ir.FunctionType(result, types), f"aotc.{name}.v{lanes}")

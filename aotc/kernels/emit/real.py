@@ -1,7 +1,7 @@
 """Scalar ops on floats of 16 bits and more.
 
-Only ``contract`` is allowed (a product and a sum may become one FMA); ``max`` and
-``min`` propagate NaN and order -0.0 below 0.0.
+``contract`` is the only fast-math flag: a product and a sum may become one FMA. ``max`` and ``min`` propagate NaN and
+order -0.0 below 0.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _plain(name: str) -> Emit:
 def _sign(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     one, zero = ir.Constant(x.type, 1.0), ir.Constant(x.type, 0.0)
     signed = call_intrinsic(b, f"llvm.copysign.{suffix(x.type)}", x.type, [one, x])
-    nonzero = b.fcmp_ordered("!=", x, zero)  # false for NaN too: 0 and NaN are their own sign
+    nonzero = b.fcmp_ordered("!=", x, zero)  # false for NaN, too: the sign of 0 and of NaN is the number itself
     return b.select(nonzero, signed, x)
 
 
@@ -46,7 +46,7 @@ def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 PICKS = frozenset({"max", "max_number", "min"})
-"""What gives one of its operands, which is not rounded again."""
+"""Ops whose result is one of their operands, so that it is not rounded again."""
 
 ONE_BY_ONE: dict[str, Emit] = {
     "add": _plain("fadd"),
@@ -63,7 +63,7 @@ ONE_BY_ONE: dict[str, Emit] = {
     "round_afz": intrinsic("round"),
     "sqrt": intrinsic("sqrt"),
 }
-"""An instruction or an intrinsic each, of vectors too."""
+"""Ops that are a single instruction or intrinsic, on scalars and on vectors."""
 
 FLOATS: dict[str, Emit] = {
     **ONE_BY_ONE,

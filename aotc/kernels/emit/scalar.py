@@ -1,4 +1,4 @@
-"""Scalar ops on registers: what they have in common, and whose they are by the kind of their operands."""
+"""Scalar ops on registers: common ops, and the dispatch by the kind of the operands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     Raises
     ------
     InternalError
-        If there is no such op on these dtypes.
+        If these dtypes do not have the op.
     """
     match fn:
         case "convert":
@@ -62,7 +62,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
 
 
 def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
-    """Compute in f32 and round once, but for what is said of the codes themselves."""
+    """Compute in f32 and round once, except for ops on the codes themselves."""
     dtype = dtypes[0]
     if fn == "next_after":
         return small_float.next_after(builder, args[0], args[1], dtype)
@@ -95,7 +95,7 @@ def _select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Regis
 
 
 def compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
-    """Return a condition of operands of a kind; floats and integers may be vectors."""
+    """Return the result of a comparison; floats and integers may be vectors."""
     symbol = SCALARS[fn].symbol
     if kind == "f":
         emit = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
@@ -105,7 +105,7 @@ def compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> 
 
 
 def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
-    """Compare floats in total order: by their bits, those of negative ones flipped."""
+    """Compare floats in total order: by their bits; those of negative numbers are flipped."""
     keys = []
     for x in args:
         kind = ir.IntType(64 if x.type == F64 else 32)
@@ -138,14 +138,14 @@ def _float_constant(value: float, dtype: str) -> ir.Value:
 
 
 def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
-    """Return ``reduce(old, new)`` where the order of combination is free, so that it vectorizes."""
+    """Return ``reduce(old, new)`` with a free order of combination, so that it vectorizes."""
     if DTYPES[dtype].kind == "c" and reduce == "add":
         return tuple(combine(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
         return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
     kind = suffix(old.type)
     if dtype == "f16" and reduce in real.PICKS:
-        new = call_intrinsic(builder, f"llvm.canonicalize.{kind}", new.type, [new])  # LLVM picks f16 one by one
+        new = call_intrinsic(builder, f"llvm.canonicalize.{kind}", new.type, [new])  # LLVM does not vectorize f16 here
     match reduce:
         case "add":
             value = builder.fadd(old, new, flags=("reassoc", "nsz", "contract"))
@@ -153,7 +153,7 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
             value = builder.fmul(old, new, flags=("reassoc", "nsz", "contract"))
         case "max":
             value = call_intrinsic(builder, f"llvm.maximum.{kind}", old.type, [old, new], ("nsz",))
-        case "max_number":  # not that one of them is NaN: what comes of it is settled when it is loaded
+        case "max_number":  # nnan: a NaN gives poison, which is frozen when it is loaded
             value = call_intrinsic(builder, f"llvm.maxnum.{kind}", old.type, [old, new], ("nnan", "nsz"))
         case "min":
             value = call_intrinsic(builder, f"llvm.minimum.{kind}", old.type, [old, new], ("nsz",))

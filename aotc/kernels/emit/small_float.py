@@ -1,8 +1,8 @@
-"""Floats of fewer than 16 bits in kernels: one decoder and one rounding, for every format of the table.
+"""Floats of fewer than 16 bits in kernels: one decoder and one rounding for all formats of the table.
 
-A register of such a type holds its code, so copies, selects and bitcasts never touch the bits. Every other
-op decodes to f32, computes there and rounds once. Both directions are integer arithmetic without branches
-or look-ups, which LLVM vectorizes.
+A register of such a type has its code, so copies, selects and bitcasts never change the bits. All other ops decode to
+f32, compute there and round once. Both directions are branch-free integer arithmetic without lookup tables, which LLVM
+vectorizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def constant(value: float, dtype: str) -> ir.Value:
 
 
 def to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
-    """Return the f32 that the code stands for; exact. NaN becomes the quiet NaN of its sign."""
+    """Return the f32 value of the code; exact. NaN becomes the quiet NaN of its sign."""
     row = SMALL_FLOATS[dtype]
     wide = builder.zext(code, I32)
     if row.special == "power":
@@ -92,8 +92,9 @@ def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
 def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat) -> ir.Value:
     """Return the code of ``|value|``, as if the format had no largest exponent.
 
-    A normal number is rounded by adding half of its last place, less one if that place is even. A subnormal
-    one is added to the power of two whose last place in f32 is the format's: the adder rounds.
+    A normal number is rounded by adding half a unit in the last place, less one if the last bit is even. A subnormal
+    one is
+    added to the power of two whose last place in f32 is the format's: the addition rounds.
     """
     shift = _MANTISSA - row.mantissa_bits
     odd = builder.and_(builder.lshr(magnitude, i32(shift)), i32(1))
@@ -108,7 +109,7 @@ def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Valu
 
 
 def _power_from_f32(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) -> ir.Value:
-    """Round to a power of two, halfway up; below 2**-127 to that; 0 and negative numbers become NaN."""
+    """Round to a power of two, midpoints up; below 2**-127 to 2**-127; 0 and negative numbers become NaN."""
     half = 1 << (_MANTISSA - 1)
     code = builder.lshr(builder.add(magnitude, i32(half)), i32(_MANTISSA))
     code = builder.select(builder.icmp_unsigned("<=", magnitude, i32(half)), i32(0), code)
@@ -120,7 +121,7 @@ def _power_from_f32(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) 
 def total_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
     """Return an i32 that orders all codes: numbers by value, -0 below 0, NaN beyond infinity of its sign.
 
-    The one NaN of an ``fnuz`` format has the sign bit, and so stands below all numbers.
+    The only NaN of an ``fnuz`` format has the sign bit, and so is below all numbers.
     """
     row = SMALL_FLOATS[dtype]
     wide = builder.zext(code, I32)
@@ -137,7 +138,7 @@ def total_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Val
 
 
 def next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: str) -> ir.Value:
-    """Step ``code`` to its neighbour towards ``other``; beyond the largest number comes what overflow gives."""
+    """Step ``code`` to its neighbour towards ``other``; beyond the largest number the result is that of overflow."""
     row = SMALL_FLOATS[dtype]
     x, y = (to_f32(builder, v, dtype) for v in (code, other))
     up = builder.fcmp_ordered("<", x, y)

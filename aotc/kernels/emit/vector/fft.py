@@ -1,10 +1,12 @@
-"""The function of a Fourier transform for a CPU, as LLVM IR of whole vectors, which no pass need see.
+"""The function of a Fourier transform for a CPU, as LLVM IR of whole vectors that bypasses LLVM's passes.
 
-Stockham's form sorts itself: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where ``q`` runs
-over what earlier passes have made and over neighbouring signals. Between passes real and imaginary parts lie apart.
-A vector holds neighbouring ``q``; if these are few, those of several ``p``, and in the first pass of one signal
-neighbouring ``p``. What is left at the end of a loop is a whole vector too, of which some has been done before; a
-vector that is longer than what it holds spills over what is written next.
+It is Stockham's autosort algorithm: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where
+``q``
+runs over the results of earlier passes and over neighbouring signals. Between passes real and imaginary parts are in
+separate planes. A vector has neighbouring ``q``; if these are few, those of several ``p``; in the first pass of a
+single
+signal, neighbouring ``p``. The remainder of a loop is a whole vector, too, which overlaps the one before. A vector with
+more lanes than elements writes beyond them, and the next store overwrites that.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class TransformFunction:
         self.lanes = min(vector_bytes // size_of(transform.dtype), TRANSFORM_LANES)
 
     def symbols(self) -> dict[str, str]:
-        """Return the assembly of the function and of what it names, by symbol."""
+        """Return the assembly of the function and of its callees and constants, by symbol."""
         return _TransformWriter(self).written()
 
 
@@ -46,7 +48,7 @@ class _TransformWriter(OrderedLines):
         self.strides: dict[int, str | int] = {}
 
     def written(self) -> dict[str, str]:
-        """Return the assembly of the function and of what it names, by symbol."""
+        """Return the assembly of the function and of its callees and constants, by symbol."""
         t = self.t
         arrays = ["ptr noalias readonly %x", "ptr noalias readonly %table", "ptr noalias %out"]
         arrays += ["ptr noalias %work"] if t.work else []
@@ -87,13 +89,13 @@ class _TransformWriter(OrderedLines):
             self._loop(way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._turn(stage, way, p, at)))
 
     def _enter(self, stage: FftStage) -> None:
-        """Begin the next pass: from which planes it reads, and which it writes."""
+        """Start the next pass: select the planes that it reads and writes."""
         self.first, self.last = stage.s == 1, stage.m == 1
         self.source, self.target = self._planes_of(self.begun - 1), self._planes_of(self.begun)
         self.begun += 1
 
     def _planes_of(self, number: int) -> int:
-        """Return where the planes begin that a pass writes."""
+        """Return the offset of the planes that pass ``number`` writes (two buffers alternate)."""
         return number % 2 * 2 * self.t.plane
 
     def _several(self, together: list[FftStage]) -> None:
@@ -131,12 +133,12 @@ class _TransformWriter(OrderedLines):
                 self._store(vector, lanes, base, number * lanes)
 
     def _turn(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
-        """Take the elements from ``at`` on of a part."""
+        """Write an iteration: the elements from ``at`` on of a part."""
         read = self._planes(stage, self._sum((part, way.run), (at, 1)))
         self._finish(stage, way, self.butterfly.transform(read), part, at)
 
     def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
-        """Multiply what a butterfly made, and write it."""
+        """Multiply the results of a butterfly by the twiddle factors, and store them."""
         if way.groups:
             t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
             self._groups(stage, way.groups, results, t)
@@ -144,7 +146,7 @@ class _TransformWriter(OrderedLines):
             self._runs(stage, results, part, at)
 
     def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
-        """Take the ``q`` of several neighbouring ``p``, which lie side by side."""
+        """Store results whose vectors have the contiguous ``q`` of several neighbouring ``p``."""
         each = [str(c) for c in range(groups) for _ in range(stage.s)]
         each += ["poison"] * (self.lanes - len(each))
 
@@ -167,7 +169,7 @@ class _TransformWriter(OrderedLines):
                     self._store(part, lanes, base, k * stage.s)
 
     def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
-        """Take neighbouring ``q`` of one ``p``."""
+        """Store results whose vectors have neighbouring ``q`` of one ``p``."""
         results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
@@ -176,7 +178,7 @@ class _TransformWriter(OrderedLines):
         self._write_planes(self._sum((t, stage.s * stage.radix), (q, 1)), stage.s, results)
 
     def _beside(self, stage: FftStage) -> None:
-        """Take equal points of neighbouring signals."""
+        """Write a pass over neighbouring signals: a vector has the same point of several signals."""
         pitch = self.t.pitch
         self.lanes = min(pitch, self.most)
         if self.first or self.last:
@@ -193,7 +195,7 @@ class _TransformWriter(OrderedLines):
         self._loop(stage.m, 1, lambda t: self._loop(run, self.lanes, lambda q: inner(t, q)))
 
     def _end(self, stage: FftStage, outer: str, v: str) -> None:
-        """Do the first pass of neighbouring signals or the last: ``outer`` is ``p`` or ``q``."""
+        """Write an iteration of the first or last pass of neighbouring signals: ``outer`` is ``p`` or ``q``."""
         pitch = self.t.pitch
         mask = self._mask(v) if self.tail else ""
         if self.first:
@@ -209,16 +211,19 @@ class _TransformWriter(OrderedLines):
             self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
 
     def _closed(self) -> None:
-        """Put the first result behind the last one, too: a spectrum is periodic."""
+        """Copy the first result behind the last one: a spectrum is periodic."""
         for plane in (0, 1):
             base = self._address("%work", "0", self.target + plane * self.t.plane)
             self._store(self._load(1, base, 0), 1, base, self.t.points)
 
     def _unpacked(self, table: int, k: str) -> None:
-        """Write neighbouring points, from ``k`` on, of the spectrum of real numbers.
+        """Write neighbouring points, from ``k`` on, of the spectrum of a real signal.
 
-        The transform of pairs is that of the even numbers plus ``i`` times that of the odd ones; both are those of real
-        numbers, whose points at ``k`` and at the end less ``k`` are conjugate.
+        A real signal is transformed as complex pairs of half the length. The result is the transform of the even
+        elements plus
+        ``i`` times that of the odd ones. Both belong to real signals, so their points at ``k`` and ``points - k`` are
+        conjugate,
+        which separates them.
         """
         make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
         back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
@@ -236,11 +241,11 @@ class _TransformWriter(OrderedLines):
         self._write_complex(k, 0, make.add(both, apart))
 
     def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
-        """Return what a butterfly makes, times the factors that the next pass wants."""
+        """Return the results of a butterfly times the twiddle factors of the next pass."""
         return self._times(stage, self.butterfly.transform(read), twiddle)
 
     def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
-        """Return results times the factors that the next pass wants: none behind the last one."""
+        """Return results times the twiddle factors of the next pass; unchanged after the last pass."""
         if stage.m == 1:
             return results
         return [results[0], *(self.butterfly.times(x, twiddle(k)) for k, x in enumerate(results[1:], 1))]
@@ -267,7 +272,7 @@ class _TransformWriter(OrderedLines):
         return self._parted(self._load(2 * self.lanes, self._beside_address("%x", outer, offset, v), 0, mask))
 
     def _write(self, at: str, offset: int, value: Pair) -> None:
-        """Write neighbouring results of the last pass."""
+        """Store neighbouring results of the last pass."""
         if self.t.real:
             for plane in (0, 1):
                 base = self._address("%work", at, self.target + plane * self.t.plane + offset)
@@ -279,7 +284,7 @@ class _TransformWriter(OrderedLines):
         self._store(self._joined(value), 2 * self.lanes, self._address("%out", self._sum((at, 2)), 2 * offset), 0)
 
     def _beside_address(self, array: str, outer: str, offset: int, v: str) -> str:
-        """Return where point ``outer + offset`` of the signals from ``v`` on lies."""
+        """Return the address of point ``outer + offset`` of the signals from ``v`` on."""
         if self.t.stride:
             return self._address(array, self._sum((outer, 2 * self.t.stride), (v, 2)), 2 * self.t.stride * offset)
         if 1 not in self.strides:
@@ -292,7 +297,7 @@ class _TransformWriter(OrderedLines):
         return self._address(array, self._sum((moved, 1), (str(self.strides[offset]), 1), (v, 2)), 0)
 
     def _twiddles(self, stage: FftStage, k: int, t: str, lanes: int) -> Pair:
-        """Return the factors of output ``k`` for neighbouring ``p`` from ``t`` on."""
+        """Return the twiddle factors of output ``k`` for neighbouring ``p`` from ``t`` on."""
         bases = [self._address("%table", t, stage.table + (k - 1) * stage.m + plane * self.row) for plane in (0, 1)]
         re, im = (Var(self._load(lanes, base, 0), self.t.dtype) for base in bases)
         return re, im
@@ -303,7 +308,7 @@ class _TransformWriter(OrderedLines):
         return Var(re, self.t.dtype), Var(im, self.t.dtype)
 
     def _mask(self, v: str) -> str:
-        """Return which parts of numbers from signal ``v`` on there are."""
+        """Return the mask of existing lanes of complex numbers from signal ``v`` on."""
         lanes = 2 * self.lanes
         left = self._line(f"sub i64 {self.width}, {v}")
         twice = self._line(f"shl i64 {left}, 1")
@@ -328,13 +333,13 @@ class _TransformWriter(OrderedLines):
         return _name(value)
 
     def _parted(self, both: str) -> Pair:
-        """Return real and imaginary parts of numbers."""
+        """Deinterleave complex numbers into real and imaginary parts."""
         lanes = 2 * self.lanes
         re, im = (self._shuffle(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))
         return Var(re, self.t.dtype), Var(im, self.t.dtype)
 
     def _joined(self, value: Pair) -> str:
-        """Return the numbers of real and imaginary parts, times the scale."""
+        """Interleave real and imaginary parts, times the scale."""
         if self.t.scale != 1:
             value = self.butterfly.scale(value, self.t.scale)
         order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))
@@ -347,7 +352,7 @@ def _name(value: Scalar) -> str:
 
 
 def _literal(value: float, dtype: str) -> str:
-    """Return a number as LLVM reads it: the bits of a double, of a float's value too."""
+    """Return a number in LLVM's syntax: the bits of a double, even for a float."""
     if dtype == "f32":
         (value,) = struct.unpack("<f", struct.pack("<f", value))
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

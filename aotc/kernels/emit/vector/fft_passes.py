@@ -1,7 +1,8 @@
-"""The loops of a Fourier transform's passes, and one loop for several: they read the same places, each from its planes.
+"""Loops of a Fourier transform's passes, and one loop for several passes.
 
-Passes of one radix have the same butterfly. In a loop over passes it is in the code once; behind it a jump, which is
-always the same during a pass, leads to what multiplies and writes in each of them.
+Consecutive passes of one radix have the same butterfly and access the same offsets, each in its own planes. A loop over
+passes has the butterfly's code once. A jump behind it, which is the same during a whole pass and so well predicted,
+leads to the multiplications and stores of each pass.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from aotc.ir.loop.forms.fft import FftStage
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How a pass goes over what it reads: in vectors of ``lanes``, ``step`` apart, of ``parts`` of ``run`` elements.
+    """The iteration space of a pass: ``parts`` of ``run`` elements, in vectors of ``lanes``, ``step`` apart.
 
-    ``groups`` says how many ``p`` a vector holds; with 0 it holds ``q`` of one, whose number is that of the part.
+    ``groups`` is the number of ``p`` in a vector; with 0 a vector has ``q`` of a single ``p``, the number of the part.
     """
 
     groups: int
@@ -37,12 +38,12 @@ def ceil(n: int) -> int:
 
 
 def leaves_registers(radix: int) -> bool:
-    """Do a butterfly's results leave registers free? Those of odd radices are multiplied by constants, too."""
+    """Do a butterfly's results leave registers free? Odd radices also need constants."""
     return radix & (radix - 1) == 0
 
 
 def walk(stage: FftStage, most: int) -> Walk:
-    """Return how a pass but the first goes on, with vectors of at most so many lanes."""
+    """Return the iteration space of a pass other than the first, with vectors of at most ``most`` lanes."""
     s, m = stage.s, stage.m
     if m > 1 and most // s > 1:
         groups = min(most // s, m)
@@ -51,14 +52,15 @@ def walk(stage: FftStage, most: int) -> Walk:
     return Walk(0, lanes, m, s, lanes)
 
 
-# Radix of the passes of a transform that call one shared butterfly function. A butterfly of a smaller radix costs no
-# more than the jump to it. The results and constants of an odd radix fill the registers. Time with a shared butterfly,
-# against one butterfly for each pass, Zen 5: radix 8 0.98 to 1.02, 4 up to 1.07 (128 points), 3 1.03, 7 1.07.
+# Radix of consecutive passes of a transform that share the code of one butterfly, in a loop over passes. Smaller
+# butterflies are no longer than the jump behind them. The results and constants of an odd radix fill the registers.
+# Time with a shared butterfly, against one butterfly for each pass, Zen 5: radix 8 0.98 to 1.02, 4 up to 1.07 (128
+# points), 3 1.03, 7 1.07.
 SHARED_RADIX = 8
 
 
 def shared(passes: list[FftStage]) -> list[list[FftStage]]:
-    """Return the passes of one signal, neighbours together that share a butterfly: all their vectors are whole."""
+    """Group the passes of one signal: consecutive ones that share a butterfly, whose vectors are all whole."""
     found = [passes[:1]]
     for before, stage in pairwise(passes):
         if before.s > 1 and before.radix == stage.radix == SHARED_RADIX:
@@ -70,18 +72,18 @@ def shared(passes: list[FftStage]) -> list[list[FftStage]]:
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """The lines of a loop over passes, around what reads and what writes.
+    """The lines of a loop over passes, around the code that loads and the code that stores.
 
     Attributes
     ----------
     name : str
-        What its blocks and values begin with.
+        Prefix of its blocks and values.
     before : str
-        The block in front of it.
+        The block before it.
     walks : list of Walk
-        Of the passes.
+        Iteration spaces of the passes.
     sources : list of int
-        Where what they read begins.
+        Offsets of the planes that they read.
     """
 
     name: str
@@ -96,21 +98,21 @@ class SharedLoop:
 
     @property
     def at(self) -> str:
-        """Return where a vector begins in its part."""
+        """Return the start of a vector in its part."""
         return f"%{self.name}_at"
 
     @property
     def place(self) -> str:
-        """Return where a vector begins in memory."""
+        """Return the start of a vector in memory."""
         return f"%{self.name}_place"
 
     @property
     def after(self) -> str:
-        """Return the block behind the loop."""
+        """Return the block after the loop."""
         return f"{self.name}_after"
 
     def begin(self) -> list[str]:
-        """Return the lines in front of what reads a vector."""
+        """Return the lines before the code that loads a vector."""
         n, edges = self.name, [self.before, *(f"{self.name}_enter{k}" for k in range(1, len(self.walks)))]
         columns = {
             "pass": range(len(self.walks)),
@@ -133,20 +135,20 @@ class SharedLoop:
         return [*lines, f"{self.place} = add i64 %{n}_begin, {self.at}"]
 
     def choose(self) -> str:
-        """Return what jumps to the :meth:`write` of a pass."""
+        """Return the jump to the :meth:`write` of the current pass."""
         names = [f"%{self.name}_write{k}" for k in range(len(self.walks))]
         return self._switch(names[-1], list(enumerate(names[:-1])))
 
     def write(self, number: int) -> str:
-        """Return the line in front of what writes in a pass."""
+        """Return the label of the code that stores in a pass."""
         return f"{self.name}_write{number}:"
 
     def written(self) -> str:
-        """Return the line behind it."""
+        """Return the line after that code."""
         return f"br label %{self.name}_inner_end"
 
     def end(self) -> list[str]:
-        """Return the lines behind what writes."""
+        """Return the lines after the code that stores."""
         n = self.name
         again = range(1, len(self.walks))
         return [

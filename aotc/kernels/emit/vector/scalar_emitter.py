@@ -1,8 +1,8 @@
-"""Kernels whose loops LLVM's passes gain nothing by: it runs few of them, and emission does the rest.
+"""Kernels whose loops LLVM's passes do not improve: LLVM runs few passes, and the emission does the rest.
 
-Sorts and selections move single elements to where the data say. No loop of theirs becomes vectors but the one that
-looks at a block, which is emitted as vectors here. What else LLVM would do for their loops is done here too: parts of
-addresses that stay the same are found before a loop, and zeros are stored at once.
+Sorts and selections move single elements to data-dependent positions. Their only vectorizable loops test a block of
+elements, and are emitted as vectors here. Other optimizations of LLVM are done here, too: loop-invariant parts of
+addresses are hoisted, and zeros are stored by memset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder
 
 
 def is_plain(kernel: Kernel) -> bool:
-    """Has a kernel that chooses between buffers, looks at blocks, or calls, no loop that could become vectors?"""
+    """Does a kernel that selects buffers, tests blocks, or calls functions have no vectorizable loop?"""
     stmts = list(walk(kernel.body))
     if any(isinstance(s, Tile) for s in stmts):
         return False
@@ -67,7 +67,7 @@ def is_plain(kernel: Kernel) -> bool:
 
 
 def _float_of(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
-    """Return the register of a float of these bits."""
+    """Return the register of a float from its bits."""
     kind = memory_type(dtype)
     return memory.decode(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
 
@@ -77,13 +77,13 @@ def _is_grid(stmt: Stmt) -> bool:
 
 
 def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
-    """Does what a turn of a loop loads say where an element lies?"""
+    """Does an index depend on a value that the iteration loads or computes?"""
     bound = {s.var.name for s in loop.body if isinstance(s, Let)}
     return any(a.name in bound for i in index for a in symbols(i))
 
 
 def _could_be_vectors(loop: For) -> bool:
-    """Does a loop compute each element where it stores it, or combine them? Copies and fills are no reason."""
+    """Does a loop compute elements where it stores them, or reduce them? Copies and fills do not count."""
     if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     if any(_is_placed(index, loop) for _, index in places_in(loop)):
@@ -97,7 +97,7 @@ def _could_be_vectors(loop: For) -> bool:
 
 
 def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Yield the statements of a turn of a loop, but those of counted loops in it."""
+    """Yield the statements of a loop iteration, without those of nested counted loops."""
     for s in body:
         yield s
         if not isinstance(s, For):
@@ -105,22 +105,22 @@ def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
 
 
 # Unroll factor of a loop that stores elements at loaded indices (the scatter of a radix sort). An iteration is a dozen
-# instructions, two of which are the loop's own. The factor is written here because LLVM's unrolling passes do not run
-# on this code. Sorts of 10,000 f32, i32 and bf16 take 1.15, 1.09 and 1.19 of the time not unrolled, 1.0, 1.0 and 1.05
-# unrolled four times (Zen 5).
+# instructions, two of which are the loop's own. LLVM's passes that would choose a factor do not run on this code. Sorts
+# of 10,000 f32, i32 and bf16, against all of LLVM's passes: not unrolled 1.15, 1.09 and 1.19 of the time, unrolled four
+# times 1.0, 1.0 and 1.05 (Zen 5).
 MOVES_AT_ONCE = 4
 # Unroll factor of a loop whose iterations update several histograms (see COUNTED_PLACES); its iterations are long
-# already. Code generation of a sort of f32 takes 7.3 ms with 1, 8.9 with 2 and 9.7 with 4; with LLVM's own unrolling it
-# took 8.2 (Zen 5, busy).
+# already. Code generation of a sort of f32 takes 7.3 ms with 1, 8.9 with 2 and 9.7 with 4, and 8.2 with all of LLVM's
+# passes (Zen 5, busy).
 COUNTS_AT_ONCE = 2
 # Operations of an iteration that moves elements, up to which its loop is unrolled MOVES_AT_ONCE times. Longer
 # iterations take long to compile and gain little. Moves by a byte of f32 have 10 operations. Moves of rows with -0.0
-# have 14: they take 1.24 of the time not unrolled, 1.14 unrolled four times.
+# have 14: against all of LLVM's passes they take 1.24 of the time not unrolled, 1.14 unrolled four times.
 MOVED_OPERATIONS = 14
 
 
 def _copies(loop: For) -> int:
-    """Return how often LLVM is to write the body of a loop: a short one that puts elements in places, or counts."""
+    """Return the unroll factor of a loop: above 1 for short loops that scatter or count."""
     turns = loop.end - loop.begin
     if not isinstance(turns, int) or turns % MOVES_AT_ONCE or not all(isinstance(s, Let | Store) for s in loop.body):
         return 1
@@ -134,7 +134,7 @@ def _copies(loop: For) -> int:
 
 
 def _scatters(loop: For) -> bool:
-    """Does a loop only move elements to places that lie apart?"""
+    """Does a loop only move elements to non-contiguous positions?"""
     return all(
         isinstance(s, Store) and isinstance(s.value, Load)
         and at_turn(s.buffer, s.index, loop.var, 1) - at_turn(s.buffer, s.index, loop.var, 0) != 1
@@ -143,32 +143,32 @@ def _scatters(loop: For) -> bool:
 
 
 def unrolls(kernel: Kernel) -> bool:
-    """Is there a loop that LLVM is to write more than once?"""
+    """Does the kernel have a loop for LLVM to unroll?"""
     return any(isinstance(s, For) and _copies(s) > 1 for s in walk(kernel.body))
 
 
 def _is_fill(loop: For) -> bool:
-    """Does a loop store zeros, one behind the other?"""
+    """Does a loop store zeros contiguously?"""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
             beside = at_turn(buffer, index, var, 1) - at_turn(buffer, index, var, 0) == 1
-            least, _ = bounds(end)  # a number of bytes has no sign
+            least, _ = bounds(end)  # memset's size is unsigned
             return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
     return False
 
 
 class _PlainMetadata(Metadata):
-    """Says of loops how often they are written, and nothing of memory: no pass asks."""
+    """Metadata of loops: unroll factors only; no pass asks for aliasing."""
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
         self._module = module
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
-        """Return what says nothing."""
+        """Return a function that marks nothing."""
         return lambda instruction: None
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Say at the end of ``loop`` how often its body is to be written."""
+        """Mark the back edge of ``loop`` with its unroll factor."""
         copies = _copies(loop)
         self.say(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
 
@@ -180,13 +180,13 @@ class PlainEmitter(BodyEmitter):
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         super().__init__(builder, kernel, target, emit_tile)
-        self._raw: dict[int, tuple[ir.Value, ir.Value]] = {}  # the bits of floats that were loaded, and their registers
-        self._places: tuple[dict[tuple[str, Dim], Place], ...] = ()  # of the loops around, found before them
+        self._raw: dict[int, tuple[ir.Value, ir.Value]] = {}  # loaded floats: their bits and registers, by id()
+        self._places: tuple[dict[tuple[str, Dim], Place], ...] = ()  # hoisted addresses of the enclosing loops
 
     # --- addresses ---
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
-        """Return the pointer to element ``flat`` of ``buffer``, from one that was found before a loop if there is."""
+        """Return the pointer to element ``flat`` of ``buffer``, from a hoisted address if there is one."""
         folded = self._indices.fold(flat)
         for found in reversed(self._places):
             if place := found.get((buffer.name, folded)):
@@ -203,7 +203,7 @@ class PlainEmitter(BodyEmitter):
         self._places = self._places[:-1]
 
     def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
-        """Find before a loop the parts of its addresses that stay the same; they may lie outside of their buffers."""
+        """Emit the invariant parts of a loop's addresses before it; they may be outside of their buffers."""
         found: dict[tuple[str, Dim], Place] = {}
         for buffer, number in self._flats(loop):
             flat = self._indices.fold(number)
@@ -213,11 +213,11 @@ class PlainEmitter(BodyEmitter):
         return found
 
     def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
-        """Yield the numbers of the elements that a turn of ``loop`` loads and stores."""
+        """Yield buffers and offsets of the accesses of an iteration of ``loop``."""
         yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
 
     def _parted(self, flat: Dim) -> tuple[Dim, Dim]:
-        """Return the part of an address that is known here, and the rest."""
+        """Split an offset into the part that is computable here, and the rest."""
         terms = flat.terms if isinstance(flat, Expr) else ()
         fixed: Dim = flat.const if isinstance(flat, Expr) else flat
         for term in (Expr(0, (t,)) for t in terms):
@@ -236,7 +236,7 @@ class PlainEmitter(BodyEmitter):
             super()._statement(stmt)
 
     def _fill(self, loop: For) -> None:
-        """Store zeros at once."""
+        """Store zeros by one memset."""
         (store,) = loop.body
         assert isinstance(store, Store)
         size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
@@ -245,7 +245,7 @@ class PlainEmitter(BodyEmitter):
         call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
-        """Return the register of a scalar; a shift that is known to be short is an instruction."""
+        """Return the register of a scalar; a shift that is known to be in range is a plain instruction."""
         match node:
             case Apply(fn=fn, args=(x, Index(expr=expr) as by)) if fn in _SHIFTS:
                 low, high = bounds(expr)
@@ -261,7 +261,7 @@ class PlainEmitter(BodyEmitter):
         return super()._node(node, done)
 
     def _store(self, stmt: Store) -> None:
-        """Store a value; a float that is only moved as its bits."""
+        """Store a value; a float that is only moved is stored as its bits."""
         if isinstance(stmt.value, Var | Load) and not stmt.reduce:
             value = self.scalar(stmt.value)
             if id(value) in self._raw:
@@ -272,7 +272,7 @@ class PlainEmitter(BodyEmitter):
     # --- blocks ---
 
     def _look(self, loop: For) -> None:
-        """Find out for all lanes at once if something is true of one."""
+        """Test all elements of a block at once: is the condition true for any?"""
         *_, store = loop.body
         assert isinstance(store, Store)
         lanes = _BlockOfLanes(self, loop)
@@ -284,9 +284,9 @@ class PlainEmitter(BodyEmitter):
 
 
 class _BlockOfLanes:
-    """The values of the turns of a loop as vectors.
+    """The values of a loop's iterations as vectors.
 
-    A float of 16 bits is its bits: what is done with it is to take it for them.
+    A 16-bit float is represented by its bits; the only operation on it is a bitcast.
     """
 
     def __init__(self, emitter: PlainEmitter, loop: For) -> None:
@@ -337,7 +337,7 @@ class _BlockOfLanes:
 
 
 def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
-    """Yield where a turn of a loop loads and stores."""
+    """Yield buffers and indices of the accesses of a loop iteration."""
     for s in _within(loop.body):
         if isinstance(s, Store):
             yield s.buffer, s.index

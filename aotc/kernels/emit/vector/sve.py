@@ -1,8 +1,8 @@
-"""SVE by vectors of a known length: LLVM IR of fixed vectors, for functions that say how long SVE's are.
+"""SVE with vectors of known length: LLVM IR of fixed vectors, in functions with a known SVE vector length.
 
 With ``vscale_range(n, n)``, n times 128 bits, LLVM's back end for AArch64 keeps fixed vectors of that length in ``z``
-registers. What has no form for fixed vectors, products of quads and pairs, are functions of them around intrinsics of
-scalable vectors: :func:`instruction` names one, :func:`with_length` writes it.
+registers. Instructions without a form for fixed vectors (products of quads and pairs) are functions of fixed vectors
+around intrinsics of scalable ones: :func:`instruction` returns the name of one, :func:`with_length` defines it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aotc.targets import Target
 
 
 class _Instruction(NamedTuple):
-    """An instruction as LLVM's intrinsic, and the types of its sums and operands, of which a word has a ``group``."""
+    """An LLVM intrinsic with its accumulator and operand types; a word has ``group`` operand elements."""
 
     intrinsic: str
     sums: str
@@ -34,17 +34,17 @@ _DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
 def instruction(name: str, lanes: int) -> str:
-    """Return the name of the function that is an instruction for so many sums, and for words of its operands."""
+    """Return the name of the function of an instruction with ``lanes`` accumulators, for operands as words."""
     return f"aotc.sve.{name}.v{lanes}"
 
 
 def repeated(lanes: int) -> str:
-    """Return the name of the function that fills ``lanes`` of 64 bits with two of them again and again."""
+    """Return the name of the function that repeats two elements of 64 bits over ``lanes`` lanes."""
     return instruction(_REPEAT, lanes)
 
 
 def with_length(text: str, target: Target) -> str:
-    """Return LLVM assembly whose functions know how long the vectors of ``target`` are, with what they call of SVE."""
+    """Return an LLVM assembly with the vector length of ``target``, and with the SVE functions that it calls."""
     if not target.sve_length:
         return text
     called = [(found[1], int(found[2])) for found in _CALLED.finditer(text)]
@@ -56,12 +56,12 @@ def with_length(text: str, target: Target) -> str:
 
 
 def _put(kind: str, lanes: int, count: int) -> str:
-    """Return the intrinsic that makes a scalable vector of a fixed one; a register of 128 bits has ``count`` lanes."""
+    """Return the intrinsic that converts a fixed vector to a scalable one; 128 bits have ``count`` lanes."""
     return f"@llvm.vector.insert.nxv{count}{_NAMES[kind]}.v{lanes}{_NAMES[kind]}"
 
 
 def _function(name: str, lanes: int) -> list[str]:
-    """Return the lines of the function that is an instruction, with declarations of what it calls."""
+    """Return the lines of the function of an instruction, with declarations of its callees."""
     row = _INSTRUCTIONS[name]
     fixed, wide = f"<{lanes} x {row.sums}>", f"<vscale x 4 x {row.sums}>"
     fixed_words, words = f"<{lanes} x i32>", "<vscale x 4 x i32>"
@@ -89,7 +89,7 @@ def _function(name: str, lanes: int) -> list[str]:
 
 
 def _repeat(lanes: int) -> list[str]:
-    """Return the lines of the function that repeats 128 bits, with declarations of what it calls."""
+    """Return the lines of the function that repeats 128 bits, with declarations of its callees."""
     fixed, wide, put = f"<{lanes} x i64>", "<vscale x 2 x i64>", _put("i64", 2, 2)
     take, twice = f"@llvm.vector.extract.v{lanes}i64.nxv2i64", "@llvm.aarch64.sve.dupq.lane.nxv2i64"
     return [

@@ -1,7 +1,7 @@
-"""Copies that exchange two axes: the call of a function that turns blocks in registers, which no pass need see.
+"""Transposing copies: a call of a function that transposes blocks in registers and bypasses LLVM's passes.
 
-Of ``for i in range(n): for j in range(m): out[i * out_row + j] = x[i + j * x_row]`` LLVM makes gathers or scatters,
-after it has weighed much else. Here as many rows of a block as it has columns are loaded, turned by shuffles, stored.
+From ``for i in range(n): for j in range(m): out[i * out_row + j] = x[i + j * x_row]`` LLVM generates gathers or
+scatters, after long analysis. Here, blocks with as many rows as columns are loaded, transposed by shuffles, and stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TURNED_BYTES = 64
 
 
 _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
-"""By the bytes of an element, as what it is moved."""
+"""The dtype in which an element is moved, by its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ TURNED_ELEMENTS = 65536
 
 
 def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
-    """Return what ``stmt`` copies, if it is two loops that exchange axes, and these are long enough."""
+    """Return the transposing copy of ``stmt``: two loops that swap axes, both long enough; else None."""
     match stmt:
         case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
             x, out, loops = load.buffer, store.buffer, (stmt, inner)
@@ -79,27 +79,27 @@ def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
 
 
 def _turns(loop: For) -> int:
-    """Return how often a loop turns, or 0 if only a call knows."""
+    """Return the number of iterations of a loop, or 0 if it is unknown at compile time."""
     turns = loop.end - loop.begin
     return turns if isinstance(turns, int) and loop.step == 1 and loop.kind == "serial" else 0
 
 
 def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
-    """Return how far a turn of ``loop`` moves an element, if that is the same in all turns of ``loops``."""
+    """Return the stride of an offset in ``loop``, if it is the same in all iterations of ``loops``."""
     step = step_of(flat, loop.var)
     fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
     return step if fixed else None
 
 
 def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
-    """Return the number of the element of the first turns."""
+    """Return the offset in the first iterations."""
     for loop in reversed(loops):
         flat = substitute(flat, {loop.var: loop.begin})
     return flat
 
 
 def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turned) -> None:
-    """Call the function of a copy with the places of its first elements, and how far rows are."""
+    """Call the function of a copy; arguments are the addresses of its first elements, and the row strides."""
     x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
     module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
     function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
@@ -110,7 +110,7 @@ def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turn
 
 
 class TurnFunction:
-    """The function of a copy. Distances of rows are in elements, 0 if only a call knows them."""
+    """The function of a transposing copy. Row strides are in elements; 0 for an argument at run time."""
 
     def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
         self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
@@ -118,7 +118,7 @@ class TurnFunction:
         self.name = f"turn_{dtype}_{n}x{m}_{x_row}_{out_row}_{self.lanes}"
 
     def symbols(self) -> dict[str, str]:
-        """Return the assembly of the function and of what it names, by symbol."""
+        """Return the assembly of the function and of its callees, by symbol."""
         return _TurnWriter(self).written()
 
 
@@ -128,10 +128,10 @@ TURNED_VECTORS = 16
 
 
 class _TurnWriter(VectorLines):
-    """Writes the loops over blocks of a copy; the last one of an axis may begin within the one before.
+    """Writes loops over the blocks of a copy; the last block of an axis may overlap the one before.
 
-    A block is as many rows as a vector has elements, and of each row 16 bytes for each vector that is held: no load
-    crosses a line where rows begin at a multiple of 16 bytes. Lines of the result are written in one turn.
+    A block has as many rows as a vector has elements, and 16 bytes of each row for each vector in registers. So no load
+    crosses a cache line if rows start at multiples of 16 bytes. A cache line of the result is written in one iteration.
     """
 
     def __init__(self, function: TurnFunction) -> None:
@@ -141,7 +141,7 @@ class _TurnWriter(VectorLines):
         self.groups = max(min(self.lanes, TURNED_VECTORS) // self.piece, 1)
 
     def written(self) -> dict[str, str]:
-        """Return the assembly of the function and of what it names, by symbol."""
+        """Return the assembly of the function and of its callees, by symbol."""
         arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
         head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
         rows = max(min(TURNED_BYTES // self.size, self.f.m) // self.lanes, 1) * self.lanes
@@ -162,7 +162,7 @@ class _TurnWriter(VectorLines):
             self._store(column, self.lanes, place, 0)
 
     def _places(self, array: str, column: str, row: str, count: int) -> list[str]:
-        """Return the addresses in neighbouring rows of a block."""
+        """Return the addresses in consecutive rows of a block."""
         known = self.f.rows[array == "out"]
         distance = str(known or f"%{array}_row")
         first = self._line(f"mul i64 {row}, {distance}")
@@ -172,7 +172,7 @@ class _TurnWriter(VectorLines):
         return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, count))]
 
     def _parts(self, rows: list[str], place: int) -> str:
-        """Return 16 bytes of each row, side by side."""
+        """Return a vector with 16 bytes of each row."""
         parts, lanes = [self._load(self.piece, row, place) for row in rows], self.piece
         while len(parts) > 1:
             order = [str(n) for n in range(2 * lanes)]
@@ -180,7 +180,7 @@ class _TurnWriter(VectorLines):
         return parts[0]
 
     def _woven(self, rows: Sequence[str], run: int) -> list[str]:
-        """Return in each vector, within 16 bytes, what stands at one place in all rows, runs of elements in turn."""
+        """Transpose within 128-bit lanes: interleave pairs of rows, in runs of 1, 2, 4... elements."""
         if len(rows) == 1:
             return list(rows)
         part = self.piece

@@ -1,4 +1,4 @@
-"""Emits a kernel of tiles whose other loops are vectors (:mod:`aotc.kernels.emit.vector.vector_loops`)."""
+"""Emits kernels of tiles whose other loops are vectors (:mod:`aotc.kernels.emit.vector.vector_loops`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class VectorEmitter(PlainEmitter):
-    """Emits the loops that are vectors, which are ``vectors``, and all else as it is."""
+    """Emits the loops in ``vectors`` as vectors, and everything else as scalars."""
 
     def __init__(
         self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile,
@@ -33,7 +33,7 @@ class VectorEmitter(PlainEmitter):
     ) -> None:  # fmt: skip
         super().__init__(builder, kernel, target, emit_tile)
         self._vectors = dict(vectors)
-        self.kept: dict[tuple[int, int], ir.Value] = {}  # vectors that were loaded before a loop
+        self.kept: dict[tuple[int, int], ir.Value] = {}  # vectors that were hoisted out of a loop
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         self._constant = {b.name for b in kernel.inputs} - shared
 
@@ -47,11 +47,11 @@ class VectorEmitter(PlainEmitter):
             self._loop(self._by_vectors(made))
 
     def keep(self, stmt: Let) -> None:
-        """Bind a scalar that is the same in all turns."""
+        """Bind a loop-invariant scalar."""
         self._let(stmt.var, self.scalar(stmt.value))
 
     def _by_vectors(self, made: VectorLoop) -> For:
-        """Return a loop over vectors, each of which is a short loop."""
+        """Return a loop over vectors; the body is a short loop of one vector."""
         loop = made.loop
         first = sym(f"{loop.var}_vector")
         inner = replace(loop, begin=first, end=first + made.lanes)
@@ -63,7 +63,7 @@ class VectorEmitter(PlainEmitter):
         super()._loop(loop)
 
     def _load_before(self, loop: For) -> None:
-        """Load before a loop what stays the same in the vectors of all its turns, if there are registers for it."""
+        """Hoist invariant vector loads out of a loop, within the register budget."""
         least, _ = bounds(loop.end - loop.begin)
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
         found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
@@ -74,19 +74,19 @@ class VectorEmitter(PlainEmitter):
                 self.kept |= {(id(x), at): turn.loaded(x, at, lanes) for at, lanes in made.pieces()}
 
     def _fixed_loads(self, made: VectorLoop) -> list[Load]:
-        """Return the loads of vectors whose places are known here, of what nothing writes."""
+        """Return vector loads from read-only buffers whose addresses are computable here."""
         inner = [x for x in scalars_in(x for s in made.loop.body for x in operands(s)) if id(x) in made.differing]
         loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
         return [x for x in loads if all(self._indices.has(s.name) for s in symbols(_first(made, x.buffer, x.index)))]
 
     def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
-        """Yield the first elements that vectors in ``loop`` load and store."""
+        """Yield the offsets of the first elements of vector accesses in ``loop``."""
         for made in [self._vectors[id(s)] for s in walk(loop.body) if id(s) in self._vectors]:
             for buffer, index in places_in(made.loop):
                 yield buffer, _first(made, buffer, index)
 
     def _written(self, made: VectorLoop) -> None:
-        """Write all vectors of a loop."""
+        """Emit all vectors of a loop."""
         self._indices.push()
         self._scalars.append({})
         turn = _Vectors(self, made)
@@ -101,17 +101,17 @@ def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 
 class _Vectors:
-    """The values of turns of a loop as vectors."""
+    """The values of loop iterations as vectors."""
 
     def __init__(self, emitter: VectorEmitter, made: VectorLoop) -> None:
         self.emitter, self.made, self.builder = emitter, made, emitter.builder
         self.same: dict[tuple[int, int], ir.Value] = {}
-        self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # places
+        self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # addresses
         self.at, self.lanes, self.done = 0, made.lanes, dict[int, ir.Value]()
         self.known: dict[str, ir.Value] = {}
 
     def write(self, at: int, lanes: int) -> None:
-        """Write the turns from ``at`` on, as many as a vector has lanes."""
+        """Emit the iterations from ``at`` on, as many as a vector has lanes."""
         self.at, self.lanes = at, lanes
         for s in self.made.loop.body:
             self.done = {}
@@ -124,21 +124,21 @@ class _Vectors:
                     self.store(self.of(value), buffer, self.place(buffer, index, at))
 
     def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
-        """Return where the elements of the turns from ``at`` on begin."""
+        """Return the address of the elements of the iterations from ``at`` on."""
         if (buffer.name, index) not in self.firsts:
             self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
         first = self.firsts[buffer.name, index]
         return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
 
     def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
-        """Return the elements of as many turns from ``at`` on."""
+        """Load the elements of ``lanes`` iterations from ``at`` on."""
         kind = ir.VectorType(memory_type(node.buffer.dtype), lanes)
         place = self.place(node.buffer, node.index, at)
         found = self.builder.load(place, typ=kind, align=size_of(node.buffer.dtype))
         return self.builder.trunc(found, ir.VectorType(I1, lanes)) if node.buffer.dtype == "i1" else found
 
     def store(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
-        """Store a vector; a condition is a byte."""
+        """Store a vector; conditions are bytes."""
         if buffer.dtype == "i1":
             value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
         self.builder.store(value, place, align=size_of(buffer.dtype))
@@ -152,7 +152,7 @@ class _Vectors:
         return self.done[id(node)]
 
     def computed(self, node: Scalar) -> ir.Value:
-        """Return the vector of a scalar that differs between turns."""
+        """Return the vector of a scalar that differs between iterations."""
         match node:
             case Var(name=name):
                 return self.known[name]
@@ -168,13 +168,13 @@ class _Vectors:
         raise InternalError(f"kernels: no vector of {node!r}")
 
     def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
-        """Return a vector that an operation makes of vectors."""
+        """Return the result of an operation on vectors."""
         if fn in COMPARISONS:
             return compare(self.builder, fn, args, "f")
         return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
 
     def repeated(self, node: Scalar) -> ir.Value:
-        """Return a vector of what is the same in all turns."""
+        """Return the broadcast of a loop-invariant scalar."""
         key = (id(node), self.lanes)
         if key not in self.same:
             one = self.emitter.scalar(node)

@@ -1,7 +1,7 @@
-"""Loops beside tiles and turned copies that are written as vectors here: LLVM need not find out that they are some.
+"""Loops next to tiles and transposes that are emitted as vectors here, without LLVM's vectorizer.
 
-Such a loop computes floats of one type, and conditions, by plain operations, of elements that lie side by side or are
-the same in all turns. It has whole vectors of turns, or a few, of which the last ones are shorter vectors.
+Such a loop computes floats of one type, and conditions, by plain operations. Its elements are contiguous or invariant.
+It has a multiple of a vector of iterations, or a few, the last of which form shorter vectors.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PIECES = 8
 
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
-    """A loop, the float type that it computes, the lanes of its vectors, and which scalars differ between turns."""
+    """A loop, its float type, the lanes of its vectors, and the scalars that differ between iterations."""
 
     loop: For
     dtype: str
     lanes: int
-    differing: frozenset[int]  # by identity
+    differing: frozenset[int]  # by id()
 
     @property
     def turns(self) -> Dim:
-        """Return how often it turns."""
+        """Return the number of iterations."""
         return self.loop.end - self.loop.begin
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield where vectors begin, and how many lanes each has, if the turns are known and few."""
+        """Yield start and lanes of each vector, for a known and small number of iterations."""
         assert isinstance(self.turns, int)
         at = 0
         while at < self.turns:
@@ -54,12 +54,12 @@ class VectorLoop:
 
     @property
     def is_short(self) -> bool:
-        """Is each of its vectors written, without a loop?"""
+        """Are its vectors written one after the other, without a loop?"""
         return isinstance(self.turns, int) and self.turns <= PIECES * self.lanes
 
 
 def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
-    """Return the loops, by identity, that are written as vectors; None if not all beside finished functions are."""
+    """Return the loops to emit as vectors, by id(); None if a loop outside of finished functions is not one."""
     found: dict[int, VectorLoop] = {}
 
     def is_simple(stmt: Stmt) -> bool:
@@ -106,7 +106,7 @@ def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
 
 
 def _differing(loop: For) -> frozenset[int]:
-    """Return the scalars, by identity, that are not the same in all turns."""
+    """Return the scalars that differ between iterations, by id()."""
     names = {loop.var}
     known: dict[int, bool] = {}
 
@@ -124,7 +124,7 @@ def _differing(loop: For) -> frozenset[int]:
             case Index(expr=expr):
                 return any(s.name in names for s in symbols(expr))
             case Apply(args=args):
-                return sum(map(differs, args)) > 0  # each of them is asked
+                return sum(map(differs, args)) > 0  # sum, not any: visit all arguments
         return False
 
     for s in loop.body:
@@ -134,7 +134,7 @@ def _differing(loop: For) -> frozenset[int]:
 
 
 def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
-    """Can a scalar be a vector, or is it the same in all turns? What the loop writes it reads only where it writes."""
+    """Is a scalar vectorizable or invariant? A buffer that the loop writes may be read only at the element written."""
     flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
     if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
         return False
@@ -153,7 +153,7 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
 
 
 def _is_whole(made: VectorLoop) -> bool:
-    """Has a loop turns, and whole vectors of them?"""
+    """Does a loop have iterations, in whole vectors?"""
     least, _ = bounds(made.turns)
     return least is not None and least > 0 and _divides(made.lanes, made.turns)
 

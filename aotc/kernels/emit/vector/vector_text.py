@@ -1,4 +1,4 @@
-"""Functions of explicit vector code, written line by line as the text that LLVM reads."""
+"""Functions of explicit vector code, written line by line as LLVM assembly."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Values = list[str]
 
 
 class VectorLines:
-    """Writes the lines of a function of one type of numbers.
+    """Writes the lines of a function on one element type.
 
-    Values are names of registers or literals; an offset into memory is in elements. ``symbols`` has the assembly of
-    each function that the lines call and of each constant that they load.
+    Values are names of registers or literals; offsets in memory are in elements. ``symbols`` has the assembly of each
+    function that the lines call and of each constant that they load.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -30,7 +30,7 @@ class VectorLines:
         self.count, self.loops, self.block = 0, 0, "entry"
 
     def _called(self, name: str, result: str, *parameters: str) -> str:
-        """Declare a function and return its name as LLVM text writes it."""
+        """Declare a function and return its name in LLVM's syntax."""
         self.symbols[name] = declaration(name, result, parameters)
         return f"@{name}"
 
@@ -78,7 +78,7 @@ class VectorLines:
         return self._line(f"shufflevector {kind} {a}, {kind} {b}, <{len(mask)} x i32> <{picked}>")
 
     def _loop(self, end: int, step: int, body: Callable[[str], None]) -> None:
-        """Write a loop over ``0, step, ...`` whose last turn ends at ``end``; a step beyond it is one turn."""
+        """Write a loop over ``0, step, ...`` whose last iteration ends at ``end``; if ``step >= end`` it has one."""
         turns = -(-end // step)
         if turns <= 1:
             body("0")
@@ -109,10 +109,11 @@ AVX512_BYTES = 64
 
 
 class OrderedLines(VectorLines):
-    """Writes the lines of a function.
+    """Writes the lines of a function that permutes elements.
 
-    One instruction takes any elements of two registers of AVX-512, and LLVM looks long for better ones. With
-    ``permutes`` it is named, and the order comes from memory, as LLVM looks at an order that it knows in any case.
+    One instruction of AVX-512 selects any elements of two registers, but LLVM searches long for better ones. With
+    ``permutes`` the code calls the instruction. The permutation is loaded from memory: LLVM would analyze a constant
+    one.
     """
 
     def __init__(self, dtype: str, name: str, permutes: bool) -> None:
@@ -123,7 +124,7 @@ class OrderedLines(VectorLines):
         self.loaded: dict[tuple[str, ...], str] = {}
 
     def _before_loops(self, registers: bool) -> None:
-        """Load orders here, before loops that have ``registers`` for them; other loops do not keep them."""
+        """Load permutations here, before loops with spare ``registers``; other loops load them each time."""
         self.outside, self.whole = len(self.lines), AVX512_BYTES // self.size if self.permutes and registers else 0
         self.loaded.clear()
 
@@ -151,7 +152,7 @@ class OrderedLines(VectorLines):
         return self._line(f"call {kind} {name}({kind} {a}, {order_kind} {self.loaded[order]}, {kind} {b})")
 
     def _order(self, order: tuple[str, ...]) -> str:
-        """Return the name of the constant of an order."""
+        """Return the name of the constant of a permutation."""
         if order not in self.orders:
             self.orders[order] = name = f"{self.name}_{len(self.orders)}"
             kind = f"i{8 * self.size}"
@@ -160,7 +161,7 @@ class OrderedLines(VectorLines):
         return self.orders[order]
 
     def _woven(self, vectors: Values) -> tuple[int, Values]:
-        """Return the vectors, of so many lanes, of the first elements of all, of their second ones, and so on."""
+        """Interleave vectors: all first elements, then all second ones; return their lanes and the vectors."""
         if len(vectors) & len(vectors) - 1 == 0:
             return self.lanes, self._halves_in_order(self._interleaved(vectors))
         lanes, number = self.lanes, len(vectors)
@@ -174,11 +175,11 @@ class OrderedLines(VectorLines):
 
     @property
     def _run(self) -> int:
-        """Return how many lanes are woven apart: halves of 32 bytes, between which moves are dear on x86."""
+        """Return the lanes that are interleaved separately: halves of 32 bytes; x86 shuffles across them are slow."""
         return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
 
     def _interleaved(self, vectors: Values) -> Values:
-        """Return two halves woven into each other, those of even and of odd numbers, run by run of their lanes."""
+        """Interleave the even and the odd vectors recursively, run by run of their lanes."""
         if len(vectors) == 1:
             return vectors
         even, odd = self._interleaved(vectors[::2]), self._interleaved(vectors[1::2])
@@ -192,7 +193,7 @@ class OrderedLines(VectorLines):
         return found
 
     def _halves_in_order(self, vectors: Values) -> Values:
-        """Return first halves of all vectors, then second ones, if they are woven apart."""
+        """Return the first halves of all vectors, then the second ones, if they were interleaved separately."""
         lanes, run = self.lanes, self._run
         if run == lanes:
             return vectors
