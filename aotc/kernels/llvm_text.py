@@ -1,8 +1,8 @@
-"""The text of a module of llvmlite's, several times as fast as its own.
+"""Writer of llvmlite modules as assembly, several times as fast as llvmlite's own.
 
-llvmlite gives each value a name of its own, ``%".12"``, and formats an operand by a call for each part of it. Here what
-nobody named is a number, as LLVM counts it, and an instruction is one line of a table. libNVVM's LLVM 7 counts neither
-arguments nor blocks, so they have names::
+llvmlite names each value, ``%".12"``, and formats each operand by several calls. Here unnamed values are numbered as
+LLVM numbers them, and a table has a writer for each kind of instruction. libNVVM's LLVM 7 numbers neither arguments nor
+blocks, so these have names::
 
     %"sum" = fadd float %3, 0x3ff0000000000000
     %4 = getelementptr i8, ptr %".1", i64 64
@@ -17,13 +17,13 @@ from llvmlite.ir import instructions as instr
 
 
 class Distinct(ir.MDValue):
-    """A node that equals no other, even of the same operands, and names itself if it has some: llvmlite has none."""
+    """A distinct metadata node, which llvmlite lacks; with operands it refers to itself first."""
 
     def __init__(self, module: ir.Module, operands: Iterable[ir.MDValue] = ()) -> None:
         super().__init__(module, operands, name=str(len(module.metadata)))
 
     def descr(self, buf: list[str]) -> None:
-        """Add the text to ``buf``."""
+        """Append the text to ``buf``."""
         itself = [self] if self.operands else []
         buf.append(f"distinct !{{{', '.join(x.get_reference() for x in (*itself, *self.operands))}}}")
 
@@ -33,18 +33,18 @@ class Distinct(ir.MDValue):
 
 
 class GivenNames:
-    """The names in a function that somebody gave; ``scope`` tells those apart that are given twice."""
+    """The explicit names in a function; ``scope`` makes duplicates unique."""
 
     def __init__(self, scope: GivenNames) -> None:
         self._scope = scope
 
     def register(self, name: str, deduplicate: bool = False) -> str:
-        """Return the name of a new value: none, or ``name``, with a number behind it if another value has it."""
+        """Return the name of a new value: empty, or ``name``, made unique by a number."""
         return name and self._scope.register(name, deduplicate)
 
 
 def module_text(module: ir.Module) -> str:
-    """Return the assembly of ``module``, whose functions have :class:`GivenNames` for a scope."""
+    """Return the assembly of ``module``, whose functions use :class:`GivenNames`."""
     lines = [f'; ModuleID = "{module.name}"', f'target triple = "{module.triple}"']
     lines.append(f'target datalayout = "{module.data_layout}"')
     lines += map(global_text, module.globals.values())
@@ -54,7 +54,7 @@ def module_text(module: ir.Module) -> str:
 
 
 def global_text(value: ir.GlobalValue) -> str:
-    """Return the assembly of a function or a variable, or of what is in a module as its text."""
+    """Return the assembly of a function, of a variable, or of a text in a module."""
     return "\n".join(_function(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
 
 
@@ -75,7 +75,7 @@ def _function(function: ir.Function) -> Iterator[str]:
 
 
 class _Operands:
-    """How operands are written in the instructions of a function."""
+    """Formats the operands of a function's instructions."""
 
     def __init__(self, function: ir.Function) -> None:
         self.names = {id(argument): argument.get_reference() for argument in function.args}
@@ -94,11 +94,11 @@ class _Operands:
         return self.names.get(id(value)) or value.get_reference()
 
     def typed(self, value: ir.Value) -> str:
-        """Return the text of a value behind its type."""
+        """Return the text of a value with its type."""
         return f"{value.type!s} {self.names.get(id(value)) or value.get_reference()}"
 
     def all_typed(self, values: Iterable[ir.Value]) -> str:
-        """Return the text of values, each behind its type."""
+        """Return the texts of values with their types."""
         return ", ".join(map(self.typed, values))
 
 

@@ -1,11 +1,9 @@
-"""How an element type lies in memory and in a register, as LLVM types.
+"""LLVM types of element types, in memory and in registers.
 
-The two differ for three families. ``i1`` is a byte of memory and an ``i1``
-register. ``f16`` and ``bf16`` are 16 bits of memory and a ``float`` register that
-always holds a value of the narrow type, so that arithmetic is done in f32 and
-rounded after every op. A complex number is a pair of registers. A float of 8 bits
-or less is its code in a byte, in memory and register; integers of less than 8
-bits take a byte too.
+The two differ for three families. ``i1`` is a byte in memory and an ``i1`` register. ``f16`` and ``bf16`` have 16 bits
+in memory and a ``float`` register that always has a value of the narrow type, so that arithmetic is done in f32 and
+rounded after every op. A complex number is a pair of registers. A float of 8 bits or less is its code in a byte, in
+memory and in a register; integers of less than 8 bits are a byte, too.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 
 
 class _BFloat(ir.Type):
-    """LLVM's ``bfloat``, which llvmlite lacks: for operands of intrinsics; kernels keep bf16 as said above."""
+    """LLVM's ``bfloat``, which llvmlite lacks, for operands of intrinsics; elsewhere bf16 is as described above."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -46,7 +44,7 @@ VOID = ir.VoidType()
 Scalar: TypeAlias = ir.Value
 Pair: TypeAlias = tuple[ir.Value, ir.Value]
 Register: TypeAlias = Scalar | Pair
-Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
+Emit: TypeAlias = Callable[..., ir.Value]  # from a builder and the operands
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -57,12 +55,12 @@ def i32(value: int) -> ir.Constant:
 
 @lru_cache(maxsize=4096, typed=True)
 def i64(value: int) -> ir.Constant:
-    """Return a constant of 64 bits: offsets, most of which are said again and again."""
+    """Return a 64-bit constant, cached: most are offsets that occur many times."""
     return ir.Constant(I64, value)
 
 
 class _Word(ir.Constant):
-    """A vector constant whose text is a word; llvmlite would write each lane, and LLVM read it."""
+    """A vector constant with a short text (zeroinitializer, undef); llvmlite would write each lane."""
 
     def __init__(self, kind: ir.VectorType, lane: object, word: str) -> None:
         super().__init__(kind, lane)
@@ -78,29 +76,29 @@ def zeros(kind: ir.VectorType) -> ir.Constant:
 
 
 def undefined(kind: ir.VectorType) -> ir.Constant:
-    """Return a vector of anything."""
+    """Return an undefined vector."""
     return _Word(kind, ir.Undefined, "undef")
 
 
 def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
-    """Return a vector of a constant."""
+    """Return a vector constant with equal elements."""
     return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
 
 
 @lru_cache(maxsize=256)
 def _repeating(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
-    """Return what a vector is made in whose elements are one, and which elements it then takes."""
+    """Return the insertelement and shufflevector operands of a broadcast."""
     return undefined(ir.VectorType(kind, lanes)), zeros(ir.VectorType(I32, lanes))
 
 
 def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
-    """Return a vector of one value."""
+    """Return a vector with equal elements."""
     anything, same = _repeating(one.type, lanes)
     return builder.shuffle_vector(builder.insert_element(anything, one, i32(0)), anything, same)
 
 
 class KernelModule(ir.Module):
-    """A module that knows the machine it is for: emission asks :func:`lacks`."""
+    """A module that has the target machine, for :func:`lacks`."""
 
     def __init__(self, name: str, target: Target) -> None:
         super().__init__(name=name)
@@ -111,7 +109,7 @@ class KernelModule(ir.Module):
         self.has_bf16 = self.has_nan_extremes = target.has_ampere
         self.has_reciprocals = target.kind == "cuda"
         self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
-        self.finished: TextModule | None = None  # functions of vector code, which LLVM's passes need not see
+        self.finished: TextModule | None = None  # functions of vector code that bypass LLVM's passes
 
     def add_global(self, value: ir.NamedValue) -> None:
         """Add a function or a variable."""
@@ -124,7 +122,7 @@ class KernelModule(ir.Module):
 
 
 def hide(module: ir.Module) -> None:
-    """Hide all that ``module`` defines, so that LLVM may inline and drop it."""
+    """Make all definitions of ``module`` internal, so that LLVM may inline and remove them."""
     for value in module.global_values:
         if isinstance(value, ir.Function) and value.blocks:
             value.linkage = "internal"
@@ -136,7 +134,7 @@ def hide(module: ir.Module) -> None:
 
 
 def release(module: ir.Module) -> None:
-    """Let go of what a module is made of, once it is text: its parts name each other, and would be garbage."""
+    """Break the reference cycles of a module after it was written, which would be garbage otherwise."""
     for function in module.functions:
         for block in function.blocks:
             for phi in takewhile(lambda i: isinstance(i, ir.PhiInstr), block.instructions):
@@ -147,7 +145,7 @@ def release(module: ir.Module) -> None:
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
-    """Has the machine of ``builder``'s module no such instruction (see :attr:`aotc.targets.Target.lacks`)?"""
+    """Does the machine of ``builder``'s module lack an instruction (see :attr:`aotc.targets.Target.lacks`)?"""
     return instruction in builder.module.lacks
 
 
@@ -157,17 +155,17 @@ def has_bf16(builder: ir.IRBuilder) -> bool:
 
 
 def has_nan_extremes(builder: ir.IRBuilder) -> bool:
-    """Return True if the machine of ``builder``'s module has a maximum of f32 that is NaN where an operand is."""
+    """Does the machine of ``builder``'s module have NaN-propagating maximum and minimum of f32?"""
     return builder.module.has_nan_extremes
 
 
 def has_reciprocals(builder: ir.IRBuilder) -> bool:
-    """Has the machine of ``builder``'s module an instruction that approximates the reciprocal of an f32 to a unit?"""
+    """Does the machine of ``builder``'s module have an approximate reciprocal of f32, within a unit?"""
     return builder.module.has_reciprocals
 
 
 def saturates(builder: ir.IRBuilder) -> bool:
-    """Do conversions of floats to integers clamp on the machine of ``builder``'s module, and make NaN 0?"""
+    """Do float-to-integer conversions on the machine of ``builder``'s module clamp, with 0 for NaN?"""
     return builder.module.saturates
 
 

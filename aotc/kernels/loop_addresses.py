@@ -1,4 +1,4 @@
-"""How machine code for x86 counts the addresses of loops: an option of LLVM's for the whole process."""
+"""Addressing of loops in machine code for x86: an LLVM option that is global to the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 
 
 class _Turns:
-    """Who makes machine code now: any number of threads, all with the option alike."""
+    """The threads that generate machine code at the moment, all with the same value of the option."""
 
     def __init__(self) -> None:
         self.condition, self.count, self.kept, self.indexed = threading.Condition(), 0, 0, False
@@ -36,7 +36,7 @@ class _Turns:
             self._settle()
 
     def _settle(self) -> None:
-        """Set the option back if nobody needs it any more."""
+        """Reset the option if no thread needs it."""
         if self.indexed and not self.count and not self.kept:
             self._set(False)
 
@@ -45,7 +45,7 @@ class _Turns:
         self.indexed = indexed
 
     def begin_again(self) -> None:
-        """Forget the threads of the parent, in a forked child."""
+        """Forget the parent's threads, in a forked child."""
         self.condition, self.count, self.kept = threading.Condition(), 0, 0
         self._settle()
 
@@ -56,12 +56,13 @@ os.register_at_fork(after_in_child=_TURNS.begin_again)
 
 @contextmanager
 def loop_addresses(indexed: bool) -> Iterator[None]:
-    """Let machine code keep the addresses of loops as they are, if ``indexed``: a pointer, and an index that is scaled.
+    """Disable LLVM's ``LoopStrengthReduce`` for machine code, if ``indexed``: addresses are a base and a scaled index.
 
-    LLVM would count a pointer of its own up for each array (``LoopStrengthReduce``), which takes a quarter of code
-    generation. Vector code gains nothing by that where an instruction adds and scales. A thread waits for those that
-    make code the other way; whoever else makes machine code in this process, as Numba in a thread of the user's, gets
-    what they have.
+    The pass would introduce an incremented pointer for each array, and takes a quarter of code generation. Vector code
+    gains
+    nothing by it on machines whose addressing modes add and scale. A thread waits while others generate code with the
+    other
+    value. Other users of LLVM in this process, such as Numba in a user's thread, get the current value.
     """
     _TURNS.enter(indexed)
     try:
@@ -72,7 +73,7 @@ def loop_addresses(indexed: bool) -> Iterator[None]:
 
 @contextmanager
 def kept_addresses() -> Iterator[None]:
-    """Leave LLVM's option as the last kernel had it until all are machine code: to set it takes 80 us."""
+    """Keep the option's value until all kernels are machine code: changing it takes 80 us."""
     _TURNS.keep(1)
     try:
         yield

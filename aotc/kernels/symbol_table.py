@@ -1,7 +1,8 @@
-"""The symbols of a kernel's modules: several emitters name the same function, which is declared once and alike.
+"""The symbols of a kernel's modules: several emitters may use a function, which is declared only once.
 
-A module of llvmlite's objects has them in ``globals``, and :func:`declare` adds to it. Functions that are written as
-text are merged by :class:`TextModule`: LLVM refuses a module that declares a function twice, equal or not.
+llvmlite's module objects have them in ``globals``, to which :func:`declare` adds. Functions that are written as text
+are
+merged by :class:`TextModule`: LLVM rejects a module that declares a function twice.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ def declare(module: ir.Module, name: str, kind: ir.FunctionType) -> ir.Function:
 
 
 def declaration(name: str, result: object, parameters: Iterable[object]) -> str:
-    """Return the assembly that declares a function; a :class:`TextModule` compares declarations in this form."""
+    """Return the assembly of a function's declaration; a :class:`TextModule` compares declarations in this form."""
     return f'declare {result} @"{name}"({", ".join(map(str, parameters))})'
 
 
 def symbol_texts(module: ir.Module) -> dict[str, str]:
-    """Return the assembly of what ``module`` declares and defines, by symbol.
+    """Return the assembly of the declarations and definitions of ``module``, by symbol.
 
     Raises
     ------
     InternalError
-        If it has metadata: nodes are numbered in each module from 0.
+        If it has metadata, whose nodes are numbered in each module.
     """
     if module.metadata:
         raise InternalError(f"kernels: functions of {module.name} refer to metadata of their module")
@@ -55,12 +56,12 @@ def _text(value: ir.GlobalValue) -> str:
 
 
 class TextModule:
-    """Functions and constants as LLVM assembly, by their symbols, from any number of emitters.
+    """Functions and constants as LLVM assembly, by symbol, from any number of emitters.
 
     Parameters
     ----------
     triple, data_layout : str
-        As a module states them.
+        Header of the module.
 
     Attributes
     ----------
@@ -73,12 +74,12 @@ class TextModule:
         self.symbols: dict[str, str] = {}
 
     def add(self, symbols: Mapping[str, str]) -> None:
-        """Add symbols with their assembly; a symbol that the module has already must have the same assembly.
+        """Add symbols with their assembly; a known symbol must have the same assembly.
 
         Raises
         ------
         InternalError
-            If the assembly of a symbol is another: one of two emitters would call the other's function.
+            If the assembly of a known symbol differs: one of two emitters would call the other's function.
         """
         for name, text in symbols.items():
             known = self.symbols.setdefault(name, text)

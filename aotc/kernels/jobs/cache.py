@@ -1,8 +1,8 @@
-"""Compiled objects on disk, by content.
+"""Content-addressed cache of compiled objects on disk.
 
-The key of an object is everything that it depends on: its source text, the
-target, the sources of all modules that a compiler process can load, and the
-versions of Python and of the packages that make machine code.
+The key of an object covers everything that it depends on: its source text, the target, the sources of all modules that
+a
+compiler process can load, and the versions of Python and of the packages that generate machine code.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aotc.kernels.jobs.closure import import_closure
 from aotc.targets import Target
 
 ENTRY = "aotc.kernels.jobs.worker"
-_FOLDER = "kernels"  # of all of them: to make a folder takes as long as to write a kernel
+_FOLDER = "kernels"  # for all entries: creating a folder takes as long as writing a kernel
 # Packages whose versions determine an object of each kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
 PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
 
 
 def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
-    """Return a digest of named texts, and of the versions of Python, whose bytecode Numba reads, and of packages."""
+    """Return a digest of named texts, and of the versions of Python (Numba reads its bytecode) and of packages."""
     digest = hashlib.sha256(sys.version.encode())
     for package in packages:
         digest.update(f"{package} {_version_of(package)}\n".encode())
@@ -38,18 +38,18 @@ def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # libNVVM and nvJitLink may be the CUDA toolkit's
+    except PackageNotFoundError:  # libNVVM and nvJitLink may come from the CUDA toolkit
         return "not installed"
 
 
 @cache
 def compiler_digest(kind: str) -> bytes:
-    """Return a digest of what compiles kernels for targets of ``kind``."""
+    """Return a digest of the compiler for targets of ``kind``."""
     return digest_of(import_closure(ENTRY), PACKAGES[kind])
 
 
 def key_of(text: str, target: Target) -> str:
-    """Return the key of what ``text`` compiles to for ``target``."""
+    """Return the cache key of the object that ``text`` compiles to for ``target``."""
     digest = hashlib.sha256(compiler_digest(target.kind))
     digest.update(repr(target).encode())
     digest.update(text.encode())
@@ -62,5 +62,5 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, data: bytes) -> None:
-    """Keep an object."""
+    """Store an object."""
     store.write(_FOLDER, key, data)

@@ -1,7 +1,7 @@
-"""The modules of this package that a module leads to, read from their texts: nothing is imported.
+"""The modules of this package that a module depends on, found in their source texts without importing them.
 
-Python's own parser would take ten times as long as a warm cache saves, so import statements are searched for. What
-looks like one in a docstring can only add a module.
+Python's own parser would take ten times as long as a warm cache saves, so import statements are found by a regular
+expression. A match in a docstring only adds a module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(rb"(\w+)(?:[ \t]+as[ \t]+\w+)?")
 
 
 def imports_of(source: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name, or no name, of each import from this package in ``source``, also in functions."""
+    """Yield module and name (or an empty name) of each import from this package in ``source``, even in functions."""
     for module, names, whole in _IMPORT.findall(b"\n" + source):
         if whole:
             yield whole.decode(), ""
@@ -29,14 +29,14 @@ def imports_of(source: bytes) -> Iterator[tuple[str, str]]:
 
 
 def import_closure(entry: str, root: Path = ROOT) -> dict[str, bytes]:
-    """Return the texts of all modules that importing and running ``entry`` can load, the packages they lie in too.
+    """Return the texts of all modules that importing and running ``entry`` can load, with their parent packages.
 
     Parameters
     ----------
     entry : str
         The full name of a module.
     root : Path
-        The folder that the package lies in.
+        The folder of the package.
     """
     sources: dict[str, bytes] = {}
     waiting = [entry]
@@ -56,7 +56,7 @@ def import_closure(entry: str, root: Path = ROOT) -> dict[str, bytes]:
 
 @cache
 def _file_of(name: str, root: Path) -> tuple[Path, bool]:
-    """Return where a module would lie, and whether it is a package."""
+    """Return the path that a module would have, and whether it is a package."""
     path = root.joinpath(*name.split("."))
     package = path / "__init__.py"
     return (package, True) if package.is_file() else (path.with_suffix(".py"), False)

@@ -1,4 +1,4 @@
-"""Kernels to objects: which texts are compiled, under which names, and whether the cache has them."""
+"""Kernels to objects: texts to compile, their symbols, and lookups in the cache."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ COMPILING = "compiling kernels"
 
 
 class Named(NamedTuple):
-    """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for."""
+    """The text of an object, which is its cache key, and its target."""
 
     text: str
     target: Target
 
 
 def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[list[str], dict[str, Named]]:
-    """Return each kernel's symbol, and by symbol what is compiled: equal kernels for one target are compiled once.
+    """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
 
-    A symbol is a digest of the kernel's text, so that equal kernels make equal bundles, and has the target's name where
-    ``targets``, those of the kernels, are several.
+    A symbol is a digest of the kernel's text, so that equal kernels have equal bundles. If ``targets`` (the kernels'
+    targets)
+    differ, it includes the target's name.
     """
     several = len(set(targets)) > 1
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
@@ -54,17 +55,17 @@ def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[
 
 
 def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
-    """Return what a compiling process is asked for each of some kernels."""
+    """Return the requests to a compiler process for some kernels."""
     return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
 
 
 def _uses_svml() -> bool:
-    """Has the user's Numba told LLVM, for the whole process, to call Intel's functions of mathematics?"""
+    """Has the user's Numba enabled Intel's SVML for LLVM in this whole process?"""
     return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
 
 
 def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
-    """Return the objects of ``requests``, from the cache where it has them, where it has all of them then."""
+    """Return the objects of ``requests``, from the cache or compiled; afterwards the cache has all of them."""
     with Compilation(requests, named, options) as compilation:
         made = compilation.finish()
         compilation.keep()
@@ -72,10 +73,11 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
 
 
 class Compilation:
-    """The way of ``requests`` to objects, from the cache where it has them.
+    """Compiles ``requests`` to objects, or gets them from the cache.
 
-    Use it as a context, whose end ends what has begun. A user's function is always compiled: the functions that it
-    calls are not in its text.
+    Use it as a context manager, which stops unfinished work at the end. A user's function is always compiled: its text
+    does
+    not contain the functions that it calls.
     """
 
     def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:
@@ -93,17 +95,17 @@ class Compilation:
         from aotc.kernels.loop_addresses import kept_addresses
 
         if self._missing:
-            self._stack.enter_context(room_for(WORKER_FRAMES))  # some may be compiled here
+            self._stack.enter_context(room_for(WORKER_FRAMES))  # some may be compiled in this process
             self._stack.enter_context(kept_addresses())
             self._stack.enter_context(self._run)
         return self
 
     def begin_ahead(self) -> None:
-        """Begin beside what the caller does next, as far as that is of use."""
+        """Start compiling in the background, as far as that helps."""
         self._run.begin_ahead()
 
     def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
-        """Return the objects; if anything is compiled, ``meanwhile`` may be called beside it."""
+        """Return the objects; if anything is compiled, ``meanwhile`` may run at the same time."""
         found, count = len(self._made), len(self._keys)
 
         def done(more: int) -> None:
@@ -114,7 +116,7 @@ class Compilation:
         return [self._made[n] for n in range(count)]
 
     def keep(self) -> None:
-        """Write what was compiled to the cache."""
+        """Write compiled objects to the cache."""
         for n in self._missing:
             if self._keys[n]:
                 cache.write(self._keys[n], self._made[n])

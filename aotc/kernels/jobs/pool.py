@@ -1,4 +1,4 @@
-"""The compiler processes and threads of this process: started early, and kept."""
+"""The compiler processes and threads of this process: started early and reused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_JOBS = 8
 
 
 def default_jobs() -> int:
-    """Return how many compile at the same time: one for each core that this process may use."""
+    """Return the default number of parallel compilations: one for each core that this process may use."""
     return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
@@ -53,7 +53,7 @@ class CompilerPool:
         os.register_at_fork(after_in_child=self._begin_again)
 
     def start(self, jobs: int, *kinds: str) -> None:
-        """Have ``jobs`` processes, with this one, ready or starting, new ones for ``kinds`` of targets besides CPUs."""
+        """Start processes until there are ``jobs`` with this one; new ones prepare for ``kinds`` besides CPUs."""
         with self._lock:
             while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
                 self._idle.append(_spawn(*kinds))
@@ -61,9 +61,9 @@ class CompilerPool:
     def start_threads(
         self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], Any]], helping: list[Future[Any]]
     ) -> None:
-        """Start ``threads``, and have kept ones make ``calls``; LLVM needs room on their stacks."""
+        """Start ``threads``, and run ``calls`` in pooled threads, all with stacks large enough for LLVM."""
         if threads or calls:
-            with self._stacks:  # their size is the process's
+            with self._stacks:  # the stack size is global to the process
                 before = threading.stack_size(THREAD_STACK)
                 try:
                     for t in threads:
@@ -75,13 +75,13 @@ class CompilerPool:
                     threading.stack_size(before)
 
     def beside(self, call: Callable[[], Result]) -> Future[Result]:
-        """Have a kept thread make ``call`` beside what the caller does, and return what will have its result."""
+        """Run ``call`` in a pooled thread, and return its future."""
         helping: list[Future[Result]] = []
         self.start_threads([], [call], helping)
         return helping[0]
 
     def take(self) -> subprocess.Popen[bytes]:
-        """Return a process that is idle, or a new one."""
+        """Return an idle process, or a new one."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop(0)
@@ -90,13 +90,13 @@ class CompilerPool:
         return _spawn()
 
     def give_back(self, process: subprocess.Popen[bytes]) -> None:
-        """Keep a process for who comes next."""
+        """Return a process to the pool."""
         with self._lock:
             self._idle.append(process)
 
     @contextmanager
     def short_turns(self) -> Iterator[None]:
-        """Let Python's lock change hands sooner: a thread that has been at LLVM needs it for microseconds at a time."""
+        """Shorten the switch interval of Python's lock: a thread back from LLVM needs it for microseconds at a time."""
         with self._lock:
             self._in_turns += 1
             if self._in_turns == 1:
@@ -117,7 +117,7 @@ class CompilerPool:
         self._idle.clear()
 
     def _begin_again(self) -> None:
-        """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
+        """Reset the pool in a forked child: the processes are the parent's, and vanished threads may hold its locks."""
         self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._helpers = _Helpers()
         if self._in_turns:
@@ -127,9 +127,11 @@ class CompilerPool:
 
 
 class _Helpers:
-    """Threads that stay, as many as there were calls at a time.
+    """Pooled threads, as many as there were concurrent calls.
 
-    One has a machine of LLVM's, and memory that the system need not clear again: new ones for each run take 2 to 3 ms.
+    A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
+    ms
+    for each run.
     """
 
     def __init__(self) -> None:
@@ -137,7 +139,7 @@ class _Helpers:
         self._idle = threading.Semaphore(0)
 
     def make(self, call: Callable[[], Any], future: Future[Any]) -> None:
-        """Have a thread make ``call``, a new one if none is idle, and give ``future`` what it returns or raises."""
+        """Run ``call`` in an idle or a new thread; ``future`` gets its result or exception."""
         self._calls.put((call, future))
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
@@ -148,33 +150,33 @@ class _Helpers:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
-                except BaseException as error:  # for who waits; the thread stays
+                except BaseException as error:  # raised by the waiting thread; this one stays
                     future.set_exception(error)
-            del call, future  # what they hold is not wanted while this thread waits
+            del call, future  # free what they reference while this thread waits
             self._idle.release()
 
 
 def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         python_command(START, *kinds),
-        env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that no bundle has
+        env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that bundles lack
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for this process, which ends that one
+        process_group=0,  # Ctrl-C goes to this process, which ends the child
     )
 
 
 def ask(
     process: subprocess.Popen[bytes], request: dict[str, Any], errors: Sequence[object]
 ) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
-    """Return the answer and the process that gave it; a dead process is replaced once, unless there are ``errors``."""
+    """Return the answer, and the process that gave it; a dead process is replaced once, unless there are ``errors``."""
     for attempt in range(2):
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             write_frame(process.stdin, request)
             answer = read_frame(process.stdout)
-        except (OSError, ValueError):  # its end of the pipe is closed, or half a message came
+        except (OSError, ValueError):  # its end of the pipe is closed, or the message is incomplete
             answer = None
         if answer is not None:
             return answer, process

@@ -1,8 +1,9 @@
-"""Requests to objects: which are answered by processes, which by threads of this one, and who does what when.
+"""Schedule compile requests over processes and threads of this process.
 
-A thread answers a request in two steps. Emission is Python's work, and of several threads that do Python's work all but
-one wait; LLVM's needs no lock. So one thread emits at a time, and goes on while there is anything to emit; the others
-make machine code of what has been emitted.
+A thread answers a request in two steps. Emission is Python code and needs Python's lock, so it does not run in
+parallel;
+LLVM's part needs no lock. So one thread at a time emits, as long as there is anything to emit, and the others compile
+emitted kernels to machine code.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from aotc.kernels.jobs.pool import CompilerPool, ask, default_jobs
 from aotc.kernels.jobs.worker import target_from
 
 Finish: TypeAlias = Callable[[], dict[str, Any]]
-"""Does LLVM's part of answering a request, and returns the answer that a compiler process would give."""
+"""LLVM's part of answering a request; returns the answer that a compiler process would give."""
 Begin: TypeAlias = Callable[[dict[str, Any]], Finish]
-"""Does Python's part of it."""
+"""The Python part of answering a request."""
 
 
 def nothing() -> None:
-    """Do nothing while others compile."""
+    """Do nothing (no work for the meantime)."""
 
 
 def _unheard(count: int) -> None:
-    """Tell nobody how many are answered."""
+    """Ignore the number of answers."""
 
 
 class Refusal(Exception):
-    """A user's function cannot be compiled: its symbol, and why."""
+    """A user's function cannot be compiled: its symbol, and the reason."""
 
     def __init__(self, symbol: str, reason: str) -> None:
         super().__init__(reason)
@@ -55,7 +56,7 @@ MOST_EMITTED = 32
 
 
 class Waiting:
-    """The requests of one run: which wait, the largest first, who is at one, and what came of the others."""
+    """The requests of one run: queues of waiting ones (the largest first), the busy processes, and results."""
 
     def __init__(self, requests: Sequence[dict[str, Any]], here: bool) -> None:
         self.requests = requests
@@ -68,34 +69,34 @@ class Waiting:
         self.busy: dict[int, subprocess.Popen[bytes]] = {}
         self.finished = 0
         self.done: Callable[[int], object] = _unheard
-        self.in_turn = True  # is what was emitted finished before more is?
+        self.in_turn = True  # finish an emitted kernel before emitting the next?
         self._changed = threading.Condition()
         self._emitted: deque[tuple[int, Finish]] = deque()
         self._emitting = False
 
     def shares(self, jobs: int) -> tuple[int, int]:
-        """Return how many processes, and how many threads of this one, with the caller's, are to answer.
+        """Return the numbers of processes, and of threads of this process including the caller's.
 
-        There is one besides the caller's even for a single request: it has other things to do.
+        Even a single request gets one besides the caller's: the caller has other work.
         """
         processes = min(len(self.large), max(jobs - 1, 1) if self.small else jobs)
         threads = min(max(len(self.small), 2), 1 + max(1, self.helpers())) if self.small else 0
         return processes, min(jobs - processes, threads)
 
     def helpers(self) -> int:
-        """Return how many threads have enough to do while the caller's does the longest."""
+        """Return how many helper threads have enough to do while the caller compiles the largest kernel."""
         return sum(_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
 
     def next(self) -> int | None:
-        """Return the largest that waits, and waits no more; None if there is none, or one has failed."""
+        """Remove and return the largest waiting request; None if there is none, or if one has failed."""
         with self._changed:
             queue = self.large or self.small
             return queue.popleft() if queue and not self.errors else None
 
     def step(self) -> tuple[int, Finish | None] | None:
-        """Return a request with what finishes it, or with None if it is to be emitted; None if there is no more to do.
+        """Return the next step: a request with its finishing function, or with None if it must be emitted.
 
-        Who is to emit calls :meth:`emit`.
+        None means that there is no more work. For a request to emit, the caller calls :meth:`emit`.
         """
         with self._changed:
             while not self.errors:
@@ -111,7 +112,7 @@ class Waiting:
             return None
 
     def emit(self, n: int, begin: Begin) -> None:
-        """Do Python's part of a request; somebody finishes it."""
+        """Run the Python part of a request; any thread may finish it."""
         finish = begin(self.requests[n])
         with self._changed:
             self._emitting = False
@@ -119,14 +120,14 @@ class Waiting:
             self._changed.notify_all()
 
     def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
-        """Have ``process`` answer a request, and return the process that did."""
+        """Let ``process`` answer a request, and return the process that did."""
         self.busy[get_ident()] = process
         answer, process = ask(process, {**self.requests[n], "id": n}, self.errors)
         self.settle(n, answer)
         return process
 
     def settle(self, n: int, answer: dict[str, Any]) -> None:
-        """Keep the answer to a request, or what it says is wrong."""
+        """Record the answer to a request, or its error."""
         if "refused" in answer:
             self.fail(Refusal(self.requests[n]["symbol"], answer["refused"]))
         elif "error" in answer:
@@ -138,14 +139,14 @@ class Waiting:
             self.done(self.finished)
 
     def fail(self, error: str | Exception) -> None:
-        """Keep what went wrong; nobody begins anything any more."""
+        """Record an error; no further request starts."""
         with self._changed:
             self.errors.append(error)
             self._changed.notify_all()
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Keep whatever goes wrong for who waits, who must hear of it: threads have no other way."""
+        """Record exceptions of a thread, so that the waiting caller can raise them."""
         try:
             yield
         except (CallbackFailed, MemoryError) as error:
@@ -155,12 +156,14 @@ class Waiting:
 
 
 class CompilerRun:
-    """Requests that are answered, the largest first, before them what is not a kernel.
+    """Answers requests, those without a kernel text first, then the largest first.
 
-    Small kernels are begun by ``begin`` and finished in threads of this process, if that is given; all else is answered
-    by processes, which go on with small ones. All are as many as the ``jobs``. The caller's thread helps once it waits
-    for the answers (:meth:`finish`); others may have begun before that, beside whatever the caller was doing
-    (:meth:`begin_ahead`). It is a context, whose end stops all who are still at it.
+    If ``begin`` is given, threads of this process emit small kernels with it and finish them. Processes answer all
+    other
+    requests, and then continue with small ones. Together there are at most ``jobs``. The caller's thread helps when it
+    waits
+    for the answers (:meth:`finish`); others may start earlier, in the background (:meth:`begin_ahead`). It is a context
+    manager, which stops all unfinished work at the end.
     """
 
     def __init__(
@@ -179,14 +182,15 @@ class CompilerRun:
         return self
 
     def begin_ahead(self) -> None:
-        """Have others begin that have enough to do without the caller."""
+        """Start the processes and threads that have enough to do without the caller."""
         self._start(self._processes, [self._helps] * min(self._work.helpers(), self._threads - 1))
 
     def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = nothing) -> list[bytes]:
-        """Return the answers, when all are there; ``done`` hears how many are.
+        """Wait for all answers and return them; ``done`` is called with the number of answers so far.
 
-        Another thread than the caller's, if one has not begun, does ``meanwhile`` before it helps. Who needs what that
-        makes calls it again, also if it fails.
+        A helper thread, if one has not started yet, runs ``meanwhile`` before it helps. Its exceptions are ignored: a
+        caller
+        that needs the result calls it again.
 
         Raises
         ------
@@ -195,7 +199,7 @@ class CompilerRun:
         Refusal
             If a user's function cannot be compiled.
         CallbackFailed
-            If ``done`` does.
+            If ``done`` raises it.
         """
         work = self._work
         work.done, work.in_turn = done, self._threads == 1
@@ -224,7 +228,7 @@ class CompilerRun:
         self._work.fail("interrupted")
         for process in list(self._work.busy.values()):
             process.kill()
-        _await(self._helping)  # what LLVM is at cannot be stopped
+        _await(self._helping)  # a running LLVM call cannot be stopped
 
     def _start(self, processes: int, calls: Sequence[Callable[[], None]]) -> None:
         servers = [threading.Thread(target=self._serves, name="aotc-asks", daemon=True) for _ in range(processes)]
@@ -242,7 +246,7 @@ class CompilerRun:
                     self._work.settle(n, finish())
 
     def _serves(self) -> None:
-        """Have a process answer whatever waits."""
+        """Let a process answer requests while there are any."""
         with self._work.reporting():
             process = self._pool.take()
             try:
@@ -268,7 +272,7 @@ OWN_TEXT = 40_000
 
 
 def _is_small(request: dict[str, Any]) -> bool:
-    """Is this a kernel for a CPU whose compilation no interrupt need wait for?"""
+    """Is it a kernel for a CPU whose compilation is short enough not to delay an interrupt?"""
     return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
 
 
@@ -279,7 +283,7 @@ def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
 
 
 def _await(helping: Sequence[Future[None]]) -> None:
-    """Wait for helpers; there is nothing left for those that have not begun."""
+    """Wait for running helpers; those that have not started are cancelled."""
     wait([f for f in helping if not f.cancel()])
 
 

@@ -1,8 +1,8 @@
-"""The cache directory: what was compiled before, each entry checked when it is read.
+"""The cache directory: entries are verified whenever they are read.
 
-An entry is a header (magic, length, key, sha256 of the contents) and the contents. One that differs from its header in
-a bit, or that somebody else could have written, is as good as none. Kernels and bundles share one limit: what was not
-read for the longest time goes first. Nothing here fails a compilation: a cache that cannot be used saves nothing.
+An entry is a header (magic, length, key, sha256 of the contents) and the contents. An entry that does not match its
+header, or that another user could have written, is ignored. Kernels and bundles share one limit, with eviction of the
+least recently read entries. The cache never fails a compilation: if it is unusable, nothing is cached.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FOLDER, _KEY = re.compile(r"kernels|bundles"), re.compile(r"[0-9a-f]{64}")
 _TEMPORARY, _SWEPT = "tmp", "swept"
 
 _seen: set[str] = set()
-"""Folders that this process has looked into."""
+"""Folders that this process has checked for stale temporary files."""
 _told: set[str] = set()
-"""What this process has warned of."""
+"""Warnings that this process has issued."""
 _written: dict[str, int] = {}
-"""Bytes that this process has written to a folder since it was swept."""
+"""Bytes that this process has written to a folder since its last sweep."""
 
 
 def cache_directory() -> Path:
@@ -58,12 +58,12 @@ LIMIT_MB = 4096
 
 
 def limit() -> int:
-    """Return the bytes that the cache may hold.
+    """Return the size limit of the cache in bytes.
 
     Raises
     ------
     CompileError
-        If ``AOTC_CACHE_LIMIT_MB`` is no number.
+        If ``AOTC_CACHE_LIMIT_MB`` is not a number.
     """
     text = os.environ.get("AOTC_CACHE_LIMIT_MB") or str(LIMIT_MB)
     if not (text.isascii() and text.isdigit() and len(text) < 16):
@@ -73,7 +73,7 @@ def limit() -> int:
 
 
 def read(folder: str, key: str) -> bytes | None:
-    """Return the contents of an entry, or None if there is none, or a wrong one; what is read becomes the newest."""
+    """Return the contents of an entry, or None if it is missing or invalid; reading makes it the most recent one."""
     if not limit():
         return None
     try:
@@ -90,12 +90,12 @@ SWEEP_SECONDS = 600
 
 
 def write(folder: str, key: str, data: bytes) -> None:
-    """Keep an entry. A cache that cannot be written is no error: it only saves nothing."""
+    """Store an entry. A cache that cannot be written is not an error."""
     most = limit()
     if len(data) + _HEADER.size > most:
         return
     try:
-        with suppress(FileExistsError):  # it is no folder, as is found next
+        with suppress(FileExistsError):  # it is not a folder: the next step reports that
             private_folder(str(cache_directory()))
         home = _home()
         place = private_folder(os.path.join(home, folder))
@@ -115,7 +115,7 @@ def _home() -> str:
     Raises
     ------
     OSError
-        If it cannot be used, or not without danger; the user is told of danger.
+        If it is unusable or unsafe; the user is warned if it is unsafe.
     """
     home = str(cache_directory())
     info = os.stat(home)
@@ -133,10 +133,10 @@ def _home() -> str:
 
 
 def _refuse(error: OSError) -> None:
-    """Tell the user, once, that others could put wrong code into a folder, or that the one they named is of no use."""
-    danger = isinstance(error, PermissionError) and error.errno is None  # one of ours, not the system's
+    """Warn the user, once, that others could write code to a folder, or that the configured folder is unusable."""
+    danger = isinstance(error, PermissionError) and error.errno is None  # an error of this module, not of the system
     if not danger and not os.environ.get("AOTC_CACHE_DIR"):
-        return  # who has no home, as in a container, did not ask for a cache
+        return  # a user without a home, as in a container, did not ask for a cache
     what = f"not used: {error}" if danger else f"not written to: {error}"
     hint = ("chmod go-w it if all in it is yours, or " if danger else "") + "set AOTC_CACHE_DIR to a folder of your own"
     if what not in _told:
@@ -175,10 +175,10 @@ def _age(path: str) -> float:
 
 
 def sweep(home: str, most: int) -> None:
-    """Remove what was not read for the longest time until the entries take at most ``most`` bytes."""
+    """Evict the least recently read entries until the rest has at most ``most`` bytes."""
     _written[home] = 0
     with suppress(OSError), open(os.path.join(home, _SWEPT), "wb"):
-        pass  # its time counts
+        pass  # its modification time is the last sweep
     total = 0
     for _, size, path in sorted(_entries(home), reverse=True):
         total += size
@@ -188,7 +188,7 @@ def sweep(home: str, most: int) -> None:
 
 
 def _entries(home: str) -> Iterator[tuple[int, int, str]]:
-    """Yield when each entry was read last, its size and its path; nothing that could be somebody else's."""
+    """Yield last read time, size and path of each entry of this user."""
     with os.scandir(home) as folders:
         for folder in folders:
             if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -196,6 +196,6 @@ def _entries(home: str) -> Iterator[tuple[int, int, str]]:
             with suppress(OSError), os.scandir(folder.path) as files:
                 for file in files:
                     if _KEY.fullmatch(file.name):
-                        with suppress(FileNotFoundError):  # another process may be sweeping too
+                        with suppress(FileNotFoundError):  # another process may sweep at the same time
                             info = file.stat(follow_symlinks=False)
                             yield info.st_mtime_ns, info.st_size, file.path

@@ -1,11 +1,10 @@
-"""A compiler process: what :data:`START` runs.
+"""A compiler process, started with :data:`START`.
 
-Numba's compile-time context is replaced here, which would break ``numba.njit``
-for a user, so kernels are never compiled in the user's process. Requests come as
-msgpack maps on standard input, answers go to standard output, both with a
-length of four bytes in front: ``{"id", "target", "text"}`` where text is a kernel
-in loop IR, or ``{"id", "target", "executor": true}``, or a user's function: ``{"id", "target", "custom",
-"symbol", "arrays", "values"}``; the answer has ``object``, ``error`` or ``refused``.
+It replaces Numba's compile-time context, which would break ``numba.njit`` for a user; so kernels are never compiled in
+the user's process. Requests are msgpack maps on standard input, answers on standard output, each after a length of four
+bytes. A request is ``{"id", "target", "text"}`` with a kernel in loop IR, or ``{"id", "target", "executor": true}``, or
+a user's function: ``{"id", "target", "custom", "symbol", "arrays", "values"}``. An answer has ``object``, ``error`` or
+``refused``.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ def target_fields(target: Target) -> list[Any]:
 
 
 def target_from(fields: list[Any]) -> Target:
-    """Return the target that :func:`target_fields` described."""
+    """Return the target of a list from :func:`target_fields`."""
     given: dict[str, Any] = dict(zip(Target.__slots__, fields, strict=True))
     return Target(**{**given, "features": tuple(given["features"])})
 
 
 def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Do Python's part of answering a request for a kernel for a CPU, and return what does LLVM's part."""
+    """Emit a kernel for a CPU, and return the function that compiles it by LLVM."""
     from aotc.kernels.cpu.compile import emit_kernel, machine_code
 
     try:
@@ -73,7 +72,7 @@ def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request of another process."""
+    """Return the answer to a request from another process."""
     from aotc.kernels.cpu.compile import compile_kernel
 
     try:
@@ -106,7 +105,7 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def _prepare_cuda() -> None:
-    """Let Numba load what its first compilation loads; what stands in the way is said when there is a kernel."""
+    """Let Numba load what its first compilation needs; errors are reported with the first kernel."""
     with suppress(Exception):
         from aotc.kernels.cuda.shell import shell_text
 
@@ -114,7 +113,7 @@ def _prepare_cuda() -> None:
 
 
 def main() -> None:
-    """Answer requests until the other side closes the pipe; the command line says for which kinds besides CPUs."""
+    """Answer requests until the other side closes the pipe; arguments are kinds of targets to prepare for."""
     sys.setrecursionlimit(WORKER_FRAMES)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -122,6 +121,6 @@ def main() -> None:
 
     if "cuda" in sys.argv[1:]:
         _prepare_cuda()
-    with suppress(BrokenPipeError):  # who asked has ended
+    with suppress(BrokenPipeError):  # the parent has ended
         while (request := read_frame(sys.stdin.buffer)) is not None:
             write_frame(output, answer(request))

@@ -117,7 +117,7 @@ class _TransformWriter(OrderedLines):
         self.block = loop.after
 
     def _first(self, stage: FftStage, t: str) -> None:
-        """Take neighbouring ``p`` of a signal: what belongs to one of them is written side by side."""
+        """Write the first pass of a single signal: neighbouring ``p`` in a vector; a ``p``'s results are contiguous."""
         base = self._address("%x", self._sum((t, 2)), 0)
         read = [self._parted(self._load(2 * self.lanes, base, 2 * stage.m * j)) for j in range(stage.radix)]
         results = self._turned(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))

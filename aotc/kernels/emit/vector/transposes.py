@@ -33,7 +33,7 @@ _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """A copy of ``n`` elements side by side of each of ``m`` rows of ``x``; where it begins, and how far rows are."""
+    """A copy of ``n`` contiguous elements of each of ``m`` rows of ``x``, with offsets and row strides."""
 
     x: Buffer
     x_at: Dim
