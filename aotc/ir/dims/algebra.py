@@ -1,15 +1,16 @@
 """Integer expressions over named dims: the one algebra of shapes and indices.
 
-A *dim* is a Python ``int`` or an :class:`Expr`. Expressions are kept in a canonical form, a sum of integer multiples
-of products of atoms, so that two equal polynomials are the same object structurally and ``==`` proves equality::
+A *dim* is a Python ``int`` or an :class:`Expr`. Expressions have a canonical form, a sum of integer multiples of
+products
+of atoms, so that equal polynomials are structurally equal, and ``==`` proves equality::
 
     b = sym("b")
     (b + 1) * 2 == 2 * b + 2          # True
     (4 * b + 3) // 4 == b             # True
     4 * (x // 4) + x % 4 == x         # True
 
-Loop variables are symbols too, with an exclusive upper bound (``extent``); that bound is what removes the divisions
-that reshapes bring.
+Loop variables are symbols, too, with an exclusive upper bound (``extent``). By that bound the divisions of reshapes are
+simplified.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _tight(e: Dim) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A canonical sum ``const + sum(coefficient * product of atoms)``, built by :func:`sym` and the operators alone."""
+    """A canonical sum ``const + sum(coefficient * product of atoms)``; only :func:`sym` and the operators build one."""
 
     const: int
     terms: tuple[tuple[Monomial, int], ...]
@@ -130,7 +131,7 @@ def _tight_atom(atom: Atom) -> str:
 
 @kept
 def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
-    """Return the expression that is the symbol ``name``."""
+    """Return the expression of the symbol ``name``."""
     return Expr(0, (((Sym(name, lo, extent),), 1),))
 
 
@@ -143,7 +144,7 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
-    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``, in whatever form ``x % d`` is."""
+    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``, for any form of ``x % d``."""
     for monomial, c in terms.items():
         atom = monomial[0] if len(monomial) == 1 else None
         if isinstance(atom, Call) and atom.fn in ("//", "%"):
@@ -165,7 +166,7 @@ def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
-    """Return ``x // d`` as a digit of many has it: ``(y // 2) // 2`` is ``y // 4``; nothing dearer is looked for."""
+    """Return ``x // d`` as a digit in a mixed radix: ``(y // 2) // 2`` is ``y // 4``; only cheap forms are tried."""
     inner = lone_atom(x)
     if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int) and isinstance(d, int):
         x, d = inner.a, inner.b * d
@@ -209,7 +210,7 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 @kept
 def bounds(e: Dim) -> Interval:
-    """Return inclusive bounds of ``e`` (None: unknown on that side)."""
+    """Return inclusive bounds of ``e``; None: unbounded or unknown on that side."""
     if not isinstance(e, Expr):
         return int(e), int(e)
     lo: int | None = e.const
@@ -245,7 +246,7 @@ def _below(e: Dim, d: Dim) -> bool:
 
 
 def lone_atom(e: Dim) -> Atom | None:
-    """Return the atom that ``e`` is, or None."""
+    """Return the atom if ``e`` is a single one, else None."""
     match e:
         case Expr(const=0, terms=(((atom,), 1),)):
             return atom
@@ -301,7 +302,7 @@ def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
 
 @kept
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
+    """Return ``a // b``, rounded down; ``b`` must be positive where it is evaluated."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return int(a) // int(b)
     if b == 1 or a == 0:
@@ -329,7 +330,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 @kept
 def mod(a: Dim, b: Dim) -> Dim:
-    """Return ``a % b`` with the sign of ``b`` (``b`` positive where it is used)."""
+    """Return ``a % b`` with the sign of ``b``; ``b`` must be positive where it is evaluated."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return int(a) % int(b)
     if b == 1 or a == 0:
@@ -387,12 +388,12 @@ def is_static(shape: Iterable[Dim]) -> bool:
 
 
 def static(e: Dim) -> int:
-    """Return a dim that is known to be a number.
+    """Return a dim that must be a number.
 
     Raises
     ------
     TypeError
-        If it is an expression: a caller forgot to ask.
+        If it is an expression: the caller did not check.
     """
     if isinstance(e, Expr):
         raise TypeError(f"{e} is not a number")

@@ -1,7 +1,7 @@
-"""Comparisons of dims that the bounds of their symbols decide, and the largest value of a dim in loops.
+"""Comparisons of dims by the bounds of their symbols, and the largest value of a dim in loops.
 
-Dims have no order: what ``n < 4`` means depends on who asks. :func:`certain` is for what has to hold in every call,
-:func:`possible` for what may hold in one.
+Dims have no order: the meaning of ``n < 4`` depends on the purpose. :func:`certain` is for conditions that must hold in
+every call, :func:`possible` for conditions that may hold in one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aotc.ir.dims.symbols import symbols
 
 
 def decide(relation: str, a: Dim, b: Dim) -> bool | None:
-    """Return whether ``a relation b`` holds for all values of the symbols, or for none; None if neither is proven.
+    """Return True or False if ``a relation b`` holds for all or for no values of the symbols, else None.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def certain(relation: str, a: Dim, b: Dim) -> bool:
 
 
 def possible(relation: str, a: Dim, b: Dim) -> bool:
-    """Return True unless ``a relation b`` holds for no values of the symbols."""
+    """Return False only if ``a relation b`` holds for no values of the symbols."""
     return decide(relation, a, b) is not False
 
 
@@ -58,11 +58,11 @@ def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     ----------
     e : Dim
     extents : mapping of str to Dim
-        Iterations of each loop, by its variable. The bound names none of these variables.
+        Iterations of each loop, by its variable. The bound contains none of these variables.
 
     Notes
     -----
-    A ``min`` is bounded by an operand that names no loop variable, so that a static bound stays static.
+    A ``min`` is bounded by an operand without loop variables, so that a static bound stays static.
     """
     if not isinstance(e, Expr) or not _varies(e, extents):
         return e

@@ -1,4 +1,4 @@
-"""Arithmetic of inclusive intervals of integers, an end of which may be unknown (None)."""
+"""Interval arithmetic of integers: inclusive ends, None for an unknown one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Interval: TypeAlias = tuple[int | None, int | None]
 
 
 def multiplied(x: Interval, y: Interval) -> Interval:
-    """Return the interval of the products of a number in ``x`` and one in ``y``."""
+    """Return the interval of products of a number in ``x`` and one in ``y``."""
     (a, b), (c, d) = x, y
     if a is not None and c is not None and a >= 0 and c >= 0:
         return a * c, (None if b is None or d is None else b * d)
@@ -19,7 +19,7 @@ def multiplied(x: Interval, y: Interval) -> Interval:
 
 
 def called(fn: str, x: Interval, y: Interval) -> Interval:
-    """Return the interval of ``fn`` (``//``, ``%``, ``max`` or ``min``) of a number in ``x`` and one in ``y``."""
+    """Return the interval of ``fn`` (``//``, ``%``, ``max`` or ``min``) on a number in ``x`` and one in ``y``."""
     (a, b), (c, d) = x, y
     match fn:
         case "//" if c is not None and c > 0 and a is not None and a >= 0:

@@ -1,4 +1,4 @@
-"""What a dim mentions, and what it is when something stands for that: symbols, substitution, numbers."""
+"""Symbols of a dim, substitution, and evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 
 def symbols(e: Dim) -> set[Sym]:
-    """Return the symbols that ``e`` mentions."""
+    """Return the symbols in ``e``."""
     return set(_mentioned(e)) if isinstance(e, Expr) else set()
 
 
@@ -32,7 +32,7 @@ def _mentioned(e: Expr) -> frozenset[Sym]:
 
 
 def calls(e: Dim) -> tuple[Call, ...]:
-    """Return the functions that ``e`` is written with, also those in operands of others."""
+    """Return the calls (``//``, ``%``, ``max``, ``min``) in ``e``, including nested ones."""
     return _written_with(e) if isinstance(e, Expr) else ()
 
 
@@ -50,7 +50,7 @@ def _written_with(e: Expr) -> tuple[Call, ...]:
 
 @kept
 def count_atoms(e: Dim, most: int) -> int:
-    """Return how many names and functions ``e`` is written with, or ``most + 1`` if they are more."""
+    """Return the number of symbols and calls in ``e``, or ``most + 1`` if there are more."""
     count = 0
     stack: list[Dim] = [e]
     while stack and count <= most:
@@ -63,12 +63,12 @@ def count_atoms(e: Dim, most: int) -> int:
 
 
 def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
-    """Return ``e`` with symbols replaced by name."""
+    """Return ``e`` with symbols replaced, by name."""
     return _replace(e, lambda s: values.get(s.name))
 
 
 def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
-    """Return ``e`` with symbols replaced; another symbol of the same name stays."""
+    """Return ``e`` with symbols replaced; other symbols of the same name stay."""
     return _replace(e, values.get)
 
 
@@ -91,7 +91,7 @@ def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
 
 
 def evaluate(e: Dim, values: Mapping[str, int]) -> int:
-    """Return the number that ``e`` has under ``values``.
+    """Return the value of ``e`` under ``values``.
 
     Raises
     ------

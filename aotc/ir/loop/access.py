@@ -1,4 +1,4 @@
-"""What the statements of a kernel read and write, and which output may therefore take an input's memory."""
+"""Reads and writes of a kernel's statements, and the analysis of which output may reuse an input's memory."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Access:
     Attributes
     ----------
     index : tuple of Dim or None
-        The one element; None where the statement touches many, as a tile and a called function do.
+        The index of a single element; None for a statement that accesses many, as tiles and called functions do.
     write : bool
-        Does it write? A statement that may do both is two accesses.
+        True for a write. A statement that may do both has two accesses.
     loops : tuple of For or While
-        The loops around it, the outermost first.
+        The enclosing loops, outermost first.
     arms : tuple of (Scalar, bool)
-        The conditions around it, and whether each holds.
+        The enclosing conditions, and whether each holds.
     """
 
     buffer: Buffer
@@ -68,7 +68,7 @@ class Access:
 
 
 def operands(stmt: Stmt) -> tuple[Scalar, ...]:
-    """Return the scalars that ``stmt`` itself computes, without those of the statements in it."""
+    """Return the scalars that ``stmt`` itself computes, without those of nested statements."""
     match stmt:
         case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value) | Either(cond=value):
             return (value,)
@@ -76,7 +76,7 @@ def operands(stmt: Stmt) -> tuple[Scalar, ...]:
 
 
 def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
-    """Return the index expressions of ``stmt`` that are no element of a buffer: ends of loops, sizes, offsets."""
+    """Return the index expressions of ``stmt`` that are not elements of buffers: loop ends, sizes, offsets."""
     match stmt:
         case For(begin=begin, end=end):
             return begin, end
@@ -90,7 +90,7 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
 
 
 def dims_of(stmt: Stmt) -> Iterator[Dim]:
-    """Yield the index expressions of ``stmt`` itself: those of its elements and scalars, and its bounds."""
+    """Yield the index expressions of ``stmt`` itself: of its elements, its scalars, and its bounds."""
     yield from bounds_of(stmt)
     if isinstance(stmt, Store | Prefetch):
         yield from stmt.index
@@ -105,12 +105,12 @@ def imports(kernel: Kernel) -> tuple[str, ...]:
 
 
 def unsettled(kernel: Kernel) -> frozenset[str]:
-    """Return the buffers in which the largest number is found, which may be any as soon as one is NaN."""
+    """Return the buffers that accumulate a maximum whose value is arbitrary if an operand is NaN."""
     return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
 
 
 def finds_any(stmt: Stmt) -> bool:
-    """Is this a loop over lanes that only finds out if something is true of one?"""
+    """Does a loop over lanes only test whether a condition holds for any of them?"""
     match stmt:
         case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
             return last.buffer.dtype == "i1" and all(isinstance(s, Let) for s in lets)
@@ -118,7 +118,7 @@ def finds_any(stmt: Stmt) -> bool:
 
 
 def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
-    """Return statements whose scalars are what ``new`` makes of theirs."""
+    """Return statements with ``new`` applied to their scalars."""
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
@@ -138,7 +138,7 @@ def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tup
 
 
 def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
-    """Return every scalar that ``scalars`` are made of, one that is used twice once."""
+    """Return every scalar in ``scalars``, subexpressions included, each once."""
     found: dict[int, Scalar] = {}
     stack = list(scalars)
     while stack:
@@ -164,7 +164,7 @@ def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
 def accesses(
     body: tuple[Stmt, ...], loops: tuple[For | While, ...] = (), arms: Arms = ()
 ) -> Iterator[Access]:
-    """Yield every access in ``body`` in the order of its text; what a statement reads comes before what it writes."""
+    """Yield every access in ``body`` in textual order; a statement's reads precede its writes."""
     for stmt in body:
         inside = (*loops, stmt) if isinstance(stmt, For | While) else loops
         if not isinstance(stmt, While):
@@ -203,11 +203,13 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
 
 
 def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> bool:
-    """May ``target`` be given the memory of ``source``, if a kernel's accesses are ``touched``?
+    """May ``target`` share the memory of ``source``, for a kernel with the accesses ``touched``?
 
-    Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads of
-    its index, in the same turn of the loops that the index counts, and not after it. Several stores must write
-    different elements, which the arms of conditions on loop variables show.
+    Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads
+    with
+    the same index, in the same iteration of the loops that the index depends on, and not after the store. Several
+    stores
+    must write different elements, as proven by the arms of conditions on loop variables.
     """
     writes: list[Access] = []
     waiting: list[Access] = []
@@ -228,13 +230,13 @@ def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> 
 
 
 def _read_for(read: Access, write: Access) -> bool:
-    """Is ``read`` a load of the element that ``write`` writes in the same turn?"""
+    """Is ``read`` a load of the element that ``write`` writes in the same iteration?"""
     same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
     return read.buffer.name != write.buffer.name and read.index == write.index and same
 
 
 def _apart(one: Access, other: Access) -> bool:
-    """Are the elements that two stores write proven to be different ones?"""
+    """Do two stores provably write different elements?"""
     assert one.index is not None
     assert other.index is not None
     if _never_both(one, other):
@@ -249,14 +251,14 @@ def _apart(one: Access, other: Access) -> bool:
 
 
 def _never_both(one: Access, other: Access) -> bool:
-    """Are they in two arms of one condition, within loops whose turns touch different elements?"""
+    """Are they in two arms of one condition, in loops whose iterations access different elements?"""
     around = [x for x, y in zip(one.loops, other.loops) if x is y]
     alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
     return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
 
 
 def _narrowed(e: Dim, arms: Arms) -> Dim:
-    """Return ``e`` with the ranges of symbols as the conditions around it leave them: ``symbol < number``."""
+    """Return ``e`` with symbol ranges narrowed by the enclosing conditions ``symbol < number``."""
     for cond, holds in arms:
         match cond:
             case Apply(fn="lt", args=(Index(expr=Expr(const=0, terms=((((Sym() as s),), 1),))), Const(value=int(end)))):
@@ -267,7 +269,7 @@ def _narrowed(e: Dim, arms: Arms) -> Dim:
 
 
 def _writes_once(write: Access) -> bool:
-    """Does ``write`` name a new element in every turn of the loops around it?"""
+    """Does ``write`` access a new element in every iteration of its loops?"""
     counted = {s.name for e in write.index or () for s in symbols(e)}
     for loop in reversed(write.loops):
         if isinstance(loop, While):
@@ -280,10 +282,10 @@ def _writes_once(write: Access) -> bool:
 
 
 class AccessWalker(ABC, Generic[Scope]):
-    """Visits each element, run of elements and buffer that statements touch, with what is known of variables there."""
+    """Visits each element, range of elements and buffer that statements access, with facts about variables."""
 
     def block(self, body: Sequence[Stmt], scope: Scope) -> None:
-        """Visit what the statements of a block touch."""
+        """Visit the accesses of a block's statements."""
         for stmt in body:
             for leaf in leaves(operands(stmt)):
                 if isinstance(leaf, Load):
@@ -308,7 +310,7 @@ class AccessWalker(ABC, Generic[Scope]):
                 self.block(inner, scope)
 
     def tile(self, t: Tile, scope: Scope) -> None:
-        """Visit the elements of a product: of its result, and of both operands over all its levels."""
+        """Visit the elements of a tile: its result, and both operands over all levels."""
         _, group, bits = FORMS[t.form]
         self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
         self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
@@ -323,11 +325,11 @@ class AccessWalker(ABC, Generic[Scope]):
 
     @abstractmethod
     def loop(self, stmt: For, scope: Scope) -> None:
-        """Visit what a loop touches in all its turns."""
+        """Visit the accesses of all iterations of a loop."""
 
     @abstractmethod
     def named(self, name: str, e: Dim, scope: Scope) -> Scope:
-        """Return what is known behind a statement that names an index."""
+        """Return the facts after a statement that binds an index."""
 
     @abstractmethod
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
@@ -335,7 +337,7 @@ class AccessWalker(ABC, Generic[Scope]):
 
     @abstractmethod
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
-        """Visit the elements from number ``base`` on, over all levels, each of an extent and a step."""
+        """Visit the elements from offset ``base`` on, over all levels of (extent, step)."""
 
     @abstractmethod
     def whole(self, buffer: Buffer) -> None:

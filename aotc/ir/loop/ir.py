@@ -1,12 +1,12 @@
-"""The loop IR: kernels as loops over buffers; it prints as a Python function.
+"""The loop IR: kernels as loops over buffers; a kernel prints as a Python function.
 
-Index arithmetic is the algebra of ``ir.dims`` (loop variables and kernel
-dims are symbols); values are the scalar expressions below. ``printer``
-prints a kernel as Python, ``parser`` reads it back, ``verify`` checks
-it, and ``run`` executes the printed Python with NumPy.
+Index arithmetic is the algebra of ``ir.dims``, with loop variables and kernel dims as symbols; values are the scalar
+expressions below. ``printer`` prints a kernel as Python, ``parser`` reads it back, ``verify`` checks it, and ``run``
+executes the printed Python with NumPy.
 
-A kernel is called for a range of its grid: the one ``parallel`` loop at the top
-is cut into ranges by whoever launches it, so its iterations must be independent.
+A kernel is launched for a range of its grid, the ``parallel`` loop at the top. The launcher splits that loop into
+ranges,
+so its iterations must be independent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread",
 class Buffer:
     """Row-major memory: ``name: dtype[shape]``.
 
-    ``space`` is ``global`` (a kernel parameter), ``private`` (registers or
-    stack of one iteration; small, static), ``scratch`` (per-worker memory from
-    the arena if its size is static, else from the C library; CPU) or ``shared`` (CUDA block memory; static).
+    ``space`` is ``global`` (a kernel parameter), ``private`` (registers or stack of one iteration; small, static),
+    ``scratch`` (per-worker memory from the arena if its size is static, else from the C library; CPU) or ``shared``
+    (CUDA
+    block memory; static).
     """
 
     name: str
@@ -96,11 +97,13 @@ Scalar: TypeAlias = Const | Index | Var | Load | Apply
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """``for var in range(begin, end, step)``; ``kind`` says how it runs.
+    """``for var in range(begin, end, step)``; ``kind`` determines how it runs.
 
-    Iterations of kind ``lanes`` are independent but for stores that reduce, and their number is static: a GPU's thread
-    does a statement for all of them before the next, and neighbouring elements of memory at once. Those of kind
-    ``blocks`` are shared by all blocks of a launch that runs at once: each does every so many.
+    Iterations of kind ``lanes`` are independent except for reducing stores, and their number is static: a GPU thread
+    runs
+    each statement for all of them before the next one, with vector loads and stores of contiguous elements. Iterations
+    of
+    kind ``blocks`` are distributed round-robin to all blocks of a cooperative launch.
     """
 
     var: str
@@ -113,7 +116,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """Bind a scalar. An integer may then be used in index expressions by name."""
+    """Bind a scalar. Index expressions may then refer to an integer by name."""
 
     var: Var
     value: Scalar
@@ -123,10 +126,10 @@ class Let:
 class Store:
     """``buffer[index] = value``.
 
-    ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it
-    ``buffer[index] = reduce(buffer[index], value)`` where the order of
-    combination is free, which is what lets a reduction loop vectorize. ``atomic`` says that
-    other items of the grid may do the same to this element at the same time (CUDA).
+    ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it ``buffer[index] = reduce(buffer[index], value)``
+    with a free order of combination, so that a reduction loop can be vectorized. ``atomic``: other items of the grid
+    may
+    update the same element at the same time (CUDA).
     """
 
     buffer: Buffer
@@ -156,16 +159,16 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """Make a private, scratch or shared buffer for the rest of the block (not initialised)."""
+    """Allocate a private, scratch or shared buffer for the rest of the block (uninitialized)."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """``buffer[index]`` will be read soon: a CPU may fetch its cache line; nothing else happens.
+    """Hint that ``buffer[index]`` will be read soon: a CPU may prefetch its cache line.
 
-    The element is there, as one that is loaded, but its value is not asked for: what writes it need not have done so.
+    The element must be in bounds, as for a load, but it need not be written yet.
     """
 
     buffer: Buffer
@@ -174,31 +177,32 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Wait for all threads of a CUDA block, or for those of a ``warp`` of it alone: what they wrote is then seen."""
+    """Wait for all threads of a CUDA block, or of a ``warp`` only; their writes are then visible."""
 
     warp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GridBarrier:
-    """Wait for all blocks of a CUDA kernel: what they wrote is then seen.
+    """Wait for all blocks of a CUDA kernel; their writes are then visible.
 
-    They count themselves in ``counter``, a u32 in global memory that is 0 before the kernel begins, and after it in all
-    bits but the highest.
+    The blocks count themselves in ``counter``, a u32 in global memory. It must be 0 before the kernel starts;
+    afterwards all
+    of its bits but the highest are 0.
     """
 
     counter: Buffer
 
 
 WARP = 32
-"""Threads of a GPU that run together and read each other's registers."""
+"""Threads of a GPU that run in lockstep and can read each other's registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
     """``to[t] = source[t ^ mask]`` for each thread ``t`` of a CUDA block; ``mask`` stays within a warp of 32.
 
-    Both are private buffers made outside of the loops over threads, with an element for each thread of the block.
+    Both are private buffers with an element for each thread of the block, allocated outside of the loops over threads.
     """
 
     to: Buffer
@@ -208,9 +212,9 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class WarpMatch:
-    """``to[t]`` says which threads of ``t``'s warp have the lowest ``bits`` bits of ``source`` as ``t`` has them.
+    """``to[t]`` is the mask of threads in ``t``'s warp with the same lowest ``bits`` bits of ``source`` as ``t``.
 
-    A bit for each thread, the first one's the lowest. Both are private buffers of u32, as those of :class:`Shuffle`.
+    Thread 0 is the lowest bit. Both are private buffers of u32, as those of :class:`Shuffle`.
     """
 
     to: Buffer
@@ -220,18 +224,22 @@ class WarpMatch:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Register-tiled product ``out[i, j] = sum_k a[i, k] * b[k, j]``.
+    """Register-tiled matmul ``out[i, j] = sum_k a[i, k] * b[k, j]``.
 
-    Shape ``rows x cols``; ``k`` runs over the nest ``levels`` (outermost first).
-    Element ``a[i, k]`` is at flat offset ``a_base + i*a_row + sum(k_l*a_step_l)``
-    of buffer ``a``; row ``k`` of ``b`` starts at ``b_base + sum(k_l*b_step_l)``
-    and its ``cols`` elements are contiguous; ``out[i, j]`` is at ``out_base +
-    i*out_row + j``. All in elements of their buffer.
+    Shape ``rows x cols``; ``k`` runs over the loop nest ``levels`` (outermost first). Element ``a[i, k]`` is at flat
+    offset
+    ``a_base + i*a_row + sum(k_l*a_step_l)`` of buffer ``a``. Row ``k`` of ``b`` starts at ``b_base +
+    sum(k_l*b_step_l)``,
+    and its ``cols`` elements are contiguous. ``out[i, j]`` is at ``out_base + i*out_row + j``. All offsets are in
+    elements.
 
-    If ``b_column`` is not 0, columns of ``b`` lie so far apart, and the terms of the only level side by side in both
-    operands: a tile of dot products, of any number of ``cols``. If ``b_inner`` is not 0, the terms of a group lie so
-    far apart in ``b``, each beside those of its neighbour columns. If it ``adds``, the sums are added to what ``out``
-    holds.
+    If ``b_column`` is not 0, it is the stride between columns of ``b``, and the terms of the only level are contiguous
+    in
+    both operands: a tile of dot products, with any ``cols``. If ``b_inner`` is not 0, it is the stride between the
+    terms of
+    a group in ``b``; each term is contiguous with those of the neighbouring columns. With ``adds`` the sums are added
+    to
+    ``out``.
 
     Attributes
     ----------
@@ -239,14 +247,20 @@ class Tile:
         The contraction loops.
     form : str
         ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``, ``f32_s8``: a is f32, b is bf16, f16, i8; ``bf16``: a
-        is f32 or bf16, b is bf16 pairs; ``i8``: a i8 or u8, b i8 (k quads), out i32. A step of the innermost level is
-        then a group of k, whose elements lie side by side in each of the ``cols`` columns of b. ``i8_o8``:
-        the same with b plus 128, of unpacked operands alone. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is
-        f32 or bf16, b the bytes of weights of so many bits: of two levels, the first counts runs of k, whose steps lie
-        behind the scales of its columns (:mod:`aotc.ir.loop.forms.quantized`).
+        is
+        f32 or bf16, b is pairs of bf16; ``i8``: a is i8 or u8, b is i8 (quads of k), out is i32. A step of the
+        innermost
+        level is then a group of k, whose elements are contiguous in each of the ``cols`` columns of b. ``i8_o8``: the
+        same
+        with b offset by 128, for unpacked operands only. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is f32
+        or
+        bf16, b has quantized weights of that many bits: of two levels, the first counts groups of k, whose terms follow
+        the
+        scales of the columns (:mod:`aotc.ir.loop.forms.quantized`).
     a_inner : Dim
-        In forms that take several ``k`` in one step of the innermost level (whose
-        extent and steps count such groups): from one ``k`` to the next in ``a``.
+        In forms with several ``k`` in a step of the innermost level (whose extent and steps count such groups): the
+        stride
+        from one ``k`` to the next in ``a``.
     """
 
     rows: int
@@ -269,10 +283,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class ExternalCall:
-    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``, or a transform.
+    """Call a library function that the bundle imports and the loader resolves, e.g. ``dgetrf``, or a transform.
 
-    Fortran's convention: every argument is the address of an element. A private u8
-    scalar is a character, an integer is an i64.
+    Fortran's calling convention: every argument is the address of an element. A private u8 scalar is a character, an
+    integer
+    is an i64.
     """
 
     function: str
@@ -281,9 +296,9 @@ class ExternalCall:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """In the rest of the block ``buffer`` is the memory from the first place on if ``cond`` holds, else from the other.
+    """Select memory: in the rest of the block ``buffer`` starts at the first place if ``cond`` holds, else the second.
 
-    Both are of its dtype and have as many elements from there on, one after the other.
+    Both places have its dtype, and from there on at least as many contiguous elements.
     """
 
     buffer: Buffer
@@ -292,7 +307,7 @@ class Either:
 
 
 def is_letter(buffer: Buffer) -> bool:
-    """Is an argument of a call in ``buffer`` a character?"""
+    """Is a call's argument in ``buffer`` a character?"""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
@@ -323,8 +338,9 @@ class Kernel:
     name : str
         Unique in the bundle; the exported symbol.
     inputs, outputs : tuple of Buffer
-        Global buffers, in the order of the call (inputs first). An output may
-        be declared to share the memory of an input in ``aliases``.
+        Global buffers, in the order of the call (inputs first). An output may share the memory of an input, as declared
+        in
+        ``aliases``.
     dims : tuple of str
         Symbols that are passed as int64 parameters, in order.
     grid : Dim
@@ -332,11 +348,11 @@ class Kernel:
     body : tuple of Stmt
         A ``parallel`` For over ``range(grid)``, or any statements if grid is 1.
     aliases : tuple of (output number, input number)
-        Pairs that may be given the same memory.
+        Pairs that may share memory.
     flops, bytes : Dim
         Work of the whole grid, for the cost model.
     tiling : Tiling, optional
-        The body is a product as :mod:`aotc.ir.loop.forms.matmul` reads it, and is computed so.
+        The body is a matmul as :mod:`aotc.ir.loop.forms.matmul` reads it, and a template computes it.
     """
 
     name: str
@@ -359,7 +375,7 @@ def needs_block(kernel: Kernel) -> bool:
 
 
 def thread_count(kernel: Kernel) -> int:
-    """Return the threads of a block that the loops over threads of ``kernel`` are for, 0 if it has none."""
+    """Return the threads of a block that the loops over threads of ``kernel`` need; 0 without such loops."""
     loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     return max((s.end for s in loops if isinstance(s.end, int)), default=0)
 
@@ -370,7 +386,7 @@ def needs_grid(kernel: Kernel) -> bool:
 
 
 def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
-    """Return the blocks of statements inside ``stmt``."""
+    """Return the nested blocks of statements of ``stmt``."""
     match stmt:
         case For(body=body):
             return (body,)

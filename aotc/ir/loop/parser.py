@@ -52,12 +52,12 @@ _OPERATIONS: dict[type[ast.operator], str] = {
 
 
 def parse_kernel(text: str) -> Kernel:
-    """Return the kernel that ``text``, one Python function, describes.
+    """Return the kernel of ``text``, one Python function.
 
     Raises
     ------
     ValueError
-        If the text is not Python, or not a kernel; the message says where.
+        If the text is not Python, or not a kernel; the message has the location.
     """
     try:
         tree = ast.parse(text).body
@@ -114,7 +114,7 @@ class _Parser:
         _fail(node, "expected a type such as f32[3, 8]")
 
     def ranged(self, implied: Sym, call: ast.Call) -> Dim:
-        """Return the symbol ``implied`` with the ``lo`` and ``extent`` that ``call`` says."""
+        """Return the symbol ``implied`` with the ``lo`` and ``extent`` of ``call``."""
         said = {k.arg: self.dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
         low = said.get("lo", implied.lo)
         if not isinstance(low, int):
@@ -304,7 +304,7 @@ class _Parser:
 
 @kept
 def _operated(fn: str, a: Dim, b: Dim) -> Dim:
-    """Return what an operation makes of operands: the indices of a kernel have most of their parts in common."""
+    """Return the result of an operation; memoized, as a kernel's indices share most of their parts."""
     match fn:
         case "+":
             return a + b
@@ -338,7 +338,7 @@ def _quoted(node: ast.expr) -> ast.expr:
 
 @lru_cache(maxsize=1024)
 def _expression(text: str) -> ast.expr:
-    """Return what stands in quotes: a kernel says most types several times."""
+    """Return the expression in quotes; memoized, as a kernel repeats most types."""
     return ast.parse(text.replace("[]", "[()]"), mode="eval").body
 
 

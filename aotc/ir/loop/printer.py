@@ -59,21 +59,22 @@ def print_kernel(kernel: Kernel) -> str:
     Raises
     ------
     ValueError
-        If one symbol name is used with two different ranges in one scope, or a
-        scalar refers to what has no text (an allocated ``global`` buffer).
+        If a symbol name has two different ranges in one scope, or if a scalar refers to a buffer without text (an
+        allocated
+        ``global`` buffer).
     """
     return _KernelPrinter().kernel(kernel)
 
 
 @dataclass(slots=True)
 class _NameScope:
-    """A name in scope: the symbol that its definition implies, and the one that was used."""
+    """A name in scope: the symbol implied by its definition, and the symbol that was used."""
 
     implied: Sym
     used: Sym | None = None
 
     def range_text(self) -> str:
-        """Return the keywords that say how the used symbol differs from the implied one."""
+        """Return the keywords for differences between the used and the implied symbol."""
         if self.used is None or self.used == self.implied:
             return ""
         parts = []

@@ -1,7 +1,8 @@
-"""Run a kernel by executing its printed Python on NumPy arrays: the meaning of the loop IR.
+"""Run a kernel by executing its printed Python on NumPy arrays: the reference semantics of the loop IR.
 
-Slow and exact in its order: loops run one iteration after the other, and every
-scalar op is the NumPy reference of the op table.
+Slow, with a defined order: loops run one iteration after the other, and every scalar op is the NumPy reference of the
+op
+table.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ def run_kernel(
     end: int | None = None,
     executed: Counter[str] | None = None,
 ) -> None:
-    """Execute ``kernel`` on ``arrays`` (inputs then outputs), writing the outputs in place.
+    """Execute ``kernel`` on ``arrays`` (inputs, then outputs), writing the outputs in place.
 
     Parameters
     ----------
     kernel : Kernel or str
         The kernel or its text.
     arrays : sequence of np.ndarray
-        One per input and output, of exactly their dtypes; outputs are written.
+        One per input and output, with exactly their dtypes; outputs are written.
     dims : mapping
         Values of the kernel's dims.
     begin, end : int
         The range of iterations of the ``parallel`` loop; all of them by default.
     executed : Counter, optional
-        Counts the scalar operations that are executed, by name.
+        Counts executed scalar operations, by name.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def run_kernel(
 
 @lru_cache(maxsize=64)
 def _program(text: str) -> tuple[Kernel, CodeType, Mapping[str, Any]]:
-    """Return a kernel, the code that is run for it, and the literals that this has names for."""
+    """Return a kernel, its compiled code, and its named literals."""
     kernel = parse_kernel(text)
     rewrite = _Rewrite({s.var.name for s in walk(kernel.body) if isinstance(s, Let)})
     program = ast.Module([rewrite.visit(s) for s in getattr(ast.parse(text).body[0], "body", [])], [])
@@ -90,7 +91,7 @@ def _program(text: str) -> tuple[Kernel, CodeType, Mapping[str, Any]]:
 
 
 class _Memory:
-    """An array that refuses the negative indices that NumPy would wrap around."""
+    """An array that rejects negative indices, which NumPy would wrap around."""
 
     __slots__ = ("array",)
 
@@ -112,13 +113,13 @@ class _Memory:
 
 
 class _Rewrite(ast.NodeTransformer):
-    """Keep functions apart from variables of the same name; make scalars in indices Python integers."""
+    """Separate functions from variables of the same name; convert scalars in indices to Python integers."""
 
     def __init__(self, lets: set[str]) -> None:
         self.lets, self.literals = lets, dict[str, Any]()
 
     def _literal(self, node: ast.Call, dtype: str) -> ast.AST:
-        """Return the name of a literal, which is made once."""
+        """Return the name of a literal; equal literals share one."""
         parts = [eval(compile(ast.Expression(a), "<literal>", "eval"), dict(_NOT_FINITE)) for a in node.args]
         name = f"{_PREFIX}{dtype}_{len(self.literals)}"
         self.literals[name] = _literal(dtype)(*parts)
@@ -153,7 +154,7 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def _type(self, text: ast.expr) -> list[ast.expr]:
-        """Return the dtype and the tuple of sizes of a type in quotes."""
+        """Return dtype and sizes of a type in quotes."""
         kind: Any = ast.parse(str(ast.literal_eval(text)).replace("[]", "[()]"), mode="eval").body
         dims = kind.slice if isinstance(kind.slice, ast.Tuple) else ast.Tuple([kind.slice], ast.Load())
         return [ast.Constant(kind.value.id), _Integers(self.lets).visit(dims)]
@@ -193,7 +194,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 class _Integers(ast.NodeTransformer):
-    """Make NumPy scalars Python integers: index arithmetic does not overflow."""
+    """Convert NumPy scalars to Python integers, so that index arithmetic does not overflow."""
 
     def __init__(self, lets: set[str]) -> None:
         self.lets = lets
@@ -236,7 +237,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
 
 
 def _scalar(row: ScalarOp) -> Callable:
-    """Return a function of the op table as one of scalars; how, is settled once for operands of the same types."""
+    """Return a function of the op table for scalars; the method is chosen once for each set of operand types."""
     known: dict[Any, Callable] = {}
 
     def exact(*arguments: Any) -> Any:
@@ -307,7 +308,7 @@ def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
 
 
 def _either(cond: Any, one: tuple[_Memory, Any], other: tuple[_Memory, Any], dims: tuple[int, ...]) -> _Memory:
-    """Return the memory from the chosen place on."""
+    """Return the memory from the selected place on."""
     memory = _from("either", *(one if cond else other))
     return _Memory(memory[: math.prod(dims)].reshape(dims))
 
@@ -323,7 +324,7 @@ def _match(to: _Memory, source: _Memory, bits: int) -> None:
 
 
 def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
-    """Do a register tile as nested loops, in the precision of the output."""
+    """Run a register tile as nested loops, in the precision of the output."""
     flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
@@ -346,7 +347,7 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
 
 
 def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: Form) -> tuple[np.ndarray, list]:
-    """Return a panel of few bits as f32 in order of k, a step's terms of a column side by side, and its levels."""
+    """Return a quantized panel as f32, the terms of a step contiguous for each column, and its levels."""
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group
     rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, form.bits)

@@ -1,4 +1,4 @@
-"""The memory that a kernel makes for itself: sizes, and places in a worker's scratch memory."""
+"""Memory that a kernel allocates: sizes, and offsets in a worker's scratch memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def bytes_of(buffer: Buffer) -> int:
 
 
 def shared_array_bytes(size: int) -> int:
-    """Return the bytes that an array of ``size`` bytes takes of a GPU block's shared memory: whole vectors.
+    """Return the bytes that an array of ``size`` bytes takes in a GPU block's shared memory: whole vectors.
 
-    All of them are padded to the alignment of the next one, so that their sum is what the linker reports.
+    All arrays are padded to the alignment of the next one, so that their total is what the linker reports.
     """
     return -(-size // GPU_ALIGNMENT) * GPU_ALIGNMENT
 
 
 def bytes_of_all(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes of shared memory that buffers take together."""
+    """Return the total bytes of shared memory of some buffers."""
     return sum(shared_array_bytes(bytes_of(buffer)) for buffer in buffers)
 
 
 def shared_bytes(block: Sequence[Stmt]) -> int:
-    """Return the bytes of shared memory of all arrays that statements make there."""
+    """Return the bytes of shared memory of all arrays that statements allocate there."""
     made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
     return bytes_of_all(dict.fromkeys(made))
 
@@ -43,7 +43,7 @@ def _in_arena(buffer: Buffer) -> bool:
 
 
 def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Return the byte offset of every scratch buffer of ``kernel``, and the bytes of all."""
+    """Return the byte offset of every scratch buffer of ``kernel``, and the total of bytes."""
     offsets: dict[str, int] = {}
     end = 0
     for stmt in walk(kernel.body):

@@ -1,4 +1,5 @@
-"""What printer, parser and runner of the loop IR share: its words, and what its text leaves out because it follows."""
+"""Common parts of printer, parser and runner of the loop IR: its words, and the types and ranges that its text implies.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LOOPS: dict[str, LoopKind] = {
 
 
 def _node_of(symbol: str, arity: int) -> type:
-    """Return what Python's parser makes of an operator."""
+    """Return the syntax tree node class of an operator."""
     node: Any = ast.parse(f"a {symbol} b" if arity == 2 else f"{symbol}a", mode="eval").body
     return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
 
@@ -32,10 +33,9 @@ OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
 
 
 def natural_dtype(fn: str, dtypes: tuple[str, ...]) -> str | None:
-    """Return the dtype of scalar op ``fn`` on operands of ``dtypes``, or None where it has to be said.
+    """Return the implied result dtype of scalar op ``fn`` on operands of ``dtypes``, or None if the text must have it.
 
-    ``convert`` and ``bitcast`` name their target; everything else follows from
-    the operands.
+    ``convert`` and ``bitcast`` have an explicit target; all others follow from the operands.
     """
     row = SCALARS.get(fn)
     if not dtypes or fn == "bitcast" or (row is not None and row.result == "given"):
@@ -46,7 +46,7 @@ def natural_dtype(fn: str, dtypes: tuple[str, ...]) -> str | None:
 def loop_symbol(var: str, begin: Dim, end: Dim) -> Sym:
     """Return the symbol of ``for var in range(begin, end)``: at least ``begin``, below ``end``.
 
-    A symbolic ``begin`` counts by its lower bound (0 if that is unknown).
+    A symbolic ``begin`` counts as its lower bound (0 if unknown).
     """
     low = bounds(begin)[0]
     return Sym(var, 0 if low is None else low, end)

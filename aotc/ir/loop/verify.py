@@ -1,4 +1,4 @@
-"""Check a kernel: every name defined, every dtype right, every provable index in bounds."""
+"""Verify a kernel: every name defined, every dtype right, every provable index in bounds."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def verify_kernel(kernel: Kernel) -> list[str]:
-    """Return what is wrong with ``kernel``, one sentence each (at most 20), or an empty list.
+    """Return the errors of ``kernel``, one sentence each (at most 20), or an empty list.
 
-    Checked: buffers and symbols are defined before use; an index has one entry
-    per dim and is not provably out of bounds; operands of a scalar op and the
-    value of a store have the right dtype; private and shared memory has a static size;
-    ``parallel`` is the outermost loop and runs over the grid; something writes each output, and one that may take an
-    input's memory overwrites nothing that is read later.
+    Checked: buffers and symbols are defined before use. An index has one entry per dim and is not provably out of
+    bounds.
+    Operands of a scalar op and the value of a store have the right dtype. Private and shared memory has a static size.
+    ``parallel`` is the outermost loop and runs over the grid. Every output is written. An output that may share an
+    input's
+    memory overwrites nothing that is read later.
     """
     check = _KernelCheck(kernel.name)
     for name in kernel.dims:
@@ -156,7 +157,7 @@ class _KernelCheck:
                 self.say(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
 
     def overruns(self, i: Dim, extent: Dim) -> bool:
-        """Is ``i`` a sum of independent static loops whose extremes leave ``[0, extent)``?"""
+        """Is ``i`` a sum of independent static loops whose extremes are outside of ``[0, extent)``?"""
         if not isinstance(i, Expr) or isinstance(extent, Expr):
             return False
         names = [atom.name for monomial, _ in i.terms for atom in monomial if not hasattr(atom, "fn")]
@@ -255,7 +256,7 @@ class _KernelCheck:
             self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
     def call(self, where: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
-        """An address may be that of an empty buffer, so it is not held against the bounds."""
+        """Check a call. Addresses of empty buffers are allowed, so they are not checked against the bounds."""
         for buffer, index in args:
             self.use(buffer, where)
             if len(index) != len(buffer.shape):
@@ -346,7 +347,7 @@ class _KernelCheck:
 
 
 def _is_false(test: Scalar) -> bool:
-    """Is a comparison of index expressions proven never to hold?"""
+    """Does a comparison of index expressions provably never hold?"""
     match test:
         case Apply(fn, (left, right)) if fn in COMPARISONS:
             a, b = _as_dim(left), _as_dim(right)

@@ -1,6 +1,6 @@
-"""Attention in the loop IR: what a kernel says whose ``tiling`` is one of attention's, and how its operands lie.
+"""Attention in the loop IR: the form of a kernel with an attention ``tiling``, and the layout of its operands.
 
-Its body is the plain loops, which is what it means; a template computes the same on tensor cores::
+The body is plain loops, which define the meaning; a template computes the same on tensor cores::
 
     for z in range(0, batch):
         for row in range(0, rows):
@@ -30,9 +30,10 @@ Its body is the plain loops, which is what it means; a template computes the sam
                 mean = div(sums[col], whole[()])
                 o[z, row, col] = convert(mean, "bf16")
 
-The score is any value of its place and of the product; the end of the loop over terms may depend on the row, and its
-begin on the head, if that is a part of the terms. What comes after the mean, the epilogue, is anything, and so is what
-is stored of a row after that.
+The score is any function of its position and of the dot product. The end of the loop over terms (keys) may depend on
+the
+row, and its begin on the head, for a part of the keys. The statements after the mean, the epilogue, are arbitrary, and
+so are the stores for a row after that.
 """
 
 from __future__ import annotations
@@ -46,36 +47,36 @@ from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, stripped, 
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 
-_TAIL = 9  # statements of a term from its score on
+_TAIL = 9  # statements of a term, from its score on
 
 
 @dataclass(frozen=True, slots=True)
 class LoopAttention:
-    """What the body of a kernel says.
+    """The parts of the body of an attention kernel.
 
     Attributes
     ----------
     batch, row, term, depth, col : (str, Dim)
-        The loops' variables and ends; that of ``term`` may depend on the row.
+        Variables and ends of the loops; the end of ``term`` may depend on the row.
     begin : Dim
-        The first term.
+        The first key.
     queries, keys, values : Load
         Elements of the operands.
     operands : str
-        The dtype that tensor cores multiply them in.
+        The dtype of the operands for tensor cores.
     total : Buffer
-        What a product of a query and a key is in.
+        The dot product of a query and a key.
     lets : tuple of Stmt
-        What the score is computed of besides.
+        Other definitions that the score uses.
     score : Scalar
     mean : Let
         The weighted mean of values.
     epilogue : tuple of Stmt
-        What is done with it.
+        The statements after the mean.
     top, whole : Buffer
-        What the highest score of a row, and the sum of its weights, are in.
+        The highest score of a row, and the sum of its weights.
     rest : tuple of Stmt
-        What is stored of a row besides.
+        Stores of a row's statistics.
     """
 
     batch: tuple[str, Dim]
@@ -99,9 +100,9 @@ class LoopAttention:
 
     @property
     def terms(self) -> Dim:
-        """The end of the terms of the row that has most.
+        """The end of the keys, for the row with most keys.
 
-        The extent of the keys' buffer is not this number: its dims may be merged, as ``batch * terms``.
+        It is not the extent of the keys' buffer, whose dims may be merged, as in ``batch * terms``.
         """
         terms = largest(self.term[1], dict((self.batch, self.row)))
         if terms is None:
@@ -110,19 +111,19 @@ class LoopAttention:
 
     @property
     def causal(self) -> bool:
-        """Does the end of the terms depend on the row, or on the head?"""
+        """Does the end of the keys depend on the row, or on the head?"""
         return self.term[1] != self.terms
 
     @property
     def scale(self) -> float:
-        """What a product is multiplied with, if the score is that and no more; else 0."""
+        """The factor of a score that is a scaled dot product; else 0."""
         match self.score:
             case Apply(fn="mul", args=(Load(buffer=total), Const(value=float(factor)))) if total == self.total:
                 return factor if factor > 0 else 0.0
         return 0.0
 
     def views(self) -> tuple[View | None, View | None, View | None]:
-        """Return how queries, keys and values lie, by rows and terms; None for one that is of another form."""
+        """Return the layouts of queries, keys and values, by rows and keys; None for another form."""
         loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
         places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
         every = (*places, (self.values, self.term, self.col))
@@ -131,7 +132,7 @@ class LoopAttention:
 
     @property
     def place(self) -> Dim | None:
-        """Where an element is stored in the only output, if they lie side by side in whole pieces of 16 bytes."""
+        """The offset of an element in the only output, if its rows have whole 16-byte pieces; else None."""
         *lets, last = self.epilogue
         if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
             return None
@@ -140,10 +141,11 @@ class LoopAttention:
 
 
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
-    """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
+    """Return the bytes of shared memory of a block: keys and values in rows of whole 128-byte chunks.
 
-    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings; of few queries
-    each warp has a ring, in whose place its sums come, and those of the block.
+    An element has ``size`` bytes. Warpgroups also have their queries and the barriers of both ring buffers there. In
+    the
+    decoding template each warp has a ring buffer, which the accumulators of the warps and of the block reuse.
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
@@ -164,22 +166,22 @@ MOST_HELD = 128
 
 
 def queries_stay(depth: int, width: int, size: int) -> bool:
-    """Do queries of single warps stay in shared memory, as they are too many for registers beside the sums?"""
+    """Do queries of single warps stay in shared memory, because registers are too few next to accumulators?"""
     return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
 
 def few_sums(width: int) -> int:
-    """Return the bytes of the sums of a warp's 16 rows, and of two numbers that are known of each."""
+    """Return the bytes of the accumulators of a warp's 16 rows, with two statistics of each row."""
     return 16 * 4 * (width + ROWS_APART + 2)
 
 
 def read_attention(kernel: Kernel) -> LoopAttention:
-    """Return the attention that the body of ``kernel`` is.
+    """Return the attention in the body of ``kernel``.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the body is not attention.
     """
     match kernel.body:
         case (
@@ -207,7 +209,7 @@ def read_attention(kernel: Kernel) -> LoopAttention:
 
 
 def _loads(*operands: Scalar) -> tuple[list[Load], str]:
-    """Return the elements of operands, and the dtype that tensor cores multiply them in."""
+    """Return the loads of the operands, and their dtype for tensor cores."""
     found = [stripped(x, ()) for x in operands]
     loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]
     kinds = {x[1] for x in found if x is not None}

@@ -1,4 +1,4 @@
-"""Transforms of 2 to 13 numbers, written out: the butterflies of a fast Fourier transform."""
+"""The butterflies of a fast Fourier transform: unrolled transforms of 2 to 13 numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bind = Callable[[Scalar], Scalar]
 
 
 class Butterfly:
-    """Emits sums and products of pairs; ``sign`` is -1 for the forward transform, +1 for the inverse."""
+    """Emits sums and products of complex pairs; ``sign`` is -1 for the forward transform, +1 for the inverse."""
 
     def __init__(self, bind: Bind, dtype: str, sign: int) -> None:
         self.bind, self.dtype, self.sign = bind, dtype, sign
@@ -72,7 +72,7 @@ class Butterfly:
         return [self.add(a, b) for a, b in zip(even, turned)] + [self.sub(a, b) for a, b in zip(even, turned)]
 
     def _odd(self, x: list[Pair]) -> list[Pair]:
-        """Pair each element with its mirror image: sums go with cosines, differences with sines."""
+        """Pair each element with its mirror image: sums are multiplied by cosines, differences by sines."""
         n = len(x)
         half = range(1, n // 2 + 1)
         sums = {j: self.add(x[j], x[n - j]) for j in half}

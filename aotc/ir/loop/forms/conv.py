@@ -1,11 +1,11 @@
-"""Convolutions in the loop IR: a product whose rows are output pixels and whose terms are taps and channels.
+"""Convolutions in the loop IR: a matmul whose rows are output pixels and whose terms are taps and channels.
 
 With ``row`` a pixel of an image, and ``k`` a tap t and a channel c, A is the element::
 
     x[image, p * stride + t * gap - low, ..., c]            0 in the padding
 
-and B ``w[..., t, c, col]``, or ``w[..., col, t, c]``. :func:`window_operands` recognises it, so that a template may
-copy whole patches of x, which are nowhere in memory.
+and B is ``w[..., t, c, col]``, or ``w[..., col, t, c]``. :func:`window_operands` recognizes this form, so that a
+template may copy whole patches of x (im2col), which no array contains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def patch_place(
     taps: Sequence[Dim], strides: Sequence[int], gaps: Sequence[int], low: Sequence[Dim], pixels: Sequence[Dim],
     channels: Dim, row: Dim, k: Dim,
 ) -> Place:  # fmt: skip
-    """Return which element of the input is term ``k`` of ``row``; ``pixels`` begin with the images."""
+    """Return the input element of term ``k`` of ``row``; ``pixels`` start with the images."""
     image, *pixel = delinearize(row, pixels)
     *tap, channel = delinearize(k, (*taps, channels))
     steps = zip(pixel, strides, tap, gaps, low, strict=True)
@@ -57,7 +57,7 @@ def padded_element(
 
 @dataclass(frozen=True, slots=True)
 class WindowOperands:
-    """What a convolution reads: its input, its kernel, and whether terms of that lie side by side: see the module."""
+    """Operands of a convolution: input, kernel, and whether the kernel's terms are contiguous (see the module)."""
 
     x: Buffer
     w: Buffer
@@ -65,7 +65,7 @@ class WindowOperands:
 
 
 def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | None:
-    """Return the operands of the convolution by ``window`` that ``product_`` is, or None if it is none."""
+    """Return the operands of ``product_`` as a convolution by ``window``, or None if it is not one."""
     (_, left), right = tested(product_.left), product_.right
     if not isinstance(left, Load) or not isinstance(right, Load):
         return None

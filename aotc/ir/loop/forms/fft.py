@@ -1,11 +1,12 @@
-"""Fast Fourier transforms as functions that kernels of a CPU call: what they are told, and what they mean.
+"""Fast Fourier transforms as functions that CPU kernels call: their parameters, and their meaning in NumPy.
 
-A kernel says ``call('dft f32 8x8x4 forward 1.0', x[0], table[0, 0], out[0], work[0])``; the text names a
-:class:`Transform`. The arguments are where a signal begins, the twiddle factors of
-:func:`aotc.lowering.analysis.fft_tables.twiddles`, where the spectrum begins, and memory for what is between the
-passes.
-``dft f32 8x8x4 forward 1.0 16 10 0`` does so for 10 neighbouring signals, which lie apart by 16 there; a 0 for their
-number or for the stride between two points of a signal is an i64 argument at the end.
+A kernel contains ``call('dft f32 8x8x4 forward 1.0', x[0], table[0, 0], out[0], work[0])``; the text encodes a
+:class:`Transform`. The arguments are the first element of a signal, the twiddle factors of
+:func:`aotc.lowering.analysis.fft_tables.twiddles`, the first element of the spectrum, and memory for intermediate
+results.
+
+``dft f32 8x8x4 forward 1.0 16 10 0`` transforms 10 neighbouring signals, with a pitch of 16 in ``work``. A 0 for the
+number of signals, or for the stride between two points of a signal, stands for an i64 argument at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DIRECTIONS = ("forward", "inverse", "real")
 
 @dataclass(frozen=True, slots=True)
 class FftStage:
-    """One pass: ``radix`` inputs ``m`` apart, ``s`` results of earlier stages side by side, first twiddle."""
+    """One pass: ``radix`` inputs ``m`` apart, ``s`` contiguous results of earlier passes, first twiddle factor."""
 
     radix: int
     m: int
@@ -46,27 +47,29 @@ def stages(radices: tuple[int, ...]) -> list[FftStage]:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One function: the transform of a signal whose points lie side by side, or of neighbouring signals.
+    """A function that transforms one signal with contiguous points, or several neighbouring signals.
 
     Attributes
     ----------
     dtype : str
-        Of real and imaginary parts, and of ``table`` and ``work``.
+        Dtype of real and imaginary parts, of ``table`` and of ``work``.
     radices : tuple of int
-        Of the passes.
+        Radices of the passes.
     inverse : bool
-        Are the roots those of the inverse transform?
+        True for the inverse transform.
     scale : float
-        What results are multiplied by.
+        Factor of the results.
     real : bool
-        Is the signal of twice as many real numbers, which pairs are taken of? Then its spectrum has one point more, and
-        ``table`` behind the twiddle factors those that part the even numbers' from the odd ones'.
+        True for a real signal of twice the length, used as complex pairs. Its spectrum has one point more, and
+        ``table``
+        also has the factors that separate the transforms of even and odd elements.
     pitch : int
-        How far apart in ``work`` equal points of neighbouring signals begin; 0: there is one signal.
+        Stride in ``work`` between the points of a signal, where equal points of all signals are contiguous; 0 for a
+        single signal.
     width : int
-        How many signals there are, at most ``pitch``; 0: an argument says it.
+        Number of signals, at most ``pitch``; 0 for an argument.
     stride : int
-        How far apart in memory neighbouring points of a signal are; 0: an argument says it.
+        Stride in memory between neighbouring points of a signal; 0 for an argument.
     """
 
     dtype: str
@@ -80,7 +83,7 @@ class Transform:
 
     @property
     def text(self) -> str:
-        """Return the name that a kernel calls the function by."""
+        """Return the name by which a kernel calls the function."""
         direction = _DIRECTIONS[2 if self.real else self.inverse]
         words = [_WORD, self.dtype, "x".join(map(str, self.radices)), direction, repr(self.scale)]
         words += map(str, (self.pitch, self.width, self.stride) if self.pitch else ())
@@ -93,9 +96,9 @@ class Transform:
 
     @property
     def plane(self) -> int:
-        """Return the elements of ``work`` that hold real parts, or imaginary ones; some more than signals have.
+        """Return the elements of ``work`` for real (or imaginary) parts, with some padding.
 
-        The last vector may reach beyond the last point.
+        The last vector may extend beyond the last point.
         """
         return self.points * (self.pitch or 1) + (0 if self.pitch else TRANSFORM_LANES)
 
@@ -106,17 +109,17 @@ class Transform:
 
     @property
     def arguments(self) -> int:
-        """Return how many numbers are passed behind the arrays."""
+        """Return the number of integer arguments after the arrays."""
         return (not self.width) + (not self.stride) if self.pitch else 0
 
 
 def is_transform(function: str) -> bool:
-    """Is what a kernel calls no library's function, but one of these?"""
+    """Is ``name`` the text of a transform, and not a library function?"""
     return function.startswith(f"{_WORD} ")
 
 
 def read_transform(function: str) -> Transform:
-    """Return what a name says."""
+    """Return the transform of a name."""
     _, dtype, radices, direction, scale, *block = function.split()
     factors = tuple(map(int, radices.split("x")))
     _, inverse, real = (direction == d for d in _DIRECTIONS)
@@ -124,7 +127,7 @@ def read_transform(function: str) -> Transform:
 
 
 def run_transform(function: str, arrays: Sequence[np.ndarray]) -> None:
-    """Do what a name says with flat arrays that begin where the arguments are."""
+    """Run the transform of a name on flat arrays that start at the arguments."""
     t = read_transform(function)
     x, _, out, *rest = arrays
     numbers = [int(a[0]) for a in rest[len(rest) - t.arguments :]]

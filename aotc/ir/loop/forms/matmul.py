@@ -1,6 +1,6 @@
-"""Products of matrices in the loop IR: what a kernel that has a ``tiling`` says, and how its operands lie in memory.
+"""Matmuls in the loop IR: the form of a kernel with a ``tiling``, and the layout of its operands in memory.
 
-Its body is the product as plain loops, which is what it means; a template computes the same on tensor cores::
+The body is the matmul as plain loops, which define the meaning; a template computes the same on tensor cores::
 
     for z in range(0, batch):
         for row in range(0, m):
@@ -11,9 +11,9 @@ Its body is the product as plain loops, which is what it means; a template compu
                     total[()] += convert(a[z, row, k], "f32") * convert(b[z, k, col], "f32")
                 out[z, row, col] = convert(total[()], "bf16")
 
-The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that are widened, f32 that
-``reduce_precision`` rounds to :data:`TF32_BITS`, f64, or i8; or of two of 8 bits, floats that are widened. What comes
-after the innermost loop, the epilogue, is anything.
+The loop ``z`` may be missing. Operands have one dtype: 16-bit floats that are widened, f32 that ``reduce_precision``
+rounds to :data:`TF32_BITS`, f64, or i8; or two dtypes of 8-bit floats that are widened. The statements after the
+innermost loop, the epilogue, are arbitrary.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let
 from aotc.vmfb.dtypes import size_of
 
 TF32_BITS = (8, 10)
-"""Of the exponent and of the significand of TF32, which tensor cores round f32 to."""
+"""Exponent and mantissa bits of TF32, to which tensor cores round f32."""
 _SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "f64": "f64", "i8": "i32", **dict.fromkeys(FP8_PAIRS, "f32")}
-MOST_COORDINATES = 3  # of a batch: an array that is copied in tiles has five dimensions at most
+MOST_COORDINATES = 3  # coordinates of a batch: a tensor map has at most five dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An operand that lies in memory: element (i, k) is at ``start + i * outer + k * depth`` of ``buffer``.
+    """A strided operand: element (i, k) is at ``start + i * outer + k * depth`` of ``buffer``.
 
     Attributes
     ----------
     buffer : Buffer
     start : Dim
-        Depends on the batch alone.
+        Depends on the batch only.
     outer, depth : Dim
-        From a row of A or column of B to the next, and from one term of a sum to the next.
+        Strides from a row of A (column of B) to the next, and from a term of the contraction to the next.
     """
 
     buffer: Buffer
@@ -56,31 +56,31 @@ class View:
 
     @property
     def by_rows(self) -> bool:
-        """Do elements lie side by side that differ in the row of A, or the column of B?"""
+        """Is it contiguous along the rows of A, or the columns of B?"""
         return self.depth != 1
 
     @property
     def pitch(self) -> Dim:
-        """From one line of elements that lie side by side to the next."""
+        """The stride between contiguous lines."""
         return self.depth if self.by_rows else self.outer
 
     @property
     def in_lines(self) -> bool:
-        """Do elements lie side by side at all, in lines that begin at whole pieces of 16 bytes?"""
+        """Is it contiguous along one axis, in lines that start at multiples of 16 bytes?"""
         count = 16 // size_of(self.buffer.dtype)
         dense = self.outer == 1 if self.by_rows else True
         forward = self.pitch != 0 and _is_forward(self.pitch)
         return dense and forward and is_multiple(self.pitch, count) and is_multiple(self.start, count)
 
     def in_pieces(self, outer: Dim, depth: Dim) -> bool:
-        """Is each piece of 16 bytes of an operand of ``outer`` by ``depth`` elements inside of it or outside?"""
+        """Is each 16-byte piece of an operand of ``outer`` by ``depth`` elements either inside or outside of it?"""
         across = outer if self.by_rows else depth
         return self.in_lines and is_multiple(across, 16 // size_of(self.buffer.dtype))
 
     def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
-        """Return the offset that no batch changes, and the value, stride and extent of each coordinate of a batch.
+        """Return the offset that no batch changes, and value, stride and extent of each batch coordinate.
 
-        None if ``start`` is no such sum.
+        None if ``start`` is not such a sum.
         """
         if not isinstance(self.start, Expr):
             return self.start, ()
@@ -104,9 +104,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """An operand whose pieces of 16 bytes have terms side by side: where an element is, and whether it is there at all.
+    """An operand whose 16-byte pieces are contiguous along the contraction: offset and validity of an element.
 
-    Where the test ``inside`` fails it is 0.
+    Where the test ``inside`` fails, the element is 0.
     """
 
     buffer: Buffer
@@ -116,22 +116,22 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class LoopProduct:
-    """What the body of a kernel with a tiling says.
+    """The parts of the body of a kernel with a tiling.
 
     Attributes
     ----------
     batch, row, col, k : (str, Dim)
-        The loops' variables and extents; a missing batch is ``("", 1)``.
+        Variables and extents of the loops; a missing batch is ``("", 1)``.
     lets : tuple of Stmt
-        What ``left`` and ``right`` are computed of besides.
+        Definitions that ``left`` and ``right`` use.
     left, right : Scalar
-        The elements of A and of B in the dtype that the tensor cores take, before it is rounded.
+        The elements of A and of B in the dtype for tensor cores, before they are rounded.
     operands : str
         That dtype: ``bf16``, ``f16``, ``tf32``, ``f64``, ``i8``, or a pair of :data:`FP8_PAIRS`.
     total : Buffer
-        What the sum is in.
+        The accumulator.
     epilogue : tuple of Stmt
-        What is done with it.
+        The statements after the sum.
     """
 
     batch: tuple[str, Dim]
@@ -146,7 +146,7 @@ class LoopProduct:
     epilogue: tuple[Stmt, ...]
 
     def view(self, right: bool = False) -> View | None:
-        """Return how A, or B, lies in memory; None if it is computed, or of another form."""
+        """Return the layout of A, or of B; None if it is computed or has another form."""
         scalar, (outer, _) = (self.right, self.col) if right else (self.left, self.row)
         if not isinstance(scalar, Load):
             return None
@@ -154,12 +154,12 @@ class LoopProduct:
         return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
 
     def is_widened(self, right: bool = False) -> bool:
-        """Is A, or B, computed of what is loaded, wherever it is asked for?"""
+        """Is A, or B, computed from loads, wherever it is used?"""
         scalar = self.right if right else self.left
         return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
 
     def gathered(self, right: bool = False) -> Gathered | None:
-        """Return where an element of A, or B, is, if pieces of 16 bytes have terms side by side; else None."""
+        """Return the offset of an element of A, or B, if 16-byte pieces are contiguous along k; else None."""
         inside, load = tested(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
@@ -179,7 +179,7 @@ class LoopProduct:
 
 
 def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Do neighbours in the loop ``name`` lie side by side, ``count`` at a time, from whole multiples of it on?"""
+    """Are neighbours in the loop ``name`` contiguous, ``count`` at a time, from multiples of ``count`` on?"""
     if not is_multiple(extent, count):
         return False
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
@@ -188,13 +188,13 @@ def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
 
 
 def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Is ``e`` the same for neighbours in the loop ``name``, ``count`` at a time?"""
+    """Is ``e`` equal for ``count`` neighbours in the loop ``name``?"""
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
     return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
 
 
 def tested(value: Scalar) -> tuple[Scalar | None, Scalar]:
-    """Return the test of a value that is 0 where it fails, and the value."""
+    """Return the condition and the value of a scalar that is 0 where the condition fails."""
     match value:
         case Apply(fn="select", args=(inside, inner, Const(value=0))):
             return inside, inner
@@ -207,17 +207,17 @@ def _is_forward(stride: Dim) -> bool:
 
 
 def is_multiple(e: Dim, of: int) -> bool:
-    """Is ``e`` proven to be a multiple of ``of``?"""
+    """Is ``e`` provably a multiple of ``of``?"""
     return mod(e, of) == 0
 
 
 def read_product(kernel: Kernel) -> LoopProduct:
-    """Return the product that the body of ``kernel`` is.
+    """Return the matmul in the body of ``kernel``.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the body is not a matmul.
     """
     loops: list[For] = []
     body = kernel.body
@@ -243,14 +243,14 @@ def read_product(kernel: Kernel) -> LoopProduct:
 
 
 def _together(left: str, right: str) -> str:
-    """Return what a product of two operands is of; floats of 8 bits may be of two dtypes."""
+    """Return the operand dtypes of a matmul; 8-bit floats may have two dtypes."""
     if left in FP8 and right in FP8:
         return f"{FP8[left]}.{FP8[right]}"
     return left if left == right else ""
 
 
 def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
-    """Return an operand before it is widened or rounded, and as what tensor cores take it."""
+    """Return an operand before widening and rounding, and its dtype for tensor cores."""
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
     def named(x: Scalar) -> Scalar:
@@ -272,14 +272,14 @@ def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None
 
 
 def flat_place(place: Load | Store) -> Dim:
-    """Return the place of an element in its buffer."""
+    """Return the offset of an element in its buffer."""
     return linearize(place.index, place.buffer.shape)
 
 
 def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
-    """Return how the elements lie that ``load`` reads in ``loops``, of which ``outer`` and ``k`` run through a matrix.
+    """Return the layout of the elements that ``load`` reads in ``loops``; ``outer`` and ``k`` are the matrix axes.
 
-    None if they do not lie in equal steps, or an index is one of the names ``bound``.
+    None if they are not strided, or if an index is one of the names ``bound``.
     """
     flat = flat_place(load)
     if bound & {s.name for s in symbols(flat)}:
@@ -293,5 +293,5 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
     own = {s.name: Expr(0, (((s,), 1),)) for s in symbols(flat)}
     i, j = own.get(outer, 0), own.get(k, 0)
     moved = {s.name for e in (row, term) for s in symbols(e)} & loops
-    whole = at(i, j) - start - i * row - j * term == 0  # a text may name 0 in another way, as `z // 2` where z < 2
+    whole = at(i, j) - start - i * row - j * term == 0  # a text may have 0 in another form, as `z // 2` where z < 2
     return View(load.buffer, start, row, term) if whole and not moved else None

@@ -1,4 +1,4 @@
-"""Places in arrays as expressions: row-major offsets and the indices that they are."""
+"""Row-major offsets of array elements, and the indices of an offset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:
 
 
 def delinearize(flat: Dim, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the index in ``shape`` of row-major offset ``flat``."""
+    """Return the index in ``shape`` of the row-major offset ``flat``."""
     index: list[Dim] = []
     for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] == 1 or shape[axis] == 0:  # an empty array has no element to find
+        if shape[axis] == 1 or shape[axis] == 0:  # an empty array has no element
             index.append(0)
         elif all(d == 1 for d in shape[:axis]):
             index.append(flat)

@@ -1,10 +1,11 @@
-"""Weights of few bits: how they are rounded, and the panels that tiles read.
+"""Quantized weights: rounding, and the panels that tiles read.
 
-An element is an integer times the scale of its column and of its run of ``terms`` along k; the largest element of a
-run is the largest integer, 127 or 7, and there is no other zero than 0. Panels are bytes, of the shape
-``([B,] P, G, chunk)``: chunk ``(p, g)`` has the ``cols`` scales of its columns, f32, and then its terms, one row of
-columns after the other: a byte each for 8 bits; for 4 bits the byte of a column holds two terms, the first one in the
-low half. So a tile reads one stream of memory from its begin to its end.
+An element is an integer times the scale of its column and of its group of ``terms`` along k (symmetric quantization).
+The
+largest element of a group is the largest integer, 127 or 7. Panels are bytes, of shape ``([B,] P, G, chunk)``. Chunk
+``(p, g)`` has the ``cols`` scales of its columns, f32, and then its terms, one row of columns after the other. An 8-bit
+term is a byte; for 4 bits a byte has two terms of a column, the first one in the low half. So a tile reads a single
+stream of memory.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ SCALE_BYTES = 4
 
 
 def step_bytes(cols: int, bits: int) -> int:
-    """Return the bytes of the terms of ``cols`` columns that lie in as many bytes: one term, or two of 4 bits."""
+    """Return the bytes of a step of ``cols`` columns: one term each, or two of 4 bits."""
     return cols * bits * (8 // bits) // 8
 
 
 def chunk_bytes(cols: int, bits: int, terms: int) -> int:
-    """Return the bytes of a run of ``terms`` of ``cols`` columns, with its scales."""
+    """Return the bytes of a group of ``terms`` of ``cols`` columns, with its scales."""
     return cols * SCALE_BYTES + cols * terms * bits // 8
 
 
 def quantize(weights: np.ndarray, bits: int, terms: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers ([B,] K, N) and the scales ([B,] G, N) of ``weights`` ([B,] K, N), runs of ``terms`` along K.
+    """Return integers ([B,] K, N) and scales ([B,] G, N) of ``weights`` ([B,] K, N), in groups of ``terms`` along K.
 
-    The last run may be shorter. A run of zeros has the scale 0.
+    The last group may be shorter. A group of zeros has the scale 0.
     """
     *lead, k, n = weights.shape
     most, count = (1 << (bits - 1)) - 1, -(-k // terms)
@@ -43,13 +44,13 @@ def quantize(weights: np.ndarray, bits: int, terms: int) -> tuple[np.ndarray, np
 
 
 def dequantize(integers: np.ndarray, scales: np.ndarray, terms: int) -> np.ndarray:
-    """Return the f32 that integers ([B,] K, N) and scales ([B,] G, N) stand for."""
+    """Return the f32 weights of integers ([B,] K, N) and scales ([B,] G, N)."""
     each = np.repeat(scales, terms, axis=-2)[..., : integers.shape[-2], :]
     return integers.astype(np.float32) * each
 
 
 def pack(integers: np.ndarray, scales: np.ndarray, cols: int, bits: int, terms: int) -> np.ndarray:
-    """Return the panels of integers ([B,] K, N) and scales ([B,] G, N): zero where K or N is padded."""
+    """Return the panels of integers ([B,] K, N) and scales ([B,] G, N), zero-padded in K and N."""
     *lead, k, n = integers.shape
     count, panels = scales.shape[-2], -(-n // cols)
     wide = np.zeros((*lead, count * terms, panels * cols), np.int8)
@@ -64,7 +65,7 @@ def pack(integers: np.ndarray, scales: np.ndarray, cols: int, bits: int, terms: 
 
 
 def unpack(panels: np.ndarray, cols: int, bits: int) -> np.ndarray:
-    """Return the f32 ([B,] K, N) that panels stand for, with what K and N were padded by."""
+    """Return the f32 weights ([B,] K, N) of panels, with the padding of K and N."""
     *lead, count, runs, _ = panels.shape
     head, per = cols * SCALE_BYTES, 8 // bits
     scales = np.ascontiguousarray(panels[..., :head]).view(np.float32)

@@ -1,4 +1,4 @@
-"""The kinds of product that register tiles compute: what a ``Tile`` of the loop IR names as its form."""
+"""The forms of a ``Tile``: kinds of matmul that register tiles compute."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """A kind of product.
+    """A kind of matmul.
 
     Attributes
     ----------
     out : str
-        The dtype of the result, and of its accumulators.
+        The dtype of the result and of its accumulators.
     group : int
         k in one step of the innermost level.
     bits : int
-        Of an element of b that is quantised, whose scales lie before it (:mod:`aotc.ir.loop.forms.quantized`); else 0.
+        Bits of a quantized element of b, whose scales precede it (:mod:`aotc.ir.loop.forms.quantized`); else 0.
     """
 
     out: str
@@ -46,7 +46,7 @@ UNPACKED = ("i8_o8",)
 
 
 def operands_of_form(form: str) -> tuple[str, str]:
-    """Return the dtypes of the operands of a form; the left one of ``i8`` may be ``u8``, that of ``bf16`` f32."""
+    """Return the operand dtypes of a form; the left one of ``i8`` may be ``u8``, that of ``bf16`` f32."""
     left, _, right = form.partition("_")
     return left, {"s8": "i8", "o8": "i8"}.get(right, right) or left
 

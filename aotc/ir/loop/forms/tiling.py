@@ -1,4 +1,4 @@
-"""How a kernel that is a product is cut for a GPU's tensor cores: what its ``tiling`` says."""
+"""How a matmul kernel is tiled for a GPU's tensor cores: the contents of ``tiling``."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1, **dict.fromk
 
 
 def stored_dtypes(operands: str) -> tuple[str, str]:
-    """Return the dtypes in which A and B lie in memory, of what tensor cores multiply."""
+    """Return the dtypes of A and B in memory, by the name of the operands."""
     stored = "f32" if operands == "tf32" else operands
     return FP8_PAIRS.get(operands, (stored, stored))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window of a convolution whose sizes are known but for the number of images.
+    """The window of a convolution with known sizes, except for the number of images.
 
     Attributes
     ----------
     taps, strides, gaps, low, high, pixels : tuple of int
-        Of each spatial dim: the taps, the steps from a pixel to the next and from a tap to the next, the padding at
-        both ends, and the pixels of the result.
+        For each spatial dim: taps, strides between pixels and between taps (dilation), padding at both ends, and pixels
+        of
+        the result.
     channels : int
-        Of the input.
+        Channels of the input.
     parts : int
-        The terms of a sum are cut into so many products.
+        Number of matmuls that the contraction is split into (split-K).
     merged : bool
-        Are the channels of all taps of the last dim, which lie side by side, copied as those of one?
+        True if the channels of all taps of the last dim, which are contiguous, are copied as those of one tap.
     """
 
     taps: tuple[int, ...]
@@ -48,13 +49,13 @@ class Window:
 
     @property
     def copied(self) -> tuple[tuple[int, ...], int]:
-        """The taps that are copied one by one, and the channels of each."""
+        """The taps that are copied separately, and the channels of each."""
         if self.merged:
             return (*self.taps[:-1], 1), self.taps[-1] * self.channels
         return self.taps, self.channels
 
     def turns(self, depth: int) -> int:
-        """Return how many slices of up to ``depth`` channels of one tap a part has."""
+        """Return the number of slices of up to ``depth`` channels of one tap in a part."""
         taps, channels = self.copied
         return prod(taps) * -(-channels // depth) // self.parts
 
@@ -65,23 +66,25 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product of matrices is spread over the tensor cores of a GPU.
+    """How a matmul is distributed to the tensor cores of a GPU.
 
     Attributes
     ----------
     template : str
-        ``wgmma`` or ``mma``: which instructions multiply; after ``attention_``, if the kernel is that.
-        ``wgmma_in_turn``: two warpgroups have tiles of their own, and one multiplies while the other stores.
-        ``wgmma_turned``: columns of the result are rows to the instructions, and rows columns. ``attention_few``: all
-        warps have the same 16 queries, and each its own terms; their scores count as 16 rows each.
+        ``wgmma`` or ``mma``: the instructions; after ``attention_`` for attention. ``wgmma_in_turn``: two warpgroups
+        alternate between tiles, and one multiplies while the other stores. ``wgmma_turned``: swapped operands, columns
+        of
+        the result are rows to the instructions. ``attention_few``: all warps have the same 16 queries and split the
+        keys;
+        their scores count as 16 rows each.
     rows, cols : int
-        Of the part of the result that a block of threads computes; of attention, of the part of its scores.
+        The part of the result that a block computes; for attention, the part of the scores.
     stages : int
-        How many slices of both operands lie in shared memory.
+        Slices of both operands in shared memory.
     window : Window or None
-        Of a convolution whose input is copied by windows: see :mod:`aotc.ir.loop.forms.conv`.
+        For a convolution whose input is copied by im2col: see :mod:`aotc.ir.loop.forms.conv`.
     cluster : int
-        How many blocks compute a part together: of ``attention_few``, each the scores of some terms.
+        Blocks that compute a part together: for ``attention_few``, each the scores of some keys.
     """
 
     template: str
@@ -93,7 +96,7 @@ class Tiling:
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
+        """The bytes of shared memory of a block: slices in rows of 128 bytes, barriers and staging areas."""
         ring = self.stages * (self.rows + self.cols) * 128
         if self.is_wgmma:
             warps = 8 if self.is_in_turn else (self.cols if self.is_turned else self.rows) // 16
@@ -103,22 +106,22 @@ class Tiling:
 
     @property
     def is_wgmma(self) -> bool:
-        """Is it a product by warpgroups?"""
+        """Is it a matmul by warpgroups?"""
         return self.template in ("wgmma", "wgmma_in_turn", "wgmma_turned")
 
     @property
     def is_in_turn(self) -> bool:
-        """Do two warpgroups have tiles of their own?"""
+        """Do two warpgroups alternate between tiles?"""
         return self.template == "wgmma_in_turn"
 
     @property
     def is_turned(self) -> bool:
-        """Are columns of the result rows to the instructions?"""
+        """Are the operands swapped: are columns of the result rows to the instructions?"""
         return self.template == "wgmma_turned"
 
     @property
     def is_attention(self) -> bool:
-        """Is the kernel attention, and not a product?"""
+        """Is the kernel attention, and not a matmul?"""
         return self.template.startswith("attention_")
 
     def __str__(self) -> str:
