@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` at the end of this block, not within; a handler of the caller's own stays."""
+    """Defer ``KeyboardInterrupt`` to the end of this block; a custom signal handler of the caller stays."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,4 +1,4 @@
-"""Where a model says that its values are: affinities, and JAX's kinds of memory and shardings of one device."""
+"""Devices that a model assigns to values: affinities, and JAX's memory kinds and single-device shardings."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 
 
 def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:
-    """Return the device of an argument or a result, or an empty string; ``devices`` are those that the options name.
+    """Return the device of an argument or a result, or an empty string; ``devices`` are the option's device names.
 
-    A kind of memory says it where ``devices`` has ``host``, a sharding ``{maximal device=1}`` where they have ``d1``.
+    A memory kind determines it if ``devices`` has ``host``, a sharding ``{maximal device=1}`` if they have ``d1``.
 
     Raises
     ------
     CompileError
-        If an affinity names no device; ``loc`` is of what says it.
+        If an affinity is not the name of a device; ``loc`` is its location.
     """
     said = stated_affinity(attributes, loc)
     return said or _memory(attributes.get(_KIND_OF_MEMORY), devices) or _sharded(attributes.get(_SHARDING), devices)
 
 
 def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
-    """Return the device that an affinity names: as a string, a symbol, or as IREE promises one; empty without one."""
+    """Return the device of an affinity (a string, a symbol, or IREE's promise attribute); empty without one."""
     for name in _AFFINITIES:
         if name in attributes:
             found = device_of(attributes[name])
@@ -54,7 +54,7 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
 
 
 def device_of(attribute: Any) -> str:
-    """Return the device that an attribute names, or an empty string if it names none."""
+    """Return the device that an attribute names, or an empty string."""
     if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         return attribute.value
     found = _OF_IREE.fullmatch(str(attribute))
@@ -62,14 +62,16 @@ def device_of(attribute: Any) -> str:
 
 
 def check_declared(state: State, device: str, attribute: str, ops: bool) -> None:
-    """Refuse a device of a transfer or an op that neither an affinity nor the options name, unless these name none.
+    """Reject the device of a transfer or an op if neither an affinity nor the options declare it.
 
-    ``attribute`` names the device; with ``ops`` the affinities of ops are declarations too.
+    Without devices in the options, everything is allowed. ``attribute`` has the device; with ``ops`` the affinities of
+    ops
+    are declarations, too.
 
     Raises
     ------
     CompileError
-        With the nearest of the names that are declared.
+        With the most similar declared name.
     """
     session = state.session
     said = (name for function in session.symbols.values() for name in _affinities(function.operation, ops))
@@ -86,7 +88,7 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
 
 
 def _affinities(function: Any, ops: bool) -> list[str]:
-    """Return the devices that affinities name, in the signature of a function and, if asked, in its ``ops``."""
+    """Return the devices of the affinities in a function's signature and, on request, in its ``ops``."""
     found: list[str] = []
 
     def visit(op: Any) -> ir.WalkResult:
@@ -103,9 +105,9 @@ def _affinities(function: Any, ops: bool) -> list[str]:
 
 
 def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
-    """Import ``op`` within this block: where it has an affinity, all that it reads is moved to that device.
+    """Import ``op`` within this block: if it has an affinity, its operands are moved to that device.
 
-    What reads nothing that may be moved, as an iota, has its results moved there.
+    If it has no movable operand, as an iota, its results are moved there.
     """
     device = stated_affinity(op.attributes, state.loc)
     if not device:
@@ -131,7 +133,7 @@ def _at(state: State, op: Any, device: str) -> Iterator[None]:
 
 
 def _read(op: Any) -> dict[Any, None]:
-    """Return the operands of ``op``, and what its regions read from around it."""
+    """Return the operands of ``op``, and the outer values that its regions use."""
     read, made = dict.fromkeys(op.operands), set()
     blocks = [block for region in op.regions for block in region.blocks]
     while blocks:
@@ -145,7 +147,7 @@ def _read(op: Any) -> dict[Any, None]:
 
 
 def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
-    """Return ``leaves``, each on its device if one is named; what may be a size is on all devices."""
+    """Return ``leaves``, each moved to its device if there is one; values that may be sizes are on all devices."""
     pairs = zip(leaves, devices, strict=True)
     return tuple(
         state.one("transfer", [v], {"device": device}) if device and v not in state.known else v
@@ -154,12 +156,12 @@ def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tu
 
 
 def placement_of(op: Any, devices: Collection[str]) -> str:
-    """Return where a call of ``annotate_device_placement`` or ``Sharding`` moves its operand; empty if it does not."""
+    """Return the device to which ``annotate_device_placement`` or ``Sharding`` moves its operand; else empty."""
     return _memory(frontend_attribute(op, _PLACEMENT), devices) or _sharded(op.attributes.get(_SHARDING), devices)
 
 
 def frontend_attribute(op: Any, name: str) -> str:
-    """Return what the frontend says of an op under ``name``, or an empty string."""
+    """Return the frontend attribute ``name`` of an op, or an empty string."""
     said = op.attributes.get("mhlo.frontend_attributes")
     return _text(said[name]) if isinstance(said, ir.DictAttr) and name in said else ""
 

@@ -1,4 +1,4 @@
-"""A parsed model as a portable artifact, which later versions of StableHLO read, and as text."""
+"""A parsed model as a portable artifact, which later versions of StableHLO can read, and as text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from aotc.source.bytecode import is_portable
 
 
 def artifact_of(raw: Raw, module: ir.Module) -> bytes:
-    """Return ``module``, which is ``raw`` parsed, as a portable artifact; ``raw`` itself if it is one.
+    """Return ``module``, parsed from ``raw``, as a portable artifact; ``raw`` itself if it is one.
 
-    Names, locations and attributes stay, and ops of dialects that have no portable form; those of CHLO are calls. A
-    module with an op of CHLO that this jaxlib cannot make portable is plain bytecode.
+    Names, locations and attributes are kept, and so are ops of dialects without a portable form; those of CHLO become
+    calls.
+    A module with a CHLO op that this jaxlib cannot serialize portably is plain bytecode.
     """
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]
@@ -37,7 +38,7 @@ def module_bytes(module: ir.Module) -> bytes:
 
 
 def _copy(module: ir.Module) -> ir.Module:
-    """Return a copy to serialize, which changes it; ops of CHLO are calls. Elements of constants are shared."""
+    """Return a copy for serialization, which modifies it; CHLO ops become calls. Constants share their elements."""
     with module.context:
         copied = ir.Module.create(module.operation.location)
     for name, value in module.operation.attributes.items():
@@ -53,7 +54,7 @@ SHOWN_ELEMENTS = 16
 
 
 def text_of(raw: Raw, locations: bool = False) -> str:
-    """Return the text of a model, its large constants left out, with ``locations`` if they are asked for.
+    """Return the text of a model without large constants, with ``locations`` on request.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Errors of ``jax.experimental.checkify`` as checks: what must not hold, and the message, with places for values.
+"""Errors of ``jax.experimental.checkify`` as checks: a condition that must not hold, and a message with values.
 
-A check is a map: ``failed`` and ``code`` are numbers of values, which fails if the first is true and the second is
-``number``; ``message`` is as :func:`aotc.vmfb.messages.render` takes it; ``values`` are the values in it, each the
-number of an array and its first element and how many follow one another.
+A check is a map: ``failed`` and ``code`` are numbers of values; it fails if the first is true and the second is
+``number``. ``message`` is a template for :func:`aotc.vmfb.messages.render`. ``values`` are its values: the number of an
+array, the first element, and the number of consecutive elements.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aotc.vmfb.messages import field_text, literal, shown_as
 
 
 def checks_of(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Return the checks of an error whose leaves are numbered in the order of its ``tree`` and have these types.
+    """Return the checks of an error, whose leaves are numbered in the order of its ``tree`` and have these types.
 
-    Values of types that are not known are not shown.
+    Values of unknown types are not shown.
     """
     return _checks(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
 
@@ -59,7 +59,7 @@ MESSAGE_ELEMENTS = 16
 
 
 class _Values:
-    """Collects the values that a message is made of, by letting stand-ins be formatted."""
+    """Collects the values of a message by formatting placeholders."""
 
     def __init__(self, types: Sequence[Any] | None) -> None:
         self.types = types
@@ -68,7 +68,7 @@ class _Values:
         self.count = 0
 
     def leaf(self, number: int) -> _Value:
-        """Return what stands for an array."""
+        """Return the placeholder of an array."""
         if self.types is None:
             return _Value(self, number, (), "", 0)
         shape = tuple(self.types[number].shape)
@@ -95,7 +95,7 @@ class _Values:
 
 
 class _Value:
-    """Stands for an array, or a row of one, whose values are known when the program runs."""
+    """Placeholder for an array, or a row of one, whose values are known at run time."""
 
     def __init__(self, values: _Values, number: int, shape: tuple[Any, ...], dtype: str, start: int) -> None:
         self.values, self.number, self.shape, self.dtype, self.start = values, number, shape, dtype, start

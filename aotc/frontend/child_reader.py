@@ -1,4 +1,4 @@
-"""The child process of :mod:`aotc.source.reader_process`: reads and imports models that may end it."""
+"""Child process of :mod:`aotc.source.reader_process`: reads and imports models that may crash it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aotc.source.reader_process import read_frame, write_frame
 
 
 def serve(idle: float) -> None:
-    """Answer requests until the parent closes the pipe, or has asked nothing for ``idle`` seconds."""
+    """Answer requests until the parent closes the pipe, or sends none for ``idle`` seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     output = os.dup(1)
     os.dup2(2, 1)
@@ -28,7 +28,7 @@ def serve(idle: float) -> None:
 
 
 def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the fields of a :class:`Reading` but for the module, and the module."""
+    """Return the fields of a :class:`Reading` without the module, and the module."""
     modules: list[bytes] = []
     reply = {"problem": "", "error": ""}
     _limit_memory(request["memory"])
@@ -48,7 +48,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
 
 
 def _limit_memory(memory: int) -> None:
-    """Let this process allocate ``memory`` bytes more than it has; 0 for any number."""
+    """Limit this process to ``memory`` bytes more than it has; 0 for no limit."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = hard
     if memory:

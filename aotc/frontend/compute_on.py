@@ -1,4 +1,4 @@
-"""JAX's ``compute_on("device_host")``: its ops read what is on ``host``, all others what is on ``device``."""
+"""JAX's ``compute_on("device_host")``: its ops use values on ``host``, all others values on ``device``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function retu
 
 
 def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
-    """Import ``op`` within this block: its operands are moved to where it runs, and its results are there.
+    """Import ``op`` within this block: its operands are moved to its side, and its results are there.
 
-    Nothing is moved where the options name no device for each side, inside of the regions of an op of the host, or of
-    what both sides have: constants, and sizes that are known.
+    Nothing is moved if the options do not name both devices, inside the regions of a host op, or for values that both
+    sides
+    have: constants, and known sizes.
     """
     return ANYWHERE if state.hosted or not SIDES.issubset(state.session.devices) else _moving(state, op)
 

@@ -1,4 +1,4 @@
-"""Elements of MLIR constants as NumPy arrays, read as raw bytes where the bindings give them."""
+"""Elements of MLIR constants as NumPy arrays, as raw bytes where the bindings provide them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
 
-    A splat comes back with shape ``()``; else the shape is that of ``t``, whose dims are numbers.
+    A splat has shape ``()``; otherwise the shape is that of ``t``, whose dims are numbers.
 
     Raises
     ------
     ValueError
-        If it is a resource that is not in the file, or of another size.
+        If it is a resource that is missing in the file, or has another size.
     """
     dtype, shape = to_numpy(t.dtype), sizes(t)
     if kind_of(t.dtype) == "c":
@@ -69,7 +69,7 @@ def _scalar(value: Any, dtype: np.dtype) -> Any:
 
 
 def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
-    """The bindings have no accessor for complex elements; the text has all their bits."""
+    """Return complex elements, from the text: it has all bits, and the bindings have no accessor."""
     text, shape = op.get_asm(), sizes(t)
     if "dense_resource<" in text:
         return _resource(op.attributes["value"], t, dtype)
@@ -83,16 +83,16 @@ def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
 
 
 def _float(text: str, dtype: np.dtype) -> Any:
-    """Return a number as MLIR prints it: decimal, or the bits in hexadecimal."""
+    """Return a number as MLIR prints it: decimal, or its bits in hexadecimal."""
     if text.startswith("0x"):
         return np.array(int(text, 16), f"u{dtype.itemsize}").view(dtype)
     return float(text)
 
 
 def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
-    """The bindings have no accessor for a resource; a module's text ends with the bits of those it refers to.
+    """Return a resource, from the module's text: the bindings have no accessor, and the text ends with its bits.
 
-    They are hexadecimal: four bytes of alignment, then the elements, those of i1 in a byte each or packed.
+    They are hexadecimal: four bytes of alignment, then the elements; i1 is one byte each, or packed.
     """
     blob = re.search(r'"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
     if blob is None:
@@ -107,10 +107,11 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
 
 
 def _raw(attribute: Any, t: TensorType) -> np.ndarray:
-    """Return the element bytes of a type whose buffer the bindings refuse (bf16, f8, 4-bit).
+    """Return the element bytes of a type whose buffer the bindings reject (bf16, f8, 4-bit).
 
-    Bytecode holds the bytes as they are. Where they start is where the bytecodes
-    of two attributes of the same type with all bytes different differ first.
+    Bytecode has the bytes unchanged. They start where the bytecodes of two attributes of the same type, in which all
+    bytes
+    differ, first differ.
     """
     word = np.dtype(f"u{DTYPES[t.dtype].size}")
     count = math.prod(sizes(t))

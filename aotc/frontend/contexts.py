@@ -1,4 +1,4 @@
-"""MLIR contexts with the dialects of JAX, made of jaxlib alone: to import JAX takes longer than many a compilation."""
+"""MLIR contexts with JAX's dialects, from jaxlib alone: importing JAX takes longer than many a compilation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class _BareContext(ir.Context):
 
 @cache
 def _threads() -> ir.ThreadPool:
-    """Return the threads of all contexts: each would have its own."""
+    """Return the thread pool of all contexts; otherwise each would have its own."""
     return ir.ThreadPool()
 
 
 def make_context() -> ir.Context:
-    """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
+    """Return an MLIR context with all dialects that JAX registers; unknown attributes are allowed."""
     try:
         context = _of_jaxlib()
     except AttributeError:  # as above
@@ -57,10 +57,11 @@ CONTEXT_USES = 64
 
 @contextmanager
 def context_for(size: int) -> Iterator[ir.Context]:
-    """Hand out a context for a model of ``size`` bytes: one that another small model was read in, if there is one.
+    """Yield a context for a model of ``size`` bytes, reused from another small model if possible.
 
-    To make one takes longer than to read a small model. A context keeps all constants and types of its models, so it is
-    used for small ones, and some times; not where reading failed.
+    Creating one takes longer than reading a small model. A context keeps all constants and types of its models, so it
+    is
+    reused only for small models, a limited number of times, and never after an error.
     """
     if size > CONTEXT_MODEL:
         yield make_context()

@@ -1,8 +1,8 @@
-"""What a public function says about itself: names, pytrees, donated arguments, affinities.
+"""Attributes of a public function: names, pytrees, donated arguments, affinities.
 
-Names of arguments are those that JAX writes into their locations. A *place* is where a leaf stands in the call's
-pytree, ``args[0]['w']``; its name has the parameter's own in place of ``args[0]``, as ``params['w']``. Exports, blobs
-and portable artifacts keep locations; a model without them has places.
+Names of arguments are those that JAX stores in their locations. A *place* is the path of a leaf in the call's pytree,
+``args[0]['w']``; its name has the parameter's name in place of ``args[0]``, as ``params['w']``. Exports, blobs and
+portable artifacts keep locations; a model without them has places.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RESULT = "tf.aliasing_output"  # of a donated argument: the result that may tak
 def entry_attrs(
     function: Any, block: Any, metadata: Mapping[str, Any], devices: Collection[str], loc: Loc
 ) -> dict[str, Any]:
-    """Return the attributes of the public ``function`` at ``loc``, whose body is ``block``; see docs/tensor_ir.md.
+    """Return the attributes of the public ``function`` at ``loc``, with the body ``block``; see docs/tensor_ir.md.
 
-    ``devices`` are those that the options name.
+    ``devices`` are the option's device names.
     """
     inputs = [leaf_types(a.type) for a in block.arguments]
     outputs = [leaf_types(t) for t in function.type.results]
@@ -66,9 +66,9 @@ def entry_attrs(
 def _named_leaves(
     locations: Sequence[Any], places: Sequence[str], kept: Sequence[int], in_tree: Mapping[str, Any] | None
 ) -> tuple[list[str], list[str]]:
-    """Return the names of arguments at these locations, and of the positional parameters, as far as they are known.
+    """Return the names of arguments at these locations, and of the positional parameters, as far as known.
 
-    ``places`` are those of all leaves of the call, of which the arguments are ``kept``.
+    ``places`` are those of all leaves of the call; the arguments are the leaves ``kept``.
     """
     names = [_name_of(location, places[k]) for location, k in zip(locations, kept, strict=True)]
     if len(set(names)) < len(names):
@@ -83,7 +83,7 @@ def _named_leaves(
 
 
 def _name_of(location: Any, place: str) -> str:
-    """Return the name in a location if it is one of ``place``: the same path below another parameter."""
+    """Return the name in a location if it fits ``place``: the same path below another parameter."""
     head = _HEAD.match(place)
     if head is None or not isinstance(location, ir.NameLoc):
         return place
@@ -92,7 +92,7 @@ def _name_of(location: Any, place: str) -> str:
 
 
 def _locations(function: Any, block: Any) -> list[Any]:
-    """Return the locations of arguments; of a function that only wraps the exported one, those of that."""
+    """Return the locations of arguments; for a wrapper of the exported function, those of the latter."""
     found = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
     wrapped = [callee for callee in callees if callee.endswith(_WRAPPED)]
@@ -105,9 +105,9 @@ def _locations(function: Any, block: Any) -> list[Any]:
 
 
 def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
-    """Return the device that ``function`` names for each of its ``arguments`` and ``results``, or an empty string.
+    """Return the device of each of ``arguments`` and ``results`` of ``function``, or an empty string.
 
-    An affinity of the function itself is that of all of which nothing else is said.
+    An affinity of the function itself is the default.
     """
     own = stated_affinity(function.attributes, loc)
     sides = {"arguments": ("arg_attrs", function.type.inputs), "results": ("res_attrs", function.type.results)}
@@ -120,7 +120,7 @@ def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, l
 
 
 def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]) -> list[dict[str, Any]]:
-    """Return each value's attributes once for each of its tensors."""
+    """Return each value's attributes once per tensor."""
     return [a for a, types in zip(attributes, leaves) for _ in types]
 
 

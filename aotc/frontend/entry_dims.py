@@ -1,9 +1,9 @@
-"""What a module's own shape assertions say about the dims of its arguments.
+"""Solve a module's shape assertions for the dims of its arguments.
 
-JAX checks ``x.shape == (2*b, b + 1)`` by asserting ``d0 % 2 == 0`` and
-``d1 == d0 // 2 + 1`` on sizes that are plain unknowns. Solving these equations
-before the import makes the dims ``2*b`` and ``b + 1``, so that shapes inside the
-model are proven equal instead of compared at run time.
+JAX checks ``x.shape == (2*b, b + 1)`` by asserting ``d0 % 2 == 0`` and ``d1 == d0 // 2 + 1`` on sizes that are plain
+unknowns. Solving these equations before the import gives the dims ``2*b`` and ``b + 1``, so that shapes inside the
+model
+are provably equal, without comparisons at run time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RESERVED = re.compile("|".join([*_OURS, "dim", "inf", "nan", *keyword.kwlist]))
 
 
 def symbols_of_labels(labels: Collection[str]) -> dict[str, Dim]:
-    """Return a symbol for each dim that the model names: of that name, if it is one and means nothing else to aotc.
+    """Return a symbol for each dim that the model names, with that name unless it is reserved in aotc.
 
     Parameters
     ----------
@@ -44,12 +44,12 @@ def symbols_of_labels(labels: Collection[str]) -> dict[str, Dim]:
 
 
 def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Shapes:
-    """Return ``shapes`` with symbols replaced by what the assertions force them to be.
+    """Return ``shapes`` with symbols replaced by the solutions of the assertions.
 
     Parameters
     ----------
     requirements : iterable of Requirement
-        What must hold at every call of the function, imported with plain unknowns in ``shapes``.
+        Conditions of every call of the function, imported with plain unknowns in ``shapes``.
     shapes : list of tuple of Dim
         The dims of its arguments.
     """
@@ -75,7 +75,7 @@ def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Itera
 
 
 def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
-    """Return one symbol's value from ``left == right``, or None."""
+    """Return the solution of ``left == right`` for one symbol, or None."""
     difference = left - right
     if not isinstance(difference, Expr):
         return None

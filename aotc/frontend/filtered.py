@@ -1,7 +1,8 @@
-"""Arguments with leaves that are no arrays: each is fixed when the function is traced, as equinox's filters do.
+"""Arguments with leaves that are not arrays: each is fixed when the function is traced, as in equinox's filters.
 
-What is fixed keeps its place in the pytree of the arguments. A call may hand over a number, a text or None there only
-if it is the one that was compiled; anything else, as a function, is not looked at.
+A fixed leaf keeps its position in the pytree of the arguments. A call may pass a number, a text or None there only if
+it
+equals the compiled one; other objects, such as functions, are ignored.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 
 @jax.tree_util.register_pytree_node_class
 class Fixed:
-    """A leaf that is part of the program: a node without children."""
+    """A leaf that is part of the program: a pytree node without children."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[()], Fixed]:
-        """Return no children; the node itself says what it holds."""
+        """Return no children; the node itself is the auxiliary data."""
         return (), self
 
     @classmethod
@@ -32,14 +33,14 @@ class Fixed:
 
 
 def is_filtered(function: Any) -> bool:
-    """Tell whether ``function`` is what ``equinox.filter_jit`` returns."""
+    """Return True if ``function`` is the result of ``equinox.filter_jit``."""
     return type(function).__module__.partition(".")[0] == "equinox" and hasattr(function, "donate_first")
 
 
 def split_function(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a filtered function as a jitted one, and its arguments with all that are no arrays fixed."""
+    """Return a filtered function as a jitted one, and its arguments with all leaves fixed that are not arrays."""
     donated = [n for n in range(len(args)) if (function.donate_rest if n else function.donate_first)]
     jitted = jax.jit(_open(function.__wrapped__), donate_argnums=donated, keep_unused=True)
     return jitted, *_fix((tuple(args), dict(kwargs)), _is_array)
@@ -48,7 +49,7 @@ def split_function(
 def without_fixed_attributes(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a plain function jitted, and its arguments with those attributes of objects fixed that are no arrays."""
+    """Return a plain function jitted, and its arguments with non-array attributes of objects fixed."""
     paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
     fixed = {id(leaf) for path, leaf in paths if _is_attribute(path) and not (_is_array(leaf) or _is_number(leaf))}
     if not fixed:
@@ -62,7 +63,7 @@ def _fix(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mappi
 
 
 def _open(function: Any) -> Callable[..., Any]:
-    """Return ``function`` of arguments with fixed leaves; of its results those that are no arrays are None."""
+    """Return ``function`` of arguments with fixed leaves; results that are not arrays become None."""
 
     def is_fixed(node: Any) -> bool:
         return isinstance(node, Fixed)
@@ -78,7 +79,7 @@ def _open(function: Any) -> Callable[..., Any]:
 
 
 def _named(function: Any) -> Callable[..., Any]:
-    """Return ``function``, an object that cannot be hashed, as a function."""
+    """Return an unhashable callable ``function`` as a function."""
 
     @functools.wraps(function, updated=())
     def named(*args: Any, **kwargs: Any) -> Any:

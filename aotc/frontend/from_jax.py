@@ -1,4 +1,4 @@
-"""What only JAX knows: the types of examples, blobs, pytrees and argument names."""
+"""Information that only JAX has: types of examples, blobs, pytrees and argument names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).p
 
 
 def spec(leaf: Any) -> Any:
-    """Return what an example argument is traced as: its shape and dtype, or the number itself, which has no dtype yet.
+    """Return the tracing spec of an example argument: shape and dtype, or the number itself, which has no dtype yet.
 
     Raises
     ------
     CompileError
-        If it is no array, number or ``jax.ShapeDtypeStruct``.
+        If it is not an array, number or ``jax.ShapeDtypeStruct``.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex):
         return leaf
@@ -42,12 +42,12 @@ def spec(leaf: Any) -> Any:
 
 
 def _is_key(value: Any) -> bool:
-    """Tell whether ``value`` is a typed random key, which the bundle takes as the integers that it holds."""
+    """Return True if ``value`` is a typed random key, which the bundle takes as its integers."""
     return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def deserialize(data: bytes) -> jax.export.Exported | None:
-    """Return the ``Exported`` in ``data``, or None if it is no such blob."""
+    """Return the ``Exported`` in ``data``, or None if it is not such a blob."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint=install_command("compile"))
     try:
@@ -57,7 +57,7 @@ def deserialize(data: bytes) -> jax.export.Exported | None:
 
 
 def metadata(exported: jax.export.Exported) -> dict[str, Any]:
-    """Return pytrees, flat argument names, the kept argument numbers and the platforms of ``exported``."""
+    """Return pytrees, flat argument names, kept argument numbers and platforms of ``exported``."""
     return {
         **trees(exported.in_tree, exported.out_tree, len(exported.in_avals)),
         "kept": list(exported.module_kept_var_idx),
@@ -66,7 +66,7 @@ def metadata(exported: jax.export.Exported) -> dict[str, Any]:
 
 
 def trees(in_tree: Any, out_tree: Any, count: int) -> dict[str, Any]:
-    """Return the pytrees of a function of ``count`` flat arguments, and the names of these."""
+    """Return the pytrees of a function of ``count`` flat arguments, and their names."""
     leaves, tree = jax.tree.flatten(jax.tree.unflatten(in_tree, list(range(count))))
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
     return {
@@ -104,7 +104,7 @@ def tree_data(tree: Any) -> dict[str, Any]:
 
 
 def _registered(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
-    """Return a node of a class that is registered with JAX: by its attributes or keys if it names them."""
+    """Return a node of a class registered with JAX, by its attributes or keys if it has any."""
     try:
         whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
         paths = jax.tree_util.tree_flatten_with_path(whole, is_leaf=lambda x: x is not whole)[0]

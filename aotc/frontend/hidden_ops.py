@@ -1,8 +1,9 @@
-"""Ops as custom calls, by which they pass through portable artifacts: those of CHLO, and those on complex numbers.
+"""Ops disguised as custom calls, so that they survive portable artifacts: CHLO ops, and ops on complex numbers.
 
-jaxlib's artifacts have no form of most ops of CHLO. ``jax.export`` writes their expansions instead, which are less
-accurate than the importer's own ops, and StableHLO's serializer refuses the module. Functions of complex numbers are
-expanded too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op stays what it is.
+jaxlib's artifacts have no form of most CHLO ops. ``jax.export`` writes their expansions instead, which are less
+accurate
+than the importer's own ops, and StableHLO's serializer rejects the module. Functions of complex numbers are expanded,
+too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op is unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def operations_of(module: ir.Module) -> Iterator[Any]:
 
 
 def hide_ops(module: ir.Module, complex_too: bool = False) -> None:
-    """Replace ops that have neither regions nor attributes by calls: those of CHLO, and all on complex numbers."""
+    """Replace ops without regions and attributes by calls: CHLO ops, and all ops on complex numbers."""
     for op in list(operations_of(module)):
         hidden = op.name.startswith(_CHLO) or (complex_too and _is_of_complex(op))
         if hidden and not op.regions and not len(op.attributes):
@@ -36,7 +37,7 @@ def hide_ops(module: ir.Module, complex_too: bool = False) -> None:
 
 
 def _is_of_complex(op: Any) -> bool:
-    """Return True if ``op`` is StableHLO's and has one result, a tensor of complex numbers like its first operand."""
+    """Return True for a StableHLO op with one result, a tensor of complex numbers like its first operand."""
     if not op.name.startswith(_STABLEHLO) or not len(op.operands) or len(op.results) != 1:
         return False
     kind = op.results[0].type
@@ -68,7 +69,7 @@ def shown(op: Any) -> Any:
 
 
 def replace_op(op: Any, name: str, attributes: dict[str, Any]) -> Any:
-    """Replace an op without regions by one of another name on the same values; return that."""
+    """Replace an op without regions by one of another name on the same values, and return that."""
     with ir.InsertionPoint(op), op.location:
         new = ir.Operation.create(
             name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes

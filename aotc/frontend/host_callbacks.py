@@ -1,14 +1,16 @@
-"""What JAX's calls back into Python are: a record of each, which the program carries in place of the function.
+"""Records of JAX's callbacks to Python, which the program has in place of the functions.
 
-A function is lowered with rules of our own for the primitives that call back: each becomes a custom call ``TARGET``
-with its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; they are opened to find out the
-same.
+A function is lowered with our own rules for the primitives that call back: each becomes a custom call ``TARGET`` with
+its
+record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same information.
+
 A record has a ``kind``:
 
 ``raise``       the call fails with one of ``messages``, by its operand: ``equinox.error_if``
-``pass``        hands its first operands on: what equinox puts behind ``raise`` for devices that cannot raise
-``check``       fails as ``checks`` say (:mod:`aotc.frontend.checked_errors`): ``jax.experimental.checkify``
-anything else   the name of the function of JAX; ``name`` is that of the Python function, ``ordered`` whether calls of
+``pass``        returns its first operands: equinox adds it after ``raise`` for devices that cannot raise
+``check``       fails by ``checks`` (:mod:`aotc.frontend.checked_errors`): ``jax.experimental.checkify``
+anything else   the name of the function of JAX; ``name`` is that of the Python function, ``ordered`` is true if calls
+of
                 such functions keep their order
 """
 
@@ -36,7 +38,7 @@ _KINDS = {
 
 
 def recording_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
-    """Return lowering rules that put records in place of functions, for primitives that call back."""
+    """Return lowering rules, for primitives that call back, that emit records in place of functions."""
     rules: list[tuple[Any, Callable[..., Any]]] = [
         (jax_callback.pure_callback_p, _pure),
         (jax_callback.io_callback_p, _io),
@@ -114,5 +116,5 @@ def _record_of(wrapped: Any) -> Record:
 
 
 def _held(function: Any) -> Mapping[str, Any]:
-    """Return what a function closes over, by name."""
+    """Return the closure variables of a function, by name."""
     return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}

@@ -63,7 +63,7 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     Raises
     ------
     CompileError
-        If the model cannot be read or holds what is not supported; up to ten findings.
+        If the model cannot be read or has unsupported parts; up to ten findings.
     """
     return import_raw(fetch(source, example_args, example_kwargs))
 
@@ -74,9 +74,11 @@ def import_raw(
 ) -> Module:  # fmt: skip
     """Return a fetched model as a tensor IR module; see :func:`import_module`.
 
-    Of ``options`` the devices matter, and what is to become of callbacks; the others are for errors only. Of a model
-    that was exported for several platforms this is the program of ``platform``. ``parsed`` sees the module before it is
-    changed.
+    ``options`` provide the devices and the treatment of callbacks; the others only occur in errors. For a model that
+    was
+    exported for several platforms, it imports the program of ``platform``. ``parsed`` is called with the module before
+    it is
+    modified.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         try:
@@ -102,8 +104,7 @@ def import_module(
 ) -> Module:
     """Return a verified MLIR module as a tensor IR module.
 
-    With a ``journal`` every op is written into it and nothing is raised for those that are
-    refused: calls of ``PLACEHOLDER`` have their places.
+    With a ``journal``, every op is recorded, and unsupported ops raise no error: calls of ``PLACEHOLDER`` replace them.
     """
     functions: dict[str, Any] = {}
     for op in module.body.operations:
@@ -143,11 +144,13 @@ def import_module(
 
 
 def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes) -> Function:
-    """Return an entry that checks what held between the plain sizes of its arguments before those had names.
+    """Return an entry that also checks the requirements found while its arguments had plain unknown sizes.
 
-    ``first`` are the attributes of the import with ``unknowns`` for dims, which are ``named`` now. A solved equation
-    is part of the types now, but its message, the model's own or ours, says more than they do. What was not solved
-    was found again under the names.
+    ``first`` are the attributes of the import with ``unknowns`` for dims, which are ``named`` now. The types now
+    include each
+    solved equation, but its message is more informative than a type mismatch. Unsolved requirements were found again
+    with the
+    named dims.
     """
     places = {s.name: (n, k) for n, shape in enumerate(unknowns) for k, d in enumerate(shape) for s in symbols(d)}
     sizes = {name: sym(f"size_{n}_{k}") for name, (n, k) in places.items()}
@@ -170,7 +173,7 @@ def _named_dims(
 ) -> list[Any]:
     """Return the entries' dims with JAX's own names for their symbols.
 
-    ``entries`` are the dims that the assertions forced upon the plain unknowns of ``unknown``.
+    ``entries`` are the dims after solving the assertions on the plain unknowns of ``unknown``.
     """
     used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
     names = {name: sym(name) for name in used}
@@ -215,7 +218,7 @@ def _import_public(
 
 
 def _called_computations(module: ir.Module) -> set[str]:
-    """Return the functions over scalars that custom calls name; they need not say that they are private."""
+    """Return the functions over scalars that custom calls refer to; they need not be private."""
     names: set[str] = set()
     stack = list(module.body.operations)
     while stack:
@@ -231,7 +234,7 @@ def _is_private(function: Any) -> bool:
 
 
 def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
-    """Return the dims of each argument; every unknown size is a fresh symbol."""
+    """Return the dims of each argument; every unknown size is a new symbol."""
     shapes = []
     for leaf in _argument_types(function):
         _, sizes = session.parts(leaf)
@@ -240,7 +243,7 @@ def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]
 
 
 def _argument_types(function: Any) -> list[ir.Type]:
-    """Return the tensor types of a function's arguments; a tuple gives several, a token none."""
+    """Return the tensor types of a function's arguments; a tuple has several, a token none."""
     return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type)]
 
 
@@ -284,7 +287,7 @@ def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Seq
 
 
 def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
-    """Return ``body`` with checks of the errors of checkify that are among its results."""
+    """Return ``body`` with checks of the checkify errors among its results."""
     if not checks:
         return body
 
@@ -298,7 +301,7 @@ def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) ->
 
 
 def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
-    """Let symbols stand for the values of small integer arguments: a size may be one of them."""
+    """Create symbols for the values of small integer arguments: they may be sizes."""
     for n, p in enumerate(params):
         if kind_of(p.type.dtype) in "iu" and p.type.rank <= 1 and is_static(p.type.shape):
             count = static(product(p.type.shape))
@@ -322,7 +325,7 @@ def _has_unknown_sizes(functions: Mapping[str, Any]) -> bool:
 def import_block(state: State, block: Any) -> list[Value]:
     """Import the ops of a block and return the values of its terminator.
 
-    A refused op is recorded and the import goes on, so that one run finds all of them.
+    An unsupported op is recorded and the import continues, so that one run finds all of them.
     """
     outer, session = (state.loc, state.op), state.session
     for view in block.operations:
@@ -361,7 +364,7 @@ def _import_op(state: State, op: Any) -> None:
 
 
 def _run_importer(state: State, op: Any) -> None:
-    """Import one op. Only once a quantized type has been met, which may be by this op, are types looked at for it."""
+    """Import one op. Types are examined for quantization only once a quantized type has occurred."""
     importer, session = IMPORTERS.get(op.name, _refuse), state.session
     known = session.quantized
     if not known or not is_quantized(op):
@@ -408,7 +411,7 @@ def _usable(clone: Clone | None) -> Clone:
 
 
 def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
-    """Return the clone of ``callee``, or None if its results depend on what was refused."""
+    """Return the clone of ``callee``, or None if its results depend on an unsupported op."""
     session = state.session
     function = session.symbols[callee]
     block = function.regions[0].blocks[0]

@@ -1,4 +1,4 @@
-"""Functions and JAX's stages of them as the bytes of a program, with what JAX knows of it."""
+"""Functions, and JAX's stages of them, as the bytes of a program with JAX's metadata."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHLO = b"chlo"  # as bytecode names the dialects of its ops
 
 
 class JaxProgram(NamedTuple):
-    """Bytecode or a portable artifact, and what JAX knows: see :class:`aotc.frontend.mlir.Source`."""
+    """Bytecode or a portable artifact, with JAX's metadata: see :class:`aotc.frontend.mlir.Source`."""
 
     data: bytes
     metadata: Mapping[str, Any]
@@ -41,7 +41,7 @@ class JaxProgram(NamedTuple):
 
 
 def is_program(model: Any) -> bool:
-    """Tell whether ``model`` is a function or what JAX makes of one."""
+    """Return True if ``model`` is a function or a JAX stage of one."""
     return callable(model) or isinstance(
         model, jax.export.Exported | jax.stages.Traced | jax.stages.Lowered | jax.stages.Compiled
     )
@@ -50,13 +50,14 @@ def is_program(model: Any) -> bool:
 def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JaxProgram:
     """Return the program of a function, an export, or one of ``jax.stages``.
 
-    Arrays among the examples are taken by shape and dtype; ``jax.ShapeDtypeStruct`` may have symbolic dims.
+    Only shape and dtype of example arrays are used; ``jax.ShapeDtypeStruct`` may have symbolic dims.
 
     Raises
     ------
     CompileError
-        If the function raises or JAX cannot export it, with the line of the function's own source, and the exception as
-        the cause; or if it is a program for several devices.
+        If the function raises, or JAX cannot export it, with the line of the function's own source and the exception as
+        the
+        cause; or if the program is for several devices.
     """
     match model:
         case jax.stages.Compiled():
@@ -91,7 +92,7 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
 
 
 def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return what the function takes, if these examples are not for it."""
+    """Return the function's signature, if these examples do not fit it."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -104,14 +105,14 @@ def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _doc_of(model: Any) -> str:
-    """Return the docstring of the function that a model is, below partial applications and decorators."""
+    """Return the docstring of a model's function, below partial applications and decorators."""
     while isinstance(model, functools.partial) or hasattr(model, "__wrapped__"):
         model = model.func if isinstance(model, functools.partial) else model.__wrapped__
     return (inspect.getdoc(model) or "") if inspect.isroutine(model) else ""
 
 
 def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
-    """Return a function traced, and the leaves of its examples."""
+    """Return a traced function, and the leaves of its examples."""
     if is_filtered(function):
         jitted, args, kwargs = split_function(function, args, kwargs)
     elif hasattr(function, "trace"):
@@ -128,7 +129,7 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 class _Again:
-    """What jax.export takes for a jitted function, and traces: a trace, which it lowers with rules of ours."""
+    """A trace in the form of a jitted function, which jax.export traces and lowers with our own rules."""
 
     def __init__(self, traced: Any) -> None:
         self.traced, self.jaxpr, self.fun_name = traced, traced.jaxpr, traced.fun_name
@@ -137,20 +138,20 @@ class _Again:
         raise NotImplementedError
 
     def trace(self) -> Any:
-        """Return itself in place of a trace."""
+        """Return itself as the trace."""
         return self
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
-        """Return the trace, lowered: callbacks are records, products of ragged groups are tiles."""
+        """Lower the trace: callbacks become records, ragged matmuls become tiles."""
         parameters = replace(_private_parameters, override_lowering_rules=(*recording_rules(), *ragged_rules()))
         return self.traced.lower(_private_parameters=parameters, **options)
 
 
 class _Exported(_Again):
-    """The same for an export that keeps ops of CHLO and functions of complex numbers, as calls."""
+    """The same for an export that keeps CHLO ops and complex functions, as calls."""
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
-        """Return the trace, lowered; JAX may keep what it lowered, so that is not changed."""
+        """Lower the trace to a copy; JAX may cache its own lowering."""
         lowered = super().lower(_private_parameters, **options)
         code = jax_mlir.module_to_bytecode(lowered._lowering.stablehlo())
         is_complex = _is_complex(self.jaxpr.jaxpr)
@@ -167,7 +168,7 @@ class _Exported(_Again):
 
 
 def _from_traced(traced: Any) -> JaxProgram:
-    """Lower for CPU as an export does; the bundle takes all that the function takes, used or not."""
+    """Lower for CPU as an export does, but keep all arguments of the function, even unused ones."""
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
@@ -187,9 +188,9 @@ def _from_traced(traced: Any) -> JaxProgram:
 
 
 def _is_plain(jaxpr: Any) -> bool:
-    """Is what JAX lowers the whole program? An export adds arguments for sizes and the order of effects.
+    """Is JAX's lowering the whole program? An export adds arguments for sizes and for the order of effects.
 
-    It also makes a context of MLIR's for each program, which takes longer than to lower a small one.
+    It also creates an MLIR context for each program, which takes longer than lowering a small one.
     """
     names = {f.name for f in fields(jax_mlir.LoweringParameters)}
     known = hasattr(jax_export, "_module_to_bytecode") and {"for_export", "hoist_constants_as_args"} <= names
@@ -228,7 +229,7 @@ def _check_devices(count: int) -> None:
 
 
 def _own_line(error: Exception) -> Loc:
-    """Return the last line of the user's own that ``error`` went through."""
+    """Return the last line of the user's own code in the traceback of ``error``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.lineno and not f.filename.startswith(from_jax.NOT_THE_USERS)]
     return Loc(own[-1].filename, own[-1].lineno or 0) if own else Loc()

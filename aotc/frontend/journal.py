@@ -1,4 +1,4 @@
-"""What an import met: one entry per op of the model, with what became of it; ``aotc lint`` prints it."""
+"""Record of an import: one entry per op of the model, with its outcome; ``aotc lint`` prints it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """One op of a model as the importer met it.
+    """One op of a model in an import.
 
-    ``name`` says for custom calls and composites which; ``dtypes`` are those of its operands
-    and results; ``loc`` is the object that the tensor ops made of it carry. ``outcome`` is
-    ``imported``, ``refused`` (``findings`` say why), or ``waits`` where an operand comes from
-    a refused op and decides types.
+    ``name`` includes the target of custom calls and composites; ``dtypes`` are those of operands and results; ``loc``
+    is the
+    location object of the tensor ops created from it. ``outcome`` is ``imported``, ``refused`` (``findings`` have the
+    reasons), or ``waits`` if an operand comes from a refused op and determines types.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Journal:
         self.entries.append(JournalEntry(_name(op), _dtypes(op), loc, outcome, findings))
 
     def add_inner(self, op: Any, locate: Any) -> None:
-        """Record the ops in the regions of ``op``, which nobody looked at because ``op`` failed."""
+        """Record the ops in the regions of ``op``, which were not imported because ``op`` failed."""
         for inner in _inner(op):
             self.add(inner, locate(inner), WAITS)
 

@@ -1,4 +1,4 @@
-"""Ops that the importer has no form of, rewritten by jaxlib's passes: CHLO, MHLO, and old ops of StableHLO."""
+"""Rewriting of ops that have no importer, by jaxlib's passes: CHLO, MHLO, and old ops of StableHLO."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ mhlo.register_mhlo_passes()
 
 
 def legalize_module(module: ir.Module, path: str) -> None:
-    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it.
+    """Run jaxlib's passes for ops without an importer; skipped if there are none.
 
-    The passes expand every op of CHLO. Those that the importer has are hidden from them: their expansions are slower
-    and less exact, and what an op becomes must not depend on its neighbours.
+    The passes expand every CHLO op. Those with an importer are hidden from them: their expansions are slower and less
+    accurate, and the import of an op must not depend on its neighbours.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def legalize_module(module: ir.Module, path: str) -> None:
 def convert_mhlo(module: ir.Module, path: str) -> None:
     """Convert ops, types and attributes of MHLO to StableHLO by jaxlib's pass.
 
-    A module without such ops stays as it is. Ops that only group or order values are replaced before.
+    A module without such ops is unchanged. Ops that only group or order values are replaced before.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
 
 
 def _check_types(op: Any, path: str) -> None:
-    """Refuse an op of another dialect that makes values of MHLO's types: jaxlib's pass does not convert it."""
+    """Reject an op of another dialect with MHLO types in its results: jaxlib's pass does not convert it."""
     if op.name.startswith((_MHLO, "func.")):
         return
     inner = (a for region in op.regions for block in region.blocks for a in block.arguments)
@@ -141,7 +141,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
 
 
 def _of_chlo(op: Any) -> Any:
-    """Return the op of CHLO that a call is of: StableHLO has no op for some of MHLO's, and calls them by their name."""
+    """Return the CHLO op of a call: StableHLO lacks some of MHLO's ops, and calls them by name."""
     if op.name != "stablehlo.custom_call":
         return op
     name = op.attributes["call_target_name"].value
@@ -159,7 +159,7 @@ def _rename(op: Any, name: str, attributes: bool = True) -> Any:
 
 
 def _passes_of(name: str) -> tuple[str, ...]:
-    """Return jaxlib's passes for an op that has no importer."""
+    """Return jaxlib's passes for an op without an importer."""
     return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith(_DIALECT) else ())
 
 

@@ -1,4 +1,4 @@
-"""From MLIR locations to :class:`Loc`: the text's line, JAX's name stack, the user's line."""
+"""MLIR locations to :class:`Loc`: line of the text, JAX's name stack, the user's line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OF = "-:"  # begins the name of a file of several that are one module
 
 
 def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
-    """Return what the location of ``op`` says.
+    """Return the location of ``op``.
 
-    It is one object for all ops of a location, of which ``known`` are those met so far; or, with none, each op's own.
+    All ops of a location share one object, cached in ``known``; without ``known``, each op has its own.
     """
     location = op.location
     if known is None:
@@ -27,10 +27,11 @@ def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
 
 
 def to_loc(location: Any, path: str) -> Loc:
-    """Return what ``location`` says about the place and the trace.
+    """Return place and trace of ``location``.
 
-    A bare file location of the parsed text (file ``-``, or as :func:`name_file` says) is a place in the model;
-    any other file is the user's source.
+    A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any
+    other
+    file is the user's source.
     """
     names: list[str] = []
     source = ""
@@ -56,9 +57,9 @@ def to_loc(location: Any, path: str) -> Loc:
 
 
 def name_file(module: ir.Module, path: str) -> None:
-    """Let the places of a module that was parsed from text say of which file, for it will be one of several.
+    """Add the file's name to the locations of a module that was parsed from text, before modules are merged.
 
-    Where jaxlib cannot change a location (before 0.8), they stay as they are.
+    Locations are unchanged where jaxlib cannot modify them (before 0.8).
     """
     if getattr(ir.Operation.location, "fset", None) is None:
         return

@@ -1,8 +1,8 @@
-"""From any form of a model to a verified MLIR module in jaxlib's hands.
+"""Any form of a model to a verified MLIR module of jaxlib.
 
-Accepted: StableHLO text (pretty or generic, since 2023), MLIR bytecode, VHLO portable
-artifacts, ``jax.export`` blobs, a path to one of these, an ``Exported``, and
-jitted or plain functions with example arguments.
+Accepted: StableHLO text (pretty or generic, since 2023), MLIR bytecode, VHLO portable artifacts, ``jax.export`` blobs,
+a
+path to one of these, an ``Exported``, and jitted or plain functions with example arguments.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ _OTHER_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed model: the MLIR module, its context, and what came with it.
+    """A parsed model: the MLIR module, its context, and metadata.
 
-    ``metadata`` holds what jax.export knows: ``in_tree``, ``out_tree``,
-    ``arg_names``, ``kept``, ``platforms``. ``path`` is the file, for messages.
+    ``metadata`` is from jax.export: ``in_tree``, ``out_tree``, ``arg_names``, ``kept``, ``platforms``. ``path`` is the
+    file,
+    for messages.
     """
 
     context: ir.Context
@@ -73,10 +74,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A model as it was handed over: text or bytes, not parsed yet.
+    """A model before parsing: text or bytes.
 
-    ``values`` are the leaves of the examples of a function, by its name; ``digest`` is that of the jax.export blob that
-    ``data`` was in. ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
+    ``values`` are the leaves of a function's examples, by its name; ``digest`` is that of the jax.export blob with
+    ``data``.
+    ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
     """
 
     data: str | bytes
@@ -93,12 +95,12 @@ class Raw:
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
-    """Return what ``source`` holds: a file's contents, or a function exported for its example arguments.
+    """Return the contents of ``source``: of a file, or a function exported for its example arguments.
 
     Raises
     ------
     CompileError
-        If a file cannot be read or JAX cannot export the function, or the function raises.
+        If a file cannot be read, if JAX cannot export the function, or if the function raises.
     """
     with guard("while reading the model", Options()):
         return _fetch(source, example_args, example_kwargs)
@@ -107,7 +109,7 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
     if isinstance(source, Raw):
         return source
-    if not isinstance(source, _READ):  # a model that is read needs no JAX, which takes longer to import than to compile
+    if not isinstance(source, _READ):  # reading a model needs no JAX, whose import takes longer than a compilation
         with interrupts_wait():
             from aotc.frontend.jax_program import is_program, program_of
 
@@ -137,12 +139,12 @@ MOST_REWRITTEN = 1 << 26
 
 
 def survived(raw: Raw) -> Raw:
-    """Return ``raw`` once a child process has read it, if MLIR's readers may crash: at bytecode, and at some text.
+    """Return ``raw`` after a child process has read it, if MLIR's readers may crash: for bytecode, and for some text.
 
     Raises
     ------
     CompileError
-        If the child did not survive.
+        If the child crashed.
     """
     data = raw.data.encode() if isinstance(raw.data, str) else raw.data
     if data.startswith(_BYTECODE_MAGIC):
@@ -164,15 +166,16 @@ def read_source(
     raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
     context: ir.Context | None = None,
 ) -> Source:  # fmt: skip
-    """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
+    """Return a model, parsed and verified; for an export for several platforms the program of ``platform``.
 
-    Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it. ``parsed`` sees the module as
-    it was read; a ``context`` may be one for several models.
+    Without ``legalize`` it keeps ops that have no importer, as XLA needs them. ``parsed`` is called with the module as
+    read;
+    a ``context`` may be shared by several models.
 
     Raises
     ------
     CompileError
-        If the model cannot be read, with the place that MLIR names.
+        If the model cannot be read, with MLIR's location.
     """
     if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
         _check_braces(raw.data, raw.path)
@@ -201,12 +204,12 @@ def read_source(
 
 
 def _parsed(data: str | bytes) -> ir.Module:
-    """Return the module of a text or bytecode; text of older versions of StableHLO is read if its lists are the cause.
+    """Return the module of a text or bytecode; text of older StableHLO versions is modernized if its lists fail.
 
     Raises
     ------
     ir.MLIRError
-        That of ``data`` as it is.
+        The error of the original ``data``.
     """
     try:
         return ir.Module.parse(data)
@@ -233,13 +236,13 @@ def _read_file(path: str) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    """Tell whether ``data`` looks like MLIR text."""
+    """Return True if ``data`` looks like MLIR text."""
     head = data[:4096].lstrip()
     return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
 
 
 def _is_readable(data: bytes) -> bool:
-    """Tell whether ``data`` is text of any kind."""
+    """Return True if ``data`` is text of any kind."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -248,7 +251,7 @@ def _is_readable(data: bytes) -> bool:
 
 
 def _from_blob(data: bytes, path: str) -> Raw:
-    """Return the program of a ``jax.export`` blob with what jax.export knows of it."""
+    """Return the program of a ``jax.export`` blob, with its metadata."""
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
     for head, (what, hint) in _OTHER_FILES.items():
@@ -259,7 +262,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
 
     exported = from_jax.deserialize(data)
     if exported is None and _is_readable(data):
-        return Raw(data, path)  # MLIR's parser says what is wrong with it
+        return Raw(data, path)  # MLIR's parser reports the error
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
@@ -272,7 +275,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
 
 
 def _check_characters(text: str) -> None:
-    """Refuse text that has no bytes: half of a surrogate pair is in no file, and MLIR and digests need bytes."""
+    """Reject text that cannot be encoded: unpaired surrogates. MLIR and digests need bytes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -282,7 +285,7 @@ def _check_characters(text: str) -> None:
 
 
 def _check_partitions(module: ir.Module, path: str) -> None:
-    """Refuse a program that is to be divided between devices; ops that exchange with replicas say so themselves."""
+    """Reject a program that is partitioned over devices; collectives over replicas are checked by op."""
     attributes = module.operation.attributes
     count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
     if count > 1:
@@ -290,9 +293,9 @@ def _check_partitions(module: ir.Module, path: str) -> None:
 
 
 def _check_braces(text: str | bytes, path: str) -> None:
-    """Refuse text that is nested so deep that MLIR's parser would overflow its stack, which ends the process.
+    """Reject text that is nested so deep that MLIR's parser would overflow its stack and crash.
 
-    Most text is decided by deleting all but its brackets, and then pairs of them, at the speed of memory.
+    Most text is accepted after deleting all but its brackets, and then pairs of them, at the speed of memory.
     """
     code = text.encode() if isinstance(text, str) else text
     bare = _NOT_NESTED.sub(b"", code)  # has the lines of the text
@@ -320,7 +323,7 @@ def _first_too_deep(bare: bytes) -> int:
 
 
 def upgrade_module(module: ir.Module) -> None:
-    """Bring a portable artifact, whose ops are of VHLO at the version of its writer, to StableHLO."""
+    """Upgrade a portable artifact, with VHLO ops in the version of its writer, to StableHLO."""
     if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
         to_current = f"vhlo-to-version{{target={stablehlo.get_current_version()}}}"
         PassManager.parse(f"builtin.module({to_current},vhlo-legalize-to-stablehlo)").run(module.operation)
@@ -346,7 +349,7 @@ def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Fin
 
 
 def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
-    """Return a finding with its line of the model's text, and a caret under the operand that it names by number."""
+    """Return a finding with its line of the model's text, and a caret under the operand that it numbers."""
     line, column = finding.loc.line, finding.loc.column
     if finding.snippet or not 0 < line <= len(lines):
         return finding
@@ -360,7 +363,7 @@ def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
 
 @contextmanager
 def lines_shown(model: Any) -> Iterator[None]:
-    """Give what is found in the block, by any stage, its line of the model, if that is text or a file of text."""
+    """Add the line of the model to findings in the block, of any stage, if the model is text."""
     try:
         yield
     except CompileError as error:
@@ -377,12 +380,12 @@ def lines_shown(model: Any) -> Iterator[None]:
 
 
 def text_name(name: Any) -> str:
-    """Return what stands for the file of a model that is in none; ``name`` if it is one of several."""
+    """Return the file name of a model without a file; ``name`` if it is one of several."""
     return "" if name is None else f"<{name}>"
 
 
 def show_lines(error: CompileError, raw: Raw) -> None:
-    """Give the findings that name a line of a model's text that line."""
+    """Add the line of the model's text to findings."""
     code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
     if _is_readable(code):
         lines = code.decode().splitlines()
@@ -390,7 +393,7 @@ def show_lines(error: CompileError, raw: Raw) -> None:
 
 
 def _around(line: str, at: int) -> tuple[str, int]:
-    """Return what a terminal can show of a line around a place, and the place in that: constants make long lines."""
+    """Return the part of a line around a position that fits a terminal, and the position in it."""
     start = max(0, at - SHOWN_LINE // 2)
     part = line[start : start + SHOWN_LINE].rstrip()
     shown = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in part).lstrip()

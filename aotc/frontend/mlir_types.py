@@ -32,10 +32,11 @@ _WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
 
 
 def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
-    """Return the tensor types of which a value of type ``t`` is made.
+    """Return the tensor types in a value of type ``t``.
 
-    Tuples and futures are flattened. Tokens only order effects, and an op with an
-    effect that could be seen is refused: nothing is left of them. Nor of a witness, which is checked where it is made.
+    Tuples and futures are flattened. Tokens are dropped: they only order effects, and ops with visible effects are
+    rejected.
+    Witnesses are dropped, too: they are checked where they are created.
     """
     if isinstance(t, ir.TupleType):
         return tuple(leaf for n in range(t.num_types) for leaf in leaf_types(t.get_type(n)))
@@ -52,13 +53,13 @@ def is_token(t: ir.Type) -> bool:
 
 
 def dtype_text(t: ir.Type) -> str:
-    """Return the dtype of a tensor type as aotc writes it; MLIR's text where there is none."""
+    """Return the dtype of a tensor type in aotc's notation, or MLIR's text if it has none."""
     element = str(getattr(t, "element_type", t))
     return _DTYPE_NAMES.get(element, element)
 
 
 def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor or scalar type.
+    """Return the dtype name and the sizes (``DYNAMIC`` if unknown) of a tensor or scalar type.
 
     ``path`` is for the message.
     """
@@ -79,9 +80,9 @@ def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
 
 
 def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
-    """Refuse a type of more dimensions than arrays have, or of more bytes than there are addresses.
+    """Reject a type of more dims than arrays have, or of more bytes than there are addresses.
 
-    Dims that are no numbers are not judged; one that is 0 counts as 1, for places are computed with the others.
+    Symbolic dims are not checked. A dim of 0 counts as 1, as offsets are computed from the others.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
 
 
 def bounds_of(t: ir.Type) -> tuple[int, ...]:
-    """Return the largest size that ``#stablehlo.bounds`` states for each dim of a type, ``DYNAMIC`` where none is."""
+    """Return the bound in ``#stablehlo.bounds`` of each dim of a type, ``DYNAMIC`` if there is none."""
     encoding = t.encoding if isinstance(t, ir.RankedTensorType) else None
     if encoding is None or not stablehlo.TypeExtensions.isinstance(encoding):
         return ()
@@ -119,12 +120,12 @@ def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
 
 
 def config_of(op: Any) -> Any:
-    """Return the configuration of a custom call: a dictionary, or the text that predates the FFI; None without one."""
+    """Return the configuration of a custom call: a dictionary, or text for calls before the FFI; else None."""
     return next((op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes), None)
 
 
 def entries(attribute: Any) -> dict[str, Any]:
-    """Return the attributes in a dictionary by name; of what is no dictionary none."""
+    """Return the attributes in a dictionary by name; none for other attributes."""
     named = [attribute[i] for i in range(len(attribute))] if isinstance(attribute, ir.DictAttr) else []
     return {a.name: a.attr for a in named}
 

@@ -1,7 +1,7 @@
 """StableHLO text of 2023: lists of integers were ``dense<[1, 2]> : tensor<2xi64>``, and are ``array<i64: 1, 2>`` now.
 
-Only attributes that became arrays are rewritten; ``padding`` and ``replica_groups`` are tensors still. Lines keep
-their numbers.
+Only attributes that became arrays are rewritten; ``padding`` and ``replica_groups`` are still tensors. Line numbers are
+unchanged.
 """
 
 from __future__ import annotations

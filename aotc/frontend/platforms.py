@@ -1,7 +1,7 @@
-"""Programs that were exported for several platforms: the one of a target is chosen before import.
+"""Programs that were exported for several platforms: the target's program is selected before the import.
 
-Such a program takes the number of the platform that runs it as its first argument, and so do its functions; branches
-on that number hold what JAX lowers differently. With a constant in its place the importer sees one branch of each.
+The first argument of such a program, and of its functions, is the number of the platform; branches on it contain the
+platform-specific lowerings. With a constant in its place the importer sees one branch of each.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ _LIBRARIES = {"cpu": ("lapack_",), "cuda": ("cu", "__cu", "__gpu", "triton", "mo
 
 
 def is_multi_platform(data: str | bytes, metadata: Mapping[str, Any]) -> bool:
-    """Return True if a model was exported for several platforms; without ``metadata``, as its MLIR ``data`` shows."""
+    """Return True if a model was exported for several platforms; without ``metadata``, by its MLIR ``data``."""
     found = _INDEX in data if isinstance(data, str) else _INDEX.encode() in data
     return found or len(metadata.get("platforms", ())) > 1
 
 
 def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> None:
-    """Make ``module`` the program of one of the ``platforms`` for which it was exported.
+    """Specialize ``module`` to one of the ``platforms`` for which it was exported.
 
-    That is ``wanted``, or the first where it was not exported for that: what the branches compute is the same. MLIR
-    does not name the platforms: if only the module is known, the libraries that the branches call decide.
+    That is ``wanted``, or the first platform if ``wanted`` is not among them: all branches compute the same. MLIR does
+    not
+    name the platforms: without metadata, the libraries that the branches call decide.
     """
     functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
     found = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]
@@ -57,7 +58,7 @@ def _platform_argument(function: Any) -> int | None:
 
 
 def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:
-    """Return the first number whose branches call no library of another platform, and one of ``wanted`` if any does."""
+    """Return the first number whose branches call no foreign platform's library, preferring ``wanted``'s libraries."""
     starts = [function.regions[0].blocks[0].arguments[place] for function, place in functions]
     cases = [use.owner for start in starts for use in start.uses if use.owner.name == _CASE]
     own = _LIBRARIES.get(wanted, ())
@@ -75,7 +76,7 @@ def _number(context: ir.Context) -> ir.Type:
 
 
 def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
-    """Yield the targets of custom calls in a block; branches on ``known`` numbers that are not taken are left out."""
+    """Yield the targets of custom calls in a block, without branches that ``known`` numbers do not take."""
     for op in (view.operation for view in block.operations):
         if op.name == "stablehlo.custom_call":
             yield op.attributes["call_target_name"].value
@@ -93,7 +94,7 @@ def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
 
 
 def _fold_argument(function: Any, place: int, number: int) -> None:
-    """Put ``number`` in the place of an argument, which a public function loses."""
+    """Replace an argument by the constant ``number``, and remove it from a public function."""
     attributes, block = function.attributes, function.regions[0].blocks[0]
     rows = list(attributes["arg_attrs"])
     with function.context:

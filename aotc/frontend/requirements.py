@@ -1,6 +1,6 @@
-"""What must hold of sizes at every call: found by the op table's demands, told in the words of the arguments.
+"""Requirements on sizes at every call: derived from the op table's constraints, with messages about the arguments.
 
-The host program checks it before anything runs that depends on these sizes.
+The host program checks them before anything runs that depends on these sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aotc.ir.tensor.ir import Requirement, TensorType, Value
 
 
 class Scope(Protocol):
-    """The function that is imported."""
+    """The function that is being imported."""
 
     loc: Loc
     op: str
@@ -33,7 +33,7 @@ class Scope(Protocol):
 def fitted(
     state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
 ) -> Sequence[Value]:
-    """Require what op ``name`` demands of sizes; return its operands with equal sizes written alike."""
+    """Require the size constraints of op ``name``; return its operands with equal sizes written alike."""
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # a form that one demand chooses, another may have to follow
         forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
@@ -66,14 +66,14 @@ def _demanded(
 
 
 def broken_rule(op: str, error: RuleError) -> tuple[str, str]:
-    """Return the message and the hint for operands that ``op`` does not take; the rule may be that of a part of it."""
+    """Return message and hint for operands that ``op`` rejects; the rule may be that of a part of it."""
     message = str(error)
     hint = f"element types and sizes that {op} takes" if op else "operands of other types"
     return (message if not op or op in message else f"{op}: {message}"), hint
 
 
 def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven are required."""
+    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven become requirements."""
     for own, size in zip(v.type.shape, shape):
         if own != size:
             state.require("eq", own, size, SIZES_DIFFER)
@@ -81,7 +81,7 @@ def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` with its sizes written as in ``shape``, to which they are equal."""
+    """Return ``v`` with its sizes written as in ``shape``, which they equal."""
     if v.type.shape == tuple(shape):
         return v
     (same,) = state.append("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
@@ -89,7 +89,7 @@ def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def of_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
-    """Return ``values`` with the shapes of ``given`` types, where their ranks agree; all if nothing is given."""
+    """Return ``values`` with the shapes of ``given`` types where their ranks match; unchanged without types."""
     if len(given) != len(values):
         return values
     return [with_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
@@ -115,7 +115,7 @@ def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple
 def spoken(
     rows: Iterable[Requirement], params: Sequence[Value], sizes: Mapping[str, tuple[int, int]], names: Sequence[str]
 ) -> list[Requirement]:
-    """Return requirements whose messages tell the sizes of arguments that they depend on.
+    """Return requirements whose messages have the sizes of arguments that they depend on.
 
     Parameters
     ----------

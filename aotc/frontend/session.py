@@ -95,7 +95,7 @@ class ImportSession:
     default_device: str = ""
 
     def fresh_name(self, name: str) -> str:
-        """Return ``name``, or ``name.N`` if it is taken."""
+        """Return ``name``, or ``name.N`` if it is used."""
         fresh = name
         while fresh in self.names:
             fresh = f"{name}.{self.names[name]}"
@@ -127,7 +127,7 @@ LOWEST_VALUE = -(1 << 63)
 
 
 class State:
-    """One function being cloned: its values, known shape values, and the open regions."""
+    """One function being cloned: its values, known shape values, and open regions."""
 
     def __init__(self, session: ImportSession) -> None:
         self.session = session
@@ -148,18 +148,18 @@ class State:
         return leaf
 
     def leaves(self, v: ir.Value) -> Leaves:
-        """Return the tensors of which an MLIR value is made."""
+        """Return the tensors in an MLIR value."""
         tensors = self.values[v]
         if tensors is None:
             raise Poisoned
         return tensors
 
     def operands(self, op: ir.Operation) -> list[Value]:
-        """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
+        """Return the tensors of an op's operands; a tuple has several, a token none."""
         return [leaf for v in op.operands for leaf in self.leaves(v)]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
-        """Record ``results``, tensor by tensor, as the clones of the op's results, which may state sizes."""
+        """Record ``results``, tensor by tensor, as the clones of the op's results, whose types may state sizes."""
         self.bind_values(op.results, results)
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
@@ -167,7 +167,7 @@ class State:
             requirements.within_bounds(self, results, [bounds_of(leaf) for leaf in leaves])
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
-        """Share ``tensors`` out to MLIR ``values`` by their types."""
+        """Distribute ``tensors`` to MLIR ``values`` by their types."""
         if len(values) == len(tensors) == 1:
             self.values[values[0]] = tuple(tensors)
             return
@@ -188,7 +188,7 @@ class State:
         return self.session.parts(t)[0]
 
     def static_type(self, t: ir.Type) -> TensorType:
-        """Return a type without unknown sizes; refuse others."""
+        """Return a type without unknown sizes; reject others."""
         dtype, shape = self.session.parts(t)
         if DYNAMIC in shape:
             message = f"the size of {t} is not known here"
@@ -209,7 +209,7 @@ class State:
         given: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
-        """Append op ``name`` and return its results, typed by its rule; what it demands of sizes is required."""
+        """Append op ``name`` and return its results, typed by its rule; its size constraints become requirements."""
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
             operands = self._spread(operands)
@@ -226,7 +226,7 @@ class State:
         given: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
-        """Append an op whose demands hold wherever it runs; see :meth:`emit`."""
+        """Append an op whose size constraints are known to hold; see :meth:`emit`."""
         types = tuple(v.type for v in operands)
         try:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
@@ -268,9 +268,10 @@ class State:
         attrs: Mapping,
         result: Value,
     ) -> Known | None:
-        """Return ``folded``, or None if it is only right where no value of an argument is negative.
+        """Return ``folded``, or None if it is only correct if no value of an argument is negative.
 
-        The symbol of a value is that of a size, which is not negative; the value may be, before it is used as one.
+        The symbol of a value is that of a size, which is not negative; the value may be negative until it is used as a
+        size.
         """
         names = {s.name for values in known for d in values for s in symbols(d)} & self.session.sizes.keys()
         signed = {n: sym(n, lo=LOWEST_VALUE) for n in names - self.session.positive.keys()}
@@ -281,7 +282,7 @@ class State:
         return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
     def _spread(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands in one shape: a constant of a computation that is mapped over tensors is a scalar."""
+        """Return the operands in one shape: in a computation that is mapped over tensors, constants are scalars."""
         shape = max((v.type.shape for v in operands), key=len, default=())
         return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
 
@@ -296,11 +297,11 @@ class State:
         return v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
 
     def promoted(self, operands: Sequence[Value], dtypes: Sequence[str]) -> list[Value]:
-        """Return ``operands`` in the types that a combiner computes in, which may be wider than their own."""
+        """Return ``operands`` in the computation types of a combiner, which may be wider than their own."""
         return [self.convert(v, dtype) for v, dtype in zip(operands, dtypes, strict=True)]
 
     def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
-        """Return scalar ``v`` spread over ``shape``."""
+        """Return scalar ``v`` broadcast to ``shape``."""
         if v.type.shape == tuple(shape):
             return v
         return self.one("broadcast", [v], {"dims": ()}, [TensorType(v.type.dtype, tuple(shape))])
@@ -311,7 +312,7 @@ class State:
         return self._bind_elements(v, what) if elements is None else elements
 
     def _bind_elements(self, v: Value, what: str) -> Known:
-        """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
+        """Bind new symbols to elements computed at run time; later kernels read them as sizes."""
         if not self.is_entry or len(self.blocks) > 2:
             self.fail(
                 f"{what} depends on data inside a loop, a branch or a callee",
@@ -333,10 +334,11 @@ class State:
         return self.known[v]
 
     def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None:
-        """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
+        """Require ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
 
-        ``values``, or the two sides, are what ``{0}`` and ``{1}`` of the message stand for.
-        Also what is said inside a loop or a branch, which may not run: sizes fit for all of a program or do not.
+        ``values``, or the two sides, replace ``{0}`` and ``{1}`` of the message. Requirements inside loops or branches,
+        which may
+        not run, count as well: sizes must fit the whole program.
         """
         key = (relation, left, right)
         if key in self.session.met:
@@ -352,7 +354,7 @@ class State:
             self.session.requirements.append((*key, told, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
-        """Demand an asserted ``test`` of dims at every call; False if it is of something else."""
+        """Require an asserted ``test`` of dims at every call; return False if it tests anything else."""
         known = self.known.get(test, ())
         relation, left, right = self.session.tests.get(test) or ("eq", known, (1,) * len(known))
         values = [self.known.get(v, ()) for v in numbers]
@@ -365,15 +367,15 @@ class State:
         return True
 
     def assume(self, test: Value) -> None:
-        """Learn from an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
+        """Use an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
         match self.session.tests.get(test):
             case ("ge", (left,), (1,)) if isinstance(atom := lone_atom(left), Sym):
                 self.session.positive[atom.name] = sym(atom.name, lo=1)
 
     def placeholder(self, op: ir.Operation) -> None:
-        """Let results of the refused ``op`` be of their types and unknown, so that what reads them is judged too.
+        """Bind results of the refused ``op`` to unknown values of their types, so that their users are checked, too.
 
-        What may be a shape, and what has no type of known sizes, stays without a clone.
+        Results that may be shapes, or whose type has unknown sizes, are not bound.
         """
         for v in op.results:
             try:
@@ -407,9 +409,9 @@ class State:
         make: Callable[[list[Value]], Sequence[Value]],
         given: Sequence[TensorType] = (),
     ) -> Region:
-        """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns.
+        """Return a region over new parameters of ``types``; ``make`` emits its ops and returns its results.
 
-        The results have the shapes of ``given`` types, if there are some.
+        The results have the shapes of ``given`` types, if there are any.
         """
         params = [self.new_value(t) for t in types]
         return self._collected(params, lambda: requirements.of_types(self, make(params), given))
@@ -439,7 +441,7 @@ class State:
 
 
 class Poisoned(Exception):
-    """An operand comes from an op that could not be imported; its error is recorded already."""
+    """An operand comes from an op that could not be imported; that error is recorded already."""
 
 
 Importer = Callable[[State, Any], None]

@@ -1,7 +1,7 @@
 """Several models as one module with a public function for each: they share constants and kernels.
 
-Each model is fetched by itself; its one public function takes the name that the caller gives, and what else the model
-defines is renamed where a name is taken. What JAX knows of each is in ``metadata["entries"]``.
+Each model is fetched by itself. Its public function gets the caller's name, and its other symbols are renamed on
+conflicts. JAX's metadata of each is in ``metadata["entries"]``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fetch_any(
     Raises
     ------
     CompileError
-        As :func:`aotc.frontend.mlir.fetch`; if examples are for none of the models, or two of them do not go together.
+        As :func:`aotc.frontend.mlir.fetch`; if examples belong to none of the models, or if two models conflict.
     """
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(model, Mapping):
@@ -86,7 +86,7 @@ def _joined(raws: Mapping[str, Raw]) -> Raw:
 
 
 def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names: Mapping[str, Raw]) -> None:
-    """Append the functions of a model to the whole, its public one as ``name``."""
+    """Append the functions of a model to the merged module, its public one as ``name``."""
     module = _parsed(replace(raw, path=raw.path or text_name(name)))
     own = ir.SymbolTable(module.operation)
     public = [op for op in module.body.operations if _is_public(op.operation)]
@@ -119,12 +119,12 @@ def _is_symbol(op: Any) -> bool:
 
 
 def _parsed(raw: Raw) -> ir.Module:
-    """Return a model parsed in the context that is entered.
+    """Return a model parsed in the current context.
 
     Raises
     ------
     CompileError
-        If it cannot be read, as it would be alone.
+        If it cannot be read, as for a single model.
     """
     try:
         module = ir.Module.parse(raw.code)

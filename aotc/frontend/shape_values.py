@@ -1,7 +1,7 @@
-"""Shape arithmetic on the abstract level: small integer tensors as tuples of dims.
+"""Abstract interpretation of shape arithmetic: small integer tensors as tuples of dims.
 
-``fold`` gives the value of one op beside the op itself, or None where it is not
-known; a dynamic size is then whatever expression its shape operand turned out to be.
+``fold`` evaluates one op, or returns None for an unknown value. A dynamic size is then the expression of its shape
+operand.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _sign(a: Dim) -> Dim:
 
 
 def _compare(name: str, a: Dim, b: Dim) -> Dim:
-    """Return 1 where the comparison holds, else 0; an expression where that depends on the dims."""
+    """Return 1 if the comparison holds, else 0; an expression if that depends on the dims."""
     decided = decide(name, a, b)
     if decided is not None:
         return int(decided)
@@ -112,7 +112,7 @@ def fold(
 ) -> Known | None:
     """Return the elements of the result as dims, or None if unknown.
 
-    ``positive`` maps symbols to symbols of that name with the bounds that assertions gave them.
+    ``positive`` maps symbols to symbols of that name with the bounds from assertions.
     """
     if not positive:
         values = _elements(name, operands, types, attrs, result)
@@ -140,7 +140,7 @@ def _fits(value: Dim, dtype: str) -> bool:
 
 
 def absorb(name: str, known: Sequence[Known]) -> Known | None:
-    """Return the value of a boolean ``and``/``or`` that one operand alone decides."""
+    """Return the value of a boolean ``and``/``or`` that one operand alone determines."""
     match name:
         case "and":
             decisive = 0

@@ -1,4 +1,4 @@
-"""The types that a model states for results of ops that MLIR's verifier knows nothing of."""
+"""Result types that a model states for ops that MLIR's verifier does not check."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from aotc.ir.tensor.ir import TensorType
 
 
 def check_results(state: State, op: Any, what: str) -> None:
-    """Refuse results of ``op``, called ``what`` in the message, of other types than the model states.
+    """Reject results of ``op``, called ``what`` in the message, whose types differ from the stated ones.
 
-    Sizes that only a call knows are compared then. In a computation that is mapped over tensors, values stand for more
-    elements than the model states.
+    Unknown sizes are compared at run time. In a computation that is mapped over tensors, values have more elements than
+    the
+    model states.
     """
     for n, result in enumerate(op.results):
         found = state.values.get(result, ())

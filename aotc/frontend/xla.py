@@ -1,4 +1,4 @@
-"""A model run by XLA on the CPU through jax: an oracle that shares nothing with aotc but the model's text."""
+"""Run a model by XLA on the CPU through jax: an oracle that shares nothing with aotc but the model's text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotc.frontend.mlir_types import DYNAMIC, entries
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
-    """Return the results of ``function`` of a fetched model (``mlir.Raw``) as XLA computes them.
+    """Return the results of ``function`` of a fetched model (``mlir.Raw``), computed by XLA.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
 
 
 def _only(module: ir.Module, function: str) -> None:
-    """Let ``function`` be the entry, under the name that XLA looks for."""
+    """Make ``function`` the entry, under XLA's name for it."""
     for op in module.body.operations:
         operation = op.operation
         if operation.name == "func.func" and operation.attributes["sym_name"].value == function:
@@ -54,9 +54,9 @@ def _only(module: ir.Module, function: str) -> None:
 
 
 def _drop_foreign(module: ir.Module) -> None:
-    """Remove attributes of dialects that XLA does not register: its reader refuses the whole module for one.
+    """Remove attributes of dialects that XLA does not register: its reader rejects the whole module otherwise.
 
-    They annotate ops and change no result, except for the configuration of a custom call, which stays.
+    They are annotations without effect on results, except for the configuration of a custom call, which stays.
     """
     stack = [module.operation]
     while stack:

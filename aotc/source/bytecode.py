@@ -1,7 +1,8 @@
-"""Where the elements of large constants lie in MLIR's bytecode: https://mlir.llvm.org/docs/BytecodeFormat/.
+"""Positions of large constants in MLIR's bytecode: https://mlir.llvm.org/docs/BytecodeFormat/.
 
-A source does without them if the bundle has them anyway. Only places are told here: whoever cuts them out puts the
-same bytes back, so what is not understood is merely not found.
+A source omits constants that the bundle has anyway. This module only finds positions, and the removed bytes are
+restored
+exactly. So bytecode that it does not understand only means constants that are not found.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ _PADDING = 0xCB
 
 
 def is_bytecode(data: bytes | str) -> bool:
-    """Tell whether ``data`` is a module in MLIR's bytecode."""
+    """Return True if ``data`` is a module in MLIR's bytecode."""
     return isinstance(data, bytes) and data.startswith(MAGIC)
 
 
 def is_portable(data: bytes | str) -> bool:
-    """Tell whether ``data`` is a portable artifact, which later versions of StableHLO read."""
+    """Return True if ``data`` is a portable artifact, which later versions of StableHLO can read."""
     return isinstance(data, bytes) and is_bytecode(data) and data[5:].startswith(b"StableHLO_v")
 
 
 def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
-    """Return begin and end of the elements of constants of ``least`` bytes or more, in the order of the bytes."""
+    """Return begin and end of the elements of constants of at least ``least`` bytes, in order."""
     try:
         sections = _sections(code)
         entries = [*_attributes(code, sections), *_resources(code, sections)]
@@ -36,7 +37,7 @@ def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
 
 
 def _number(code: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends; the zeros below the lowest 1 of its first byte count its further bytes."""
+    """Return a varint and its end; trailing zero bits of the first byte count its further bytes."""
     first = code[at]
     if first & 1:
         return first >> 1, at + 1
@@ -73,7 +74,7 @@ def _attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[t
         count, at = _number(code, at)
         for _ in range(min(count, left)):
             size, at = _number(code, at)
-            yield place, place + (size >> 1)  # the lowest bit says how it is written
+            yield place, place + (size >> 1)  # the lowest bit is the encoding
             place += size >> 1
         left -= count
 
@@ -102,7 +103,7 @@ MOST_HEADS = 4
 
 
 def _elements(code: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return where the elements of an attribute begin, which end it: behind one of its first numbers, their size."""
+    """Return the start of an attribute's elements, its last bytes: they follow their size, one of its first numbers."""
     at = begin
     for _ in range(MOST_HEADS):
         size, at = _number(code, at)

@@ -1,8 +1,10 @@
 """A model to the segments of a bundle: compressed bytecode, without the weights that the bundle has anyway.
 
-Weights are packed for their kernels. Each large constant of the model is looked for among the arrays of the bundle and
-among what these were made of (:class:`aotc.source.moves.Ways`); where it is found, its sum and the way to it stand for
-it. What is nowhere stays in the bytecode, or lies beside it if it cannot be compressed.
+Weights are packed for their kernels. Each large constant of the model is searched for among the arrays of the bundle
+and
+their origins (:class:`aotc.source.moves.Ways`). A constant that is found is replaced by its checksum and the way back
+to
+it. Others stay in the bytecode, or are stored next to it if they cannot be compressed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ KEY_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What a bundle holds of its source: the compressed record, its size before, and weights in pieces."""
+    """A source in a bundle: the compressed record, its uncompressed size, and uncompressed weights in pieces."""
 
     record: bytes
     size: int
@@ -90,7 +92,7 @@ def _squeezes(elements: memoryview) -> bool:
 def _places(
     code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Ways]
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return where the bundle has the elements of ``cuts``, as far as it has them."""
+    """Return the positions in the bundle of the elements of ``cuts``, where it has them."""
     wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     for begin, end in cuts:
         wanted.setdefault((end - begin, code[begin : begin + KEY_BYTES]), []).append((begin, end))
@@ -122,7 +124,7 @@ BLOCK_BYTES = 1 << 20
 
 
 def _same(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
-    """Compare block by block: a copy of all of a large array would take longer than the comparison."""
+    """Compare block by block: copying all of a large array would take longer than the comparison."""
     if not array.size:
         return False
     other = np.frombuffer(code, np.uint8, cut[1] - cut[0], cut[0])

@@ -1,4 +1,4 @@
-"""Arrays that are others, rearranged: how the compiler packed a constant, told backwards.
+"""Arrays that are rearrangements of others: the inverse of the compiler's packing of constants.
 
 A way back is a list of steps, which is also its form in a bundle: ``["reshape", shape]``, ``["transpose", perm]``,
 ``["reverse", dims]``, ``["slice", starts, limits, strides]``, ``["convert", dtype]``.
@@ -21,9 +21,9 @@ Way = tuple[tuple[Any, ...], ...]
 
 
 def go_back(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Return what ``array`` was made of, its elements in their order: a view where that is possible.
+    """Return the origin of ``array``, with its elements in their original order: a view where possible.
 
-    A last ``reshape``, which would copy, is left to whoever needs the shape.
+    A final ``reshape``, which would copy, is left to the caller.
 
     Raises
     ------
@@ -88,15 +88,16 @@ MOST_FOLDS = 4
 
 @dataclass
 class Ways:
-    """The ways back that a compilation could have gone, by the type of what they start from.
+    """Possible ways back of a compilation, by the type of the packed constant.
 
-    They are read off the modules that passes fold, by type and not by name: who follows one compares what comes out.
+    They are collected from the modules that passes fold, by type and not by name: the user of a way compares its
+    result.
     """
 
     of: dict[TensorType, dict[tuple[Way, TensorType], None]] = field(default_factory=dict)
 
     def learn(self, module: Module) -> None:
-        """Take in how large constants of ``module`` are rearranged by its ops."""
+        """Record how the ops of ``module`` rearrange large constants."""
         for function in module.functions.values():
             made: dict[Value, tuple[Way, TensorType]] = {}
             for op in walk(function.body):
@@ -114,7 +115,7 @@ class Ways:
                     self.of.setdefault(turned, {})[(("transpose", (1, 0)),), table] = None
 
     def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Way, np.ndarray]]:
-        """Yield the elements of what ``array`` may have been made of, itself first, with the way there."""
+        """Yield possible origins of ``array``, itself first, each with the way back."""
         found: list[tuple[Way, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
         for way, made, now, folds in found:
             yield way, made

@@ -1,8 +1,9 @@
 """A child process that reads models from files before this process does.
 
-MLIR's readers check little: damaged bytecode and damaged ``jax.export`` blobs crash them once in ten times, which ends
-the process. The child reads and imports the model first; a model that ends the child is an error here. The child starts
-while the compiler is imported, and stays for the next models until it has been idle for a minute.
+MLIR's readers check little: about one in ten damaged bytecode files or ``jax.export`` blobs crashes them, which would
+end
+the process. The child reads and imports the model first; a crash of the child is an error here. The child starts while
+the compiler is imported, and stays for further models until it has been idle for a minute.
 
 A request is a frame of msgpack, then the model's bytes; a reply is a frame of msgpack, then a module's bytes.
 """
@@ -46,11 +47,11 @@ class Reading:
     Attributes
     ----------
     problem : str
-        Why the model must not be read here, or an empty string.
+        The reason why the model must not be read here, or an empty string.
     error : str
-        What MLIR says of a model that it refuses, or an empty string.
+        MLIR's error for a model that it rejects, or an empty string.
     module : bytes
-        The module as MLIR writes it, if that was asked for: bytecode that is well-formed whatever the model was.
+        The module as MLIR writes it, on request: well-formed bytecode, whatever the input was.
     """
 
     problem: str = ""
@@ -70,7 +71,7 @@ class ReaderProcess:
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def ask(self, request: Mapping[str, Any], data: bytes, seconds: float) -> Reading | None:
-        """Return the child's reading of ``data``; None if the child had ended before, having been idle."""
+        """Return the child's reading of ``data``; None if the idle child had ended before."""
         end = time.monotonic() + seconds
         try:
             write_frame(self._to, request, data)
@@ -156,7 +157,7 @@ def prepare() -> None:
     Raises
     ------
     OSError
-        If the system starts no process.
+        If the system cannot start a process.
     """
     with _LOCK:
         if not _READERS:
@@ -164,9 +165,9 @@ def prepare() -> None:
 
 
 def prepare_for(model: Any) -> None:
-    """Start the child if ``model`` is bytes, or the path of a file, that begin as no text does."""
+    """Start the child if ``model`` is bytes, or the path of a file, that do not start like text."""
     head = model
-    with suppress(OSError, ValueError):  # whoever reads the model says what is wrong with it
+    with suppress(OSError, ValueError):  # the actual read reports the error
         if isinstance(model, str | os.PathLike) and os.path.isfile(model):  # bytes of a pipe would be lost
             with open(model, "rb") as file:
                 head = file.read(8)
@@ -191,13 +192,13 @@ def read(
     path : str
         For messages.
     metadata : mapping, optional
-        What jax.export knows of the model.
+        jax.export's metadata of the model.
     memory : int
-        Bytes that the child may allocate besides those that it has; 0 for any number.
+        Bytes that the child may allocate in addition; 0 for no limit.
     rewrite : bool
         Return the module as MLIR writes it.
     seconds : float
-        Wall time, after which the child is killed.
+        Wall time after which the child is killed.
 
     Returns
     -------
@@ -207,7 +208,7 @@ def read(
     """
     request = {"path": path, "metadata": dict(metadata or {}), "memory": memory, "rewrite": rewrite}
     found = None
-    while found is None:  # a child that was idle may end at the moment that it is asked
+    while found is None:  # an idle child may end just when a request comes
         try:
             with _LOCK:
                 reader = _READERS.pop() if _READERS else ReaderProcess()
@@ -221,7 +222,7 @@ def read(
 
 
 def write_frame(descriptor: int, message: Mapping[str, Any], data: bytes) -> None:
-    """Write a message and the bytes that belong to it to a pipe."""
+    """Write a message, followed by bytes, to a pipe."""
     packed = msgpack.packb(message)
     for part in (_LENGTHS.pack(len(packed), len(data)), packed, data):
         view = memoryview(part)

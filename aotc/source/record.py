@@ -1,4 +1,4 @@
-"""What a bundle's source is made of, as data: the form of what is read back."""
+"""The contents of a bundle's source as data, and their validation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCHEMA = {
     "metadata": {**KNOWN, "entries?": {str: KNOWN}},
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],
-    "variants?": int,  # without it all targets are variants' own: sources from before devices had targets of their own
+    "variants?": int,  # without it all targets are those of variants: older sources have no targets of devices
     "code": bytes,
     "holes": [{"at": int, "size": int, "sha256": bytes, "array?": _ARRAY, "kept?": int}],
 }  # fmt: skip
@@ -48,10 +48,11 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A source: bytecode, and what its compilation took besides.
+    """A source: bytecode, and the other inputs of its compilation.
 
-    ``metadata`` is what JAX knows of the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
-    The first of ``targets`` are those of the ``variants``, then come those of devices that are named.
+    ``metadata`` is JAX's for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
+    ``targets`` are
+    those of the ``variants``, followed by those of named devices.
     """
 
     code: bytes
@@ -73,14 +74,14 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
 
 
 def refused_option(options: Mapping[str, Any], more: Collection[str] = ()) -> str:
-    """Return the first option that a record must not set, or an empty string; ``more`` are names allowed besides."""
+    """Return the first option that a record must not set, or an empty string; ``more`` are additional allowed names."""
     return next((name for name in options if name not in RECORDED and name not in more), "")
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    """Return the names of targets, and what was measured on the machine that compiled; of mixes, all that they are of.
+    """Return the names of targets, with measurements of the compiling machine; for mixes, all their targets.
 
-    The first are those of the variants, for devices that nobody named.
+    The first are those of the variants, for unnamed devices.
     """
     every = [t.of("") for t in targets]
     every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]

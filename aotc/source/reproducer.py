@@ -1,7 +1,7 @@
-"""One file with what repeats a compilation: the model as it was read, the options, the targets, the versions.
+"""One file that reproduces a compilation: the model as read, the options, the targets, the versions.
 
-A zip archive of ``model`` (text, bytecode or what a blob held), ``reproducer.json`` and, if it was written because the
-compiler broke, ``traceback.txt``. ``aotc compile`` takes it in place of a model, with its options.
+A zip archive of ``model`` (text, bytecode or the program of a blob), ``reproducer.json`` and, after an internal error,
+``traceback.txt``. ``aotc compile`` accepts it in place of a model, with its options.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Reproducer:
-    """What a file holds: a model as :class:`aotc.frontend.mlir.Raw` has it, and the options as data."""
+    """The contents of a file: a model as :class:`aotc.frontend.mlir.Raw`, and the options as data."""
 
     data: str | bytes
     path: str
@@ -48,12 +48,12 @@ class Reproducer:
 
 
 def repeats(path: str) -> str:
-    """Return the words of the command that repeats what a file holds."""
+    """Return the words of the command that reproduces a file."""
     return f"aotc compile {path} -o model.vmfb --verify-each --no-cache --dump-ir=ir"
 
 
 def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], trace: str = "") -> None:
-    """Write what repeats the compilation of a fetched model.
+    """Write a reproducer of the compilation of a fetched model.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
 
 
 def read(path: str) -> Reproducer | None:
-    """Return what a file holds, or None if it is no reproducer.
+    """Return the contents of a file, or None if it is not a reproducer.
 
     Raises
     ------
@@ -115,9 +115,9 @@ def read(path: str) -> Reproducer | None:
 def reproducible(
     options: Options, targets: tuple[Target, ...], fetch: Callable[..., Any], *given: Any
 ) -> Iterator[list[Any]]:
-    """Give the block a list of the model that ``fetch(*given)`` is, which is written if options or a fault ask for it.
+    """Yield a list with the model ``fetch(*given)``; write a reproducer if options or an internal error require it.
 
-    The block may take the model out of the list: it can be large, and is fetched again if the compiler breaks.
+    The block may take the model out of the list: it can be large, and is fetched again after an internal error.
     """
     raws = [fetch(*given)]
     if options.reproducer:
@@ -125,13 +125,13 @@ def reproducible(
     try:
         yield raws
     except InternalError as error:
-        with suppress(Exception):  # the error itself must be heard
+        with suppress(Exception):  # the error itself must be raised
             error.reproducer = _evidence(error, fetch(*given), options, targets)
         raise
 
 
 def _evidence(error: InternalError, raw: Any, options: Options, targets: tuple[Target, ...]) -> str:
-    """Write the file if there is none yet; let the error name a command that repeats it. Return the path."""
+    """Write the file unless it exists; add a command that reproduces it to the error. Return the path."""
     path = str(options.reproducer)
     if error.dump and not path:
         path = str(Path(error.dump) / NAME)

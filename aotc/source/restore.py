@@ -1,4 +1,4 @@
-"""The source out of a bundle, with its weights where they were: each is compared with its sum."""
+"""Extract the source of a bundle, with its weights at their positions; each is verified by its checksum."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _AGAIN = "compile the model itself again"
 
 
 def restore(opened: OpenedBundle) -> Embedded:
-    """Return the source of a bundle; nothing of the bundle is run.
+    """Return the source of a bundle, without running any of its code.
 
     Raises
     ------
     BundleError
-        If it has none, it is damaged, or a weight is not the one that was compiled.
+        If it has none, is damaged, or a weight is not the one that was compiled.
     """
     entry = opened.manifest.get("source")
     if entry is None:
@@ -57,7 +57,7 @@ SOURCE_RATIO = 100
 
 
 def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record, decompressed and of the right form."""
+    """Return the record, decompressed and validated."""
     packed, size = opened.checked(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
         raise _damaged(opened.where, "it is too large", f"{size:,} bytes")
@@ -82,7 +82,7 @@ def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with a record of the right form."""
+    """Yield the problems of a record of the right form."""
     if name := refused_option(record["options"]):
         yield f"it sets the option {name!r}, which only a caller may set or this aotc does not know"
     if not 0 < record["variants"] <= len(record["targets"]):
@@ -128,7 +128,7 @@ def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, A
 
 
 def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
-    """Return a function of a variant's number: its constants as bytes, which are read when they are asked for."""
+    """Return a function from a variant's number to its constants as bytes, which are read on demand."""
 
     @cache
     def constants(number: int) -> np.ndarray:
@@ -146,7 +146,7 @@ def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
 def _elements(
     opened: OpenedBundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
 ) -> memoryview:
-    """Return the bytes that belong into a hole."""
+    """Return the bytes of a removed constant."""
     try:
         if "array" in hole:
             elements = _from_array(hole["array"], arrays)

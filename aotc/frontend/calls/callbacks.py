@@ -1,4 +1,4 @@
-"""Calls back into Python: checks of equinox and checkify fail in the bundle, other calls are the user's to replace."""
+"""Callbacks to Python: checks of equinox and checkify fail in the bundle; the user replaces other callbacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results nobo
 
 
 def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
-    """Import one call back into Python, whose results are of the types ``given``."""
+    """Import one callback to Python, with results of the types ``given``."""
     target = op.attributes["call_target_name"].value
     record = _record(state, op, target)
     operands = data_operands(state, op)
@@ -83,7 +83,7 @@ def _bits(state: State, x: Value, dtype: str) -> Value:
 
 
 def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
-    """Return what is known of the function: its record travels in the op, or beside the program by number."""
+    """Return the record of the callback's function: it is in the op, or stored next to the program by number."""
     held = entries(config_of(op))
     if target == TARGET:
         record: Mapping[str, Any] = json.loads(held["record"].value)
@@ -97,7 +97,7 @@ def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
 def _users(
     state: State, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
 ) -> None:
-    """Call what is registered under the function's name, or leave the call out if that was asked for."""
+    """Call the user's function registered under that name, or drop the call on request."""
     name, what = record["name"], f"{record['kind']} of {record['name']!r}"
     if registered(name) is not None:
         if record.get("ordered"):

@@ -1,7 +1,8 @@
-"""What JAX calls on GPUs for linear algebra, as the ops that it stands for.
+"""JAX's GPU calls for linear algebra, imported as the equivalent ops.
 
-A model that was lowered for CUDA or ROCm then compiles for a CPU too. Results that
-only differ by the phase of a singular vector or an eigenvector may do so.
+So a model that was lowered for CUDA or ROCm also compiles for a CPU. Results may differ by the phase of a singular
+vector
+or an eigenvector.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _call(state: State, routine: str, operands: list[Value], options: dict[str, 
 
 
 def _plain(routine: str, state: State, op: Any) -> None:
-    """The same operands, results and options as LAPACK's routine."""
+    """Import a call with the same operands, results and options as the LAPACK routine."""
     out_of_memory(state, op, _call(state, routine, into_memory(state, op), dict(options_of(op))))
 
 
@@ -47,7 +48,7 @@ def _sytrd(state: State, op: Any) -> None:
 
 
 def _svd(routine: str, state: State, op: Any) -> None:
-    """Of the array as it is stored: where that is by rows the names of its factors are swapped, as JAX expects."""
+    """Import the SVD of an array as stored: for arrays stored by rows the factors are swapped, as JAX expects."""
     options = options_of(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
     results = _call(state, routine, into_memory(state, op), mode)
@@ -55,7 +56,7 @@ def _svd(routine: str, state: State, op: Any) -> None:
 
 
 def _svd_with_v(state: State, op: Any) -> None:
-    """The Jacobi and polar routines give V, not its adjoint, and always both factors."""
+    """Import the Jacobi and polar routines, which return V, not its adjoint, and always both factors."""
     mode = {"mode": "A" if options_of(op)["full_matrices"] else "S"}
     a, s, u, vt, status = _call(state, "gesdd", into_memory(state, op), mode)
     rank = vt.type.rank
@@ -76,7 +77,7 @@ def _eig_letters(op: Any) -> dict[str, str]:
 
 
 def _geev(state: State, op: Any) -> None:
-    """The eigenvalues are complex; the vectors of a real matrix are packed as LAPACK's."""
+    """Import geev: complex eigenvalues; the vectors of a real matrix are packed as in LAPACK."""
     operands = into_memory(state, op)
     results = _call(state, "geev", operands, _eig_letters(op))
     values = results[0] if len(results) == 4 else state.one("complex", results[:2])
@@ -115,7 +116,7 @@ def _pivots_to_permutation(state: State, op: Any) -> None:
 
 
 def permutation_of(state: State, pivots: Value, size: Dim) -> Value:
-    """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range do nothing."""
+    """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range are ignored."""
     *batch, count = pivots.type.shape
     shape: tuple[Dim, ...] = (*batch, size)
     start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
@@ -132,7 +133,7 @@ def _less(state: State, n: Value, count: Dim) -> Value:
 
 
 def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: TensorType) -> list[Value]:
-    """Swap elements ``k`` and ``pivots[k]`` of every permutation, by comparing all places with both."""
+    """Swap elements ``k`` and ``pivots[k]`` of every permutation, by comparing all positions with both."""
     t = permutation.type
     rank = t.rank
     zero = state.constant(np.zeros((), np.int32), TensorType("i32"))

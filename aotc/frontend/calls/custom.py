@@ -1,4 +1,4 @@
-"""Custom calls: those with a meaning of their own, those that cannot be in a bundle, and the user's."""
+"""Custom calls: known ones, unsupported ones, and the user's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _shape_assertion(state: State, op: Any) -> None:
 
 
 def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
-    """Demand that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
+    """Assert that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
     known = state.known.get(test)
     if known is not None and not any(isinstance(k, Expr) for k in known):
         if not all(known):
@@ -112,7 +112,7 @@ def import_custom_call(state: State, op: Any) -> None:
 
 
 def _users(state: State, op: Any, target: str) -> None:
-    """An op that somebody must have registered; that is checked when its kernel is made."""
+    """Emit an op that the user must register; that is checked when its kernel is built."""
     config = config_of(op)
     attrs = {
         "target": target,
@@ -125,7 +125,7 @@ def _users(state: State, op: Any, target: str) -> None:
 
 
 def _result_types(state: State, op: Any) -> list[TensorType]:
-    """Return the types of the results; operands that hold their shapes give the sizes that are not known."""
+    """Return the types of the results; shape operands give unknown sizes."""
     if "indices_of_shape_operands" not in op.attributes:
         return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
     operands = state.operands(op)
@@ -135,7 +135,7 @@ def _result_types(state: State, op: Any) -> list[TensorType]:
 
 
 def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a result and the operand whose values its memory starts with."""
+    """Return pairs of a result and the operand whose values are in its memory initially."""
     aliases = []
     for attribute in op.attributes.get("output_operand_aliases", ()):
         alias = stablehlo.OutputOperandAlias(attribute)
@@ -144,7 +144,7 @@ def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _plain(attribute: Any) -> Any:
-    """Return an attribute as plain data; what has no plain form as text."""
+    """Return an attribute as plain data; attributes without a plain form as text."""
     if isinstance(attribute, ir.DictAttr):
         return {name: _plain(a) for name, a in entries(attribute).items()}
     if isinstance(attribute, ir.ArrayAttr):
@@ -159,7 +159,7 @@ def _plain(attribute: Any) -> Any:
 
 
 def _text_or_bytes(data: bytes) -> str | bytes:
-    """Configurations of calls that predate the FFI are structs of C in a string."""
+    """Return a configuration string; calls that predate the FFI have C structs in it."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Custom calls of JAX, XLA and MHLO whose meaning is that of other ops: top-k, windows of dynamic size, buffers."""
+"""Custom calls of JAX, XLA and MHLO that equal other ops: top-k, windows of dynamic size, buffers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
 def _attribute(op: Any, name: str) -> Any:
-    """Return ``name`` from the FFI configuration or MHLO's attributes of a custom call; None where it is not."""
+    """Return ``name`` from the FFI configuration or MHLO attributes of a custom call; None if it is missing."""
     held = entries(op.attributes.get("mhlo.attributes")) | entries(config_of(op))
     return held[name].value if name in held else None
 
 
 def _computation(state: State, op: Any) -> Region:
-    """Return the function that a custom call names as a region over scalars."""
+    """Return the function that a custom call refers to, as a region over scalars."""
     name = op.attributes["called_computations"][0].value
     if name not in state.session.symbols:
         state.fail(f"the call names computation @{name}, which the module does not define", "add the function")
@@ -44,7 +44,7 @@ def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[
 
 
 def _approximate_top_k(state: State, op: Any) -> None:
-    """Give the exact answer, as XLA does off the TPU: sort all, keep the first."""
+    """Import approximate top-k as the exact one, as XLA does off the TPU: sort, then keep the first."""
     operands = data_operands(state, op)
     if "indices_of_shape_operands" not in op.attributes and op.attributes["call_target_name"].value != "ApproxTopK":
         operands = operands[:-1]  # the last one is k
@@ -59,9 +59,9 @@ def _approximate_top_k(state: State, op: Any) -> None:
 
 
 def _top_k(state: State, op: Any) -> None:
-    """Import ``TopK`` or ``mhlo.topk``, as calls; their results may be a tuple.
+    """Import ``TopK`` or ``mhlo.topk`` calls; their results may be a tuple.
 
-    The order is that of the comparator, if there is one; else the smallest elements are first where ``largest`` is
+    The order is that of the comparator, if there is one; otherwise the smallest elements come first if ``largest`` is
     false.
     """
     operands = data_operands(state, op)
@@ -76,7 +76,7 @@ def _top_k(state: State, op: Any) -> None:
 def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
     """Bind the first ``k`` elements along the last dim and their i32 indices, in ``order`` if there is one.
 
-    The type of the results has ``k`` where the op does not state it.
+    If the op does not state ``k``, the result type has it.
     """
     last = x.type.rank - 1
     if last < 0:
@@ -96,7 +96,7 @@ def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, o
 
 
 def _pair_order(state: State, op: Any) -> Region:
-    """Return the comparator that a call names, over pairs of a value and an index; XLA's may compare values alone."""
+    """Return a call's comparator over pairs of a value and an index; XLA's may compare values only."""
     region = _computation(state, op)
     missing = [TensorType("i32")] * (4 - len(region.params))
     return replace(region, params=(*region.params, *(state.new_value(t) for t in missing)))
@@ -127,13 +127,13 @@ def _dynamic_rng_bit_generator(state: State, op: Any) -> None:
 
 
 def _buffer(state: State, op: Any) -> None:
-    """Memory without contents has zeros."""
+    """Import an uninitialized buffer as zeros."""
     types = [state.static_type(r.type) for r in op.results]
     state.bind(op, [state.constant(np.zeros((), to_numpy(t.dtype)), t) for t in types])
 
 
 def _hand_on(state: State, op: Any) -> None:
-    """Keep the values that are results; orderings and annotations are gone."""
+    """Bind results to operands; orderings and annotations are dropped."""
     operands = state.operands(op)[: len(op.results)]
     for v, result in zip(operands, op.results, strict=True):
         whole = state.session.parts(result.type)[1]
@@ -153,7 +153,7 @@ FUNCTIONS = (
 
 
 def _function(state: State, op: Any) -> None:
-    """Refuse a call of a function that was not converted: its result is not of its operand's type."""
+    """Reject a call of an unconverted function: its result type is not its operand's."""
     operands = data_operands(state, op)
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
@@ -170,7 +170,7 @@ _ANNOTATIONS = (
 
 
 def _transfer(state: State, op: Any) -> None:
-    """Move a value to the device that ``aotc.to`` names."""
+    """Move a value to the device of ``aotc.to``."""
     to = op.attributes.get("aotc.to")
     device = device_of(to)
     if not device:

@@ -1,7 +1,6 @@
-"""LAPACK custom calls: Cholesky and triangular solve are ops of their own, the rest the op ``lapack``.
+"""LAPACK custom calls: Cholesky and triangular solve are ops of their own, the others are the op ``lapack``.
 
-The layouts of operands and results (matrices by columns) become transposes around
-the op, which fuse with what is before and after it.
+Layouts of operands and results (matrices by columns) become transposes around the op, which fuse with neighbouring ops.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 
 
 class LapackOptions(dict[str, Any]):
-    """Options by name; one that is missing is the model's fault."""
+    """Options by name; a missing one is reported as an error of the model."""
 
     def __missing__(self, name: str) -> Any:
         names = ", ".join(self) or "none"
@@ -30,13 +29,13 @@ class LapackOptions(dict[str, Any]):
 
 
 def options_of(op: Any) -> LapackOptions:
-    """Return the options of an FFI call by name; characters are stored as 8-bit unsigned numbers."""
+    """Return the options of an FFI call by name; characters are stored as unsigned 8-bit numbers."""
     held = entries(config_of(op)).items()
     return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
 
 
 def data_operands(state: State, op: Any) -> list[Value]:
-    """Return the operands of a custom call without those that only hold the shapes of results."""
+    """Return the operands of a custom call without those that are shapes of results."""
     operands = state.operands(op)
     if "indices_of_shape_operands" not in op.attributes:
         return operands
@@ -45,12 +44,12 @@ def data_operands(state: State, op: Any) -> list[Value]:
 
 
 def _stored(state: State, v: Value, order: Sequence[int]) -> Value:
-    """Return ``v`` with its dims in another order."""
+    """Return ``v`` with its dims permuted."""
     return v if list(order) == sorted(order) else state.one("transpose", [v], {"perm": tuple(order)})
 
 
 def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
-    """Return, for each value, its dims from the slowest to the fastest in memory."""
+    """Return, for each value, its dims from slowest to fastest in memory."""
     if name not in op.attributes:
         return [list(range(rank)) for rank in ranks]
     layouts = [integers(layout) for layout in op.attributes[name]]
@@ -58,14 +57,14 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
 
 
 def into_memory(state: State, op: Any) -> list[Value]:
-    """Return the operands as their layouts store them."""
+    """Return the operands in the memory order of their layouts."""
     values = data_operands(state, op)
     orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
     return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
 
 
 def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
-    """Bind results that are stored by their layouts."""
+    """Bind results that are stored in the order of their layouts."""
     orders = _orders(op, "result_layouts", [v.type.rank for v in results])
     logical = [_stored(state, v, np.argsort(order).tolist()) for v, order in zip(results, orders, strict=True)]
     state.bind(op, logical)
@@ -82,7 +81,7 @@ def _lapack(routine: str, state: State, op: Any) -> None:
 
 
 def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Replace factors that nobody asked a decomposition for: zeros, of any shape that the model states."""
+    """Replace unused factors of a decomposition by zeros of the shape that the model states."""
     factors = list(results[2:4])
     every = list(op.results)
     orders = _orders(op, "result_layouts", [len(result.type.shape) for result in every])
@@ -94,13 +93,13 @@ def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Va
 
 
 def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Unpack eigenvectors of real matrices: those of a conjugate pair are stored as real and imaginary part."""
+    """Unpack eigenvectors of real matrices: a conjugate pair is stored as real and imaginary part."""
     real, imag, left, right, status = results
     return real, imag, *(unpacked(state, imag, v) for v in (left, right)), status
 
 
 def unpacked(state: State, imag: Value, packed: Value) -> Value:
-    """Return complex eigenvectors, one a row: the first of a pair has a positive imaginary eigenvalue."""
+    """Return complex eigenvectors, one per row; the first of a pair has a positive imaginary eigenvalue."""
     t = packed.type
     dims = {"dims": tuple(range(t.rank - 1))}
     zeros = state.constant(np.zeros((), packed_dtype(t)), t)
@@ -114,12 +113,12 @@ def unpacked(state: State, imag: Value, packed: Value) -> Value:
 
 
 def packed_dtype(t: TensorType) -> Any:
-    """Return the NumPy type of a tensor that LAPACK knows."""
+    """Return the NumPy type of a tensor for LAPACK."""
     return np.dtype({"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[t.dtype])
 
 
 def _shifted(state: State, x: Value, by: int) -> Value:
-    """Return ``x`` with its rows moved down by ``by``; zeros come in."""
+    """Return ``x`` with its rows shifted down by ``by``, and zeros above."""
     rank = x.type.rank
     zero = state.constant(np.zeros((), packed_dtype(x.type)), TensorType(x.type.dtype))
     low, high = [0] * rank, [0] * rank
@@ -128,7 +127,7 @@ def _shifted(state: State, x: Value, by: int) -> Value:
 
 
 def _potrf(state: State, op: Any) -> None:
-    """LAPACK leaves the other triangle as it was. Failure shows as NaN in the factor, so the status is zero."""
+    """Import potrf. LAPACK does not change the other triangle. A failure gives NaN, so the status is 0."""
     x = data_operands(state, op)[0]
     lower = options_of(op)["uplo"] == "L"
     factor = state.one("cholesky", [x], {"lower": lower})

@@ -1,14 +1,15 @@
-"""Products of ragged groups, as ``jax.lax.ragged_dot``, by tiles that belong to one group each.
+"""Ragged matmuls, as ``jax.lax.ragged_dot``, by tiles that belong to one group each.
 
 JAX lowers them for all groups at once: it copies the left operand once for each group, with zeros outside of it, and
-multiplies ``groups`` times as much as there is. Here rows (or, of the gradient by the right operand, terms) are cut
-into tiles, of which each holds rows of one group, and a group begins with a tile of its own: a batch of products::
+multiplies ``groups`` times as much as necessary. Here the rows (or, for the gradient of the right operand, the terms)
+are
+split into tiles of rows of one group; a group starts with a tile of its own. This is a batched matmul::
 
-    group of tile z          how many groups have ended before it
+    group of tile z          number of groups that end before it
     rows[z, t]               start of the group + its tiles before z * T + t
-    x[rows] @ w[group]       the batch; what is beyond a group's end is not read again
+    x[rows] @ w[group]       the batch; rows beyond a group's end are ignored
 
-No operand has NaN or infinities from groups that it does not belong to.
+No operand gets NaN or infinities from groups that it does not belong to.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _lower(ctx: Any, *operands: Any, **given: Any) -> Any:
 
 
 def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
-    """Return the product in tiles if it has one ragged dim of known size and no batch, else as JAX has it."""
+    """Return the matmul in tiles if it has one ragged dim of known size and no batch, else JAX's implementation."""
     numbers = given["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), batch = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -71,18 +72,18 @@ def tile_rows(rows: int, groups: int) -> int:
 
 
 class _GroupTiles:
-    """Which rows of ``count`` belong to which group, and to which tile.
+    """Groups and tiles of ``count`` rows.
 
     Attributes
     ----------
     rows : int
-        Of a tile.
+        Rows of a tile.
     number : int
-        Of tiles: no more are begun, whatever the sizes of groups are.
+        Upper bound of the number of tiles, for any group sizes.
     group, place : array
-        Of each tile its group; of each of its rows the row, which may lie beyond the group.
+        The group of each tile; the row of each of its rows, which may be beyond the group.
     inside : array
-        Does a row of a tile belong to its group?
+        The mask of rows of a tile that belong to its group.
     """
 
     def __init__(self, count: int, sizes: Any) -> None:
@@ -104,12 +105,12 @@ class _GroupTiles:
         self.inside = whole & (within < _at(self.sizes, self.group)[:, None])
 
     def _of(self, ends: Any, numbers: Any) -> Any:
-        """Return in which group each number lies, by the groups' ends; the last one if beyond all."""
+        """Return the group of each number, by the groups' ends; the last one if beyond all."""
         before = (ends[None, :] <= numbers[:, None]).astype(jnp.int32)
         return jnp.minimum(before.sum(1, dtype=jnp.int32), self.groups - 1)
 
     def back(self, results: Any) -> Any:
-        """Return the results of tiles, (number, rows, columns), row by row; 0 of rows behind all groups."""
+        """Return the results of tiles, (number, rows, columns), row by row; 0 for rows after all groups."""
         rows = jnp.arange(self.count, dtype=jnp.int32)
         group = self._of(self.end, rows)
         begin = _at(self.end, group) - _at(self.sizes, group)
@@ -123,13 +124,13 @@ def _at(x: Any, index: Any) -> Any:
 
 
 def _of_rows(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
-    """Return rows of ``x`` (rows, terms), each multiplied with the matrix of its group in ``w`` (groups, terms, n)."""
+    """Return rows of ``x`` (rows, terms), each times the matrix of its group in ``w`` (groups, terms, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
     return tiles.back(dot(_at(x, tiles.place), _at(w, tiles.group), (((2,), (1,)), ((0,), (0,)))))
 
 
 def _of_terms(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
-    """Return the product of the terms of each group of ``x`` (terms, m) and ``w`` (terms, n): (groups, m, n)."""
+    """Return the matmul of each group's terms of ``x`` (terms, m) and ``w`` (terms, n): (groups, m, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
     pieces = (jnp.where(tiles.inside[:, :, None], _at(v, tiles.place), jnp.zeros((), v.dtype)) for v in (x, w))
     parts = dot(*pieces, (((1,), (1,)), ((0,), (0,))))

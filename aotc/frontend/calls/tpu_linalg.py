@@ -1,7 +1,6 @@
-"""What JAX calls on TPUs for linear algebra, as the ops that it stands for.
+"""JAX's TPU calls for linear algebra, imported as the equivalent ops.
 
-The matrices are stored by rows. Results that only differ by the phase of an
-eigenvector may do so.
+Matrices are stored by rows. Results may differ by the phase of an eigenvector.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _swapped(state: State, x: Value) -> Value:
 
 
 def _call(state: State, routine: str, operands: list[Value], options: Mapping[str, Any]) -> list[Value]:
-    """Call LAPACK, whose first operand and result are a matrix that is stored by columns."""
+    """Call LAPACK, whose first operand and result are matrices stored by columns."""
     first = _swapped(state, operands[0])
     results = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
     return [_swapped(state, results[0]), *results[1:]]
@@ -39,14 +38,14 @@ def _product_of_reflectors(state: State, op: Any) -> None:
 
 
 def _eigh(state: State, op: Any) -> None:
-    """The configuration is text: lower, sorted, the limit of iterations, the tolerance."""
+    """Import eigh. The configuration is text: lower, sorted, iteration limit, tolerance."""
     lower = get_value(op, "backend_config", "1").split(",")[0] == "1"
     options = {"mode": "V", "uplo": "L" if lower else "U"}
     state.bind(op, _call(state, "syevd", data_operands(state, op), options)[:2])
 
 
 def _lu(state: State, op: Any) -> None:
-    """Pivots count from 0, where LAPACK's count from 1."""
+    """Import LU. Pivots count from 0, LAPACK's from 1."""
     (x,) = data_operands(state, op)
     factors, pivots, _ = _call(state, "getrf", [x], {})
     one = state.constant(np.ones((), np.int32), TensorType("i32", pivots.type.shape))

@@ -1,4 +1,4 @@
-"""Import of what processes and devices do together: collectives, asynchronous pairs, Shardy's regions."""
+"""Import of operations between processes and devices: collectives, asynchronous pairs, Shardy's regions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _rows(state: State, attribute: Any) -> Groups:
 
 
 def _channel(op: Any) -> int:
-    """Return the number in ``#stablehlo.channel_handle<handle = 1, type = 1>``; 0 where there is none."""
+    """Return the number in ``#stablehlo.channel_handle<handle = 1, type = 1>``; 0 if it is missing."""
     handle = op.attributes.get("channel_handle")
     return 0 if handle is None else int(str(handle).split("handle = ")[1].split(",")[0].rstrip(">"))
 
 
 def _replicas(op: Any) -> int:
-    """Return the module's number of replicas; modules of several partitions are refused before they are imported."""
+    """Return the module's number of replicas; modules with several partitions are rejected before the import."""
     while op.parent is not None:
         op = op.parent.operation
     count = op.attributes.get("mhlo.num_replicas")
@@ -43,7 +43,7 @@ def _replicas(op: Any) -> int:
 
 
 def _groups(state: State, op: Any, rows: Groups) -> Groups:
-    """Return the groups of processes that exchange; without any, all replicas of the module are one."""
+    """Return the groups of processes that exchange; by default all replicas of the module form one."""
     if not all(rows):
         state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
     return rows or (tuple(range(_replicas(op))),)
@@ -65,7 +65,7 @@ def _collective(name: str, names: Mapping[str, str]) -> Importer:
 
 
 def _reduce_to_root(state: State, op: Any) -> None:
-    """Import what reduces to one process of each group: alone it is the root, and the result is its operand."""
+    """Import a reduction to the root of each group: a single process is the root, and the result is its operand."""
     attrs = _attrs(state, op, {})
     if group_size(attrs["groups"]) > 1:
         state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
@@ -76,7 +76,7 @@ def _reduce_to_root(state: State, op: Any) -> None:
 
 
 def _broadcast(state: State, op: Any) -> None:
-    """Import a broadcast. Without groups the specification's result is zeros and XLA's the operand: refuse that."""
+    """Import a broadcast. Without groups, the specification's result is zeros and XLA's is the operand: reject that."""
     if not _rows(state, op.attributes["replica_groups"]):
         state.fail("collective_broadcast has no replica_groups", hint="name the processes: dense<[[0]]> is one alone")
     _collective("collective_broadcast", {})(state, op)
@@ -104,7 +104,7 @@ def _replica_id(state: State, op: Any) -> None:
 
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
-    """A custom call with the groups in its configuration."""
+    """Import a custom call with the groups in its configuration."""
     config = entries(config_of(op))
     rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
@@ -123,7 +123,7 @@ def _hand_on(state: State, op: Any) -> None:
 
 
 def _manual_computation(state: State, op: Any) -> None:
-    """On one device a shard is the whole: the body is part of the program."""
+    """Import a manual computation: on one device a shard is the whole, and the body is part of the program."""
     block = op.regions[0].blocks[0]
     for outer, inner in zip(op.operands, block.arguments, strict=True):
         if outer.type != inner.type:

@@ -1,4 +1,4 @@
-"""Import of control: while, case, if, calls, composites, custom calls."""
+"""Import of control flow: while, case, if, calls, composites, custom calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _while(state: State, op: Any) -> None:
 
 
 def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
-    """Loop until every element is done; one that is keeps its values, as it would in a loop of its own."""
+    """Loop until every element is done; finished elements keep their values, as in separate loops."""
     shape = max((v.type.shape for v in inits), key=len)
     starts = [state.broadcast_scalar(v, shape) for v in inits]
     condition, body = (r.blocks[0] for r in op.regions)
@@ -72,7 +72,7 @@ def _case(state: State, op: Any) -> None:
 
 
 def branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
-    """Bind the results of the region of number ``index``, or of the last region for an index beyond.
+    """Bind the results of region ``index``, or of the last region if the index is out of range.
 
     A region without a block has no results.
     """
@@ -97,7 +97,7 @@ def _inlined(state: State, region: Any) -> list[Value]:
 
 
 def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]:
-    """Compute all branches and keep, for each element, the one of its index; the last for an index beyond."""
+    """Compute all branches and select, for each element, the one of its index; the last if out of range."""
     shape = index.type.shape
     branches = [_inlined(state, region) for region in regions]
     selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
@@ -109,7 +109,7 @@ def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]
 
 
 def _if(state: State, op: Any) -> None:
-    """Branch 0 of the case is the true branch."""
+    """Import ``if`` as a case whose branch 0 is the true branch."""
     (pred,) = state.operands(op)
     branch(state, op, state.convert(state.one("not", [pred]), "i32"), list(op.regions))
 
@@ -119,7 +119,7 @@ def _call(state: State, op: Any) -> None:
 
 
 def call_function(state: State, op: Any, callee: str) -> None:
-    """Emit a call of the clone of ``callee`` that fits the actual arguments, on the devices that it names for them."""
+    """Emit a call of the clone of ``callee`` that fits the actual arguments, moved to the devices it names."""
     operands: Sequence[Value] = state.operands(op)
     homes = _homes(state, callee)
     operands = moved(state, operands, homes["arguments"]) if homes else operands
@@ -130,7 +130,7 @@ def call_function(state: State, op: Any, callee: str) -> None:
 
 
 def _homes(state: State, callee: str) -> dict[str, list[str]]:
-    """Return the devices that ``callee`` names for its arguments and results; nothing if it names none."""
+    """Return the devices that ``callee`` names for its arguments and results; empty if it names none."""
     function = state.session.symbols.get(callee)
     if function is None:
         return {}
@@ -141,7 +141,7 @@ def _homes(state: State, callee: str) -> dict[str, list[str]]:
 
 
 def _alias(state: State, op: Any) -> None:
-    """Hand the tensors on: an op that only groups, orders or annotates its operands."""
+    """Bind results to operands, for ops that only group, order or annotate them."""
     state.bind(op, state.operands(op))
 
 

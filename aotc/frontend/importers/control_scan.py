@@ -1,4 +1,4 @@
-"""Import of ``chlo.scan``: a loop along one dim of its inputs that carries state and stacks results."""
+"""Import of ``chlo.scan``: a loop along one dim of its inputs, with carried state and stacked results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
 
 
 def _row(state: State, x: Value, at: Value, dim: int) -> Value:
-    """Return ``x[..., at, ...]``. Where the scan is of nothing there is no row, and nobody asks for one."""
+    """Return ``x[..., at, ...]``. A scan of length 0 has no rows, and none is used."""
     shape = x.type.shape
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
     (thin,) = state.append("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})
@@ -45,7 +45,7 @@ def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
 
 
 def _scan(state: State, op: Any) -> None:
-    """Every step reads one row of each input; with ``is_reverse`` from the last to the first."""
+    """Import a scan: each step reads one row of each input, from the last to the first with ``is_reverse``."""
     count, stacked = (integers(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
     values = state.operands(op)
     inputs, inits = values[:count], values[count:]

@@ -1,4 +1,4 @@
-"""Import of MLIR's ``scf`` ops and of ``cf.assert``, which stand next to StableHLO in models of other producers.
+"""Import of MLIR's ``scf`` ops and ``cf.assert``, which occur next to StableHLO in models of other producers.
 
 ``scf.for`` and ``scf.while`` become ``while``, ``scf.if`` and ``scf.index_switch`` become ``case``.
 """
@@ -45,10 +45,11 @@ def _for(state: State, op: Any) -> None:
 
 
 def _while(state: State, op: Any) -> None:
-    """Import a loop whose first region computes the test and what the second one gets.
+    """Import a loop whose first region computes the condition and the arguments of the second one.
 
-    If the first region hands on its own arguments, it is the condition. Otherwise it is computed once before the loop
-    and at the end of each iteration: the test is carried too.
+    If the first region passes on its own arguments, it becomes the condition. Otherwise it is computed once before the
+    loop
+    and at the end of each iteration, and the condition's value is carried.
     """
     _refuse_by_element(state)
     before, after = (region.blocks[0] for region in op.regions)
@@ -77,7 +78,7 @@ def _loop(
     test: Callable[[Sequence[Value]], list[Value]],
     body: Callable[[Sequence[Value]], list[Value]],
 ) -> Sequence[Value]:
-    """Emit ``while``; values that the body hands back as they are keep what is known of them as sizes."""
+    """Emit ``while``; carried values that the body does not change keep their shape values."""
     types = [v.type for v in inits]
 
     def region(make: Callable[[Sequence[Value]], list[Value]], kept: Sequence[TensorType]) -> Region:
@@ -93,7 +94,7 @@ def _loop(
 
 
 def _untouched(block: Any) -> list[bool]:
-    """Return for each carried value whether the block yields it as it is; a counter in front is not carried."""
+    """Return for each carried value whether the block yields it unchanged; a leading counter is not counted."""
     back = list(list(block.operations)[-1].operation.operands)
     arguments = list(block.arguments)[len(block.arguments) - len(back) :]
     return [a == b for a, b in zip(arguments, back, strict=True)]
@@ -110,7 +111,7 @@ def _refuse_by_element(state: State) -> None:
 
 
 def _index_switch(state: State, op: Any) -> None:
-    """Import a branch on the value of an index: the first region is for values without a case."""
+    """Import a branch on an index; the first region is for values without a case."""
     (value,) = state.operands(op)
     cases = integers(op.attributes["cases"])
     t = TensorType("i32", value.type.shape)

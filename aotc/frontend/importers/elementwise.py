@@ -41,7 +41,7 @@ COMPLEX_CHLO = {
 
 
 def expands(op: Any, name: str) -> bool:
-    """Return True if ``name`` is imported of complex numbers only and the operands of ``op`` are real."""
+    """Return True if ``name`` is imported for complex numbers only and the operands of ``op`` are real."""
     return name in COMPLEX_CHLO and "complex<" not in str(op.operands[0].type)
 
 
@@ -123,7 +123,7 @@ def _square(state: State, op: Any) -> None:
 def _hyperbolic(name: str) -> Importer:
     """Import ``chlo.cosh`` or ``chlo.sinh``; jaxlib's ``exp(x + log(1/2))`` loses as many digits as ``x`` has.
 
-    ``exp(|x| - c)`` times the constant ``exp(c) / 2`` overflows where the result does. Of complex numbers
+    ``exp(|x| - c)`` times the constant ``exp(c) / 2`` overflows only where the result does. For complex numbers
     ``cosh z = cos iz`` and ``sinh z = -i sin iz``.
     """
     is_cosh = name == "cosh"

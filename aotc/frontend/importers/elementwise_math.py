@@ -1,4 +1,4 @@
-"""Import of MLIR's ``math`` ops, which stand next to StableHLO in models of torch-mlir, IREE and onnx-mlir."""
+"""Import of MLIR's ``math`` ops, which occur next to StableHLO in models of torch-mlir, IREE and onnx-mlir."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _nan(state: State, x: Value) -> Value:
 
 
 def _signed(state: State, size: Value, sign: Value) -> Value:
-    """Return ``size`` with the sign of ``sign``, also of a zero or a NaN."""
+    """Return ``size`` with the sign of ``sign``, including the sign of a zero or a NaN."""
     t = TensorType(f"i{DTYPES[sign.type.dtype].bits}", sign.type.shape)
     bits = state.one("bitcast", [sign], {}, [t])
     negative = state.one("lt", [bits, state.constant(np.zeros((), to_numpy(t.dtype)), t)])
@@ -77,7 +77,7 @@ def _clampf(state: State, op: Any) -> None:
 
 
 def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
-    """Import a function that is computed in f64 and rounded once more, except of f64."""
+    """Import a function that is computed in f64 and rounded again, except for f64."""
 
     def importer(state: State, op: Any) -> None:
         operands = state.operands(op)
@@ -88,7 +88,7 @@ def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
 
 
 def _logarithm(base: float) -> Importer:
-    """Import a logarithm; the quotient of f64 is exact for powers of the base once it is rounded."""
+    """Import a logarithm; the rounded f64 quotient is exact for powers of the base."""
     divisor = float(np.log(base))
     return _wide(lambda state, v: state.one("div", [state.one("log", v), _number(state, divisor, v[0])]))
 
@@ -98,7 +98,7 @@ def _exp2(state: State, values: list[Value]) -> Value:
 
 
 def _fma(state: State, op: Any) -> None:
-    """Compute in f64, where a product of f32 is exact; f64 has no wider type to do this in."""
+    """Import a fused multiply-add in f64, where a product of two f32 is exact; f64 has no wider type."""
     a, b, c = state.operands(op)
     if a.type.dtype == "f64":
         state.fail(f"{op.name} on f64 is not supported", "arith.mulf and arith.addf, which round twice")
@@ -122,7 +122,7 @@ def _sincos(state: State, op: Any) -> None:
 
 
 def _trailing_zeros(state: State, op: Any) -> None:
-    """Count the ones of ``~x & (x - 1)``: the bits below the lowest one."""
+    """Count trailing zeros as the ones of ``~x & (x - 1)``: the bits below the lowest one."""
     (x,) = state.operands(op)
     below = state.one("sub", [x, state.constant(np.array(1, to_numpy(x.type.dtype)), x.type)])
     state.bind(op, [state.one("popcnt", [state.one("and", [state.one("not", [x]), below])])])

@@ -48,7 +48,7 @@ def _dynamic_gather(state: State, op: Any) -> None:
 
 
 def _torch_index_select(state: State, op: Any) -> None:
-    """Take the rows at ``indices`` along ``dim``; the first ``batch_dims`` dims of both go together."""
+    """Import a selection of rows at ``indices`` along ``dim``; the first ``batch_dims`` dims of both are batch dims."""
     x, indices = state.operands(op)
     dim, batch = op.attributes["dim"].value, op.attributes["batch_dims"].value
     dim, batch = dim + x.type.rank * (dim < 0), batch + indices.type.rank * (batch < 0)

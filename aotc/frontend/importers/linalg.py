@@ -16,7 +16,7 @@ _FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}
 
 
 def _precision(op: Any) -> str:
-    """Return how exact a product is to be at least; an algorithm that rounds to no shorter float asks for all bits."""
+    """Return the minimal precision of a matmul; an algorithm that rounds to no shorter float needs all bits."""
     if "algorithm" in op.attributes:
         algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
         taken = {str(algorithm.lhs_precision_type), str(algorithm.rhs_precision_type)}
@@ -101,7 +101,7 @@ def _fft(state: State, op: Any) -> None:
 
 
 def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]) -> None:
-    """Emit a dense solver; types below f32 are solved in f32 and rounded once, as XLA does."""
+    """Emit a dense solver; types below f32 are solved in f32 and rounded once, as in XLA."""
     operands = state.operands(op)
     own = operands[0].type.dtype
     if kind_of(own) != "f" or own in ("f32", "f64"):

@@ -1,4 +1,4 @@
-"""Import of ``einsum`` and ``unary_einsum``: diagonals, sums, a product, a transposition."""
+"""Import of ``einsum`` and ``unary_einsum``: diagonals, sums, a matmul, a transpose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _labels(state: State, text: str, rank: int) -> Labels:
 
 
 def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
-    """Keep the diagonal of dims that share a label: all else is masked out and summed."""
+    """Keep the diagonal of dims that share a label: mask all other elements and sum."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = [d for d, name in enumerate(labels) if name == label][:2]

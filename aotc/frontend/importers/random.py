@@ -1,4 +1,4 @@
-"""Import of random numbers: the generator of bits, and ``rng``, which has no state that a caller could give."""
+"""Import of random numbers: the bit generator, and ``rng``, which has no state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rng_bit_generator(state: State, op: Any) -> None:
 
 
 def generate(state: State, op: Any, held: Value, result: TensorType) -> None:
-    """Bind the new state and the bits of a generator; other integers are taken by their bits, as JAX packs them."""
+    """Bind the new state and the bits of a generator; other integer types use the same bits, as JAX packs them."""
     own, attrs = held.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
     parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" else 1
     words = own
@@ -45,7 +45,7 @@ def _reshaped(state: State, v: Value, to: TensorType) -> Value:
 
 
 def _threefry2x32(state: State, op: Any) -> None:
-    """Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
+    """Import Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
     """
@@ -65,7 +65,7 @@ def _threefry2x32(state: State, op: Any) -> None:
 
 
 def _rng(state: State, op: Any) -> None:
-    """Make the numbers by Philox from a key that is the op's number in the module: the same at every call."""
+    """Import ``rng`` by Philox with a key that is the op's number in the module: equal numbers at every call."""
     a, b, size = state.operands(op)
     shape = state.dims_of(size, "the shape of rng")
     low, high = (state.broadcast_scalar(v, shape) for v in (a, b))
@@ -113,7 +113,7 @@ def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -
 
 
 def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``low + bits mod (high - low)``; for booleans a bit."""
+    """Return ``low + bits mod (high - low)``; for booleans one bit."""
     dtype = low.type.dtype
     if dtype == "i1":
         bits = _bits(state, "u32", shape)

@@ -33,11 +33,13 @@ def _reduce(state: State, op: Any) -> None:
 
 
 def _accumulates_short(region: Region) -> bool:
-    """Is this a plain sum, product or extreme of floats of 16 bits or less?
+    """Is this a plain sum, product, maximum or minimum of floats of 16 bits or less?
 
-    Rounding after every step would stop a sum at the first power of two whose last place exceeds the
-    terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do. The largest is the
-    same, but what is kept in f32 registers from one step to the next is computed in vectors.
+    Rounding after every step would stop a sum at the first power of two whose unit in the last place exceeds the terms
+    (bf16:
+    at 256, for ones). So such reductions run in f32 and round once, as in XLA. A maximum is the same either way, but
+    f32
+    registers across steps allow vectors.
     """
     if len(region.params) != 2 or len(region.ops) != 1:
         return False
@@ -53,7 +55,7 @@ def _in_f32(state: State, region: Region) -> Region:
 
 
 def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
-    """Return the sum of ``v`` over ``dims``; of booleans whether any is true."""
+    """Return the sum of ``v`` over ``dims``; for booleans the disjunction."""
     scalar = TensorType(v.type.dtype)
     zero = state.constant(np.zeros((), to_numpy(v.type.dtype)), scalar)
     a, b, c = (state.new_value(scalar) for _ in range(3))
@@ -102,7 +104,7 @@ def _select_and_scatter(state: State, op: Any) -> None:
 
 
 def _map(state: State, op: Any) -> None:
-    """The computation is over scalars; the same ops are emitted over whole tensors."""
+    """Import a map: its computation is over scalars; the same ops are emitted on whole tensors."""
     given = state.operands(op)
     operands = of_types(state, given, [given[0].type] * len(given))
     shape = given[0].type.shape

@@ -1,4 +1,4 @@
-"""Import of ops that are written as others: batch normalisation."""
+"""Import of batch normalization, as other ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 class _Norm:
-    """The pieces of a batch normalisation over every dim but the feature dim."""
+    """The parts of a batch normalization over all dims but the feature dim."""
 
     def __init__(self, state: State, op: Any) -> None:
         self.state = state
@@ -26,11 +26,11 @@ class _Norm:
         self.others = tuple(i for i in range(self.x.type.rank) if i != self.feature)
 
     def vectors(self, values: Sequence[Value]) -> list[Value]:
-        """Return vectors over features: each must have as many elements as there are features."""
+        """Return vectors over features; each must have one element per feature."""
         return [with_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
 
     def spread(self, v: Value) -> Value:
-        """Return a vector over features as a tensor of the input's shape."""
+        """Broadcast a vector over features to the input's shape."""
         return self.state.one("broadcast", [v], {"dims": (self.feature,)}, [self.x.type])
 
     def number(self, value: float, shape: Sequence[Dim]) -> Value:
@@ -38,7 +38,7 @@ class _Norm:
         return self.state.constant(np.array(value).astype(to_numpy(dtype)), TensorType(dtype, tuple(shape)))
 
     def count(self) -> Value:
-        """Return over how many elements each feature is normalised, as a vector."""
+        """Return the number of elements of each feature, as a vector."""
         size = product(self.x.type.shape[i] for i in self.others)
         vector = (self.x.type.shape[self.feature],)
         if not isinstance(size, Expr):
@@ -47,7 +47,7 @@ class _Norm:
         return self.state.broadcast_scalar(self.state.convert(scalar, self.x.type.dtype), vector)
 
     def total(self, v: Value) -> Value:
-        """Return the sum over all but the features."""
+        """Return the sum over all dims but the feature dim."""
         return sum_over(self.state, v, self.others)
 
     def inverse_deviation(self, variance: Value) -> Value:

@@ -45,9 +45,9 @@ def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
 
 
 def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
-    """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``.
+    """Return ``x`` broadcast to ``t``; an unknown size may be 1 at run time, unless its dim is ``kept``.
 
-    Sizes of two arguments are taken to be equal: so they become one symbol, and kernels have no index to compute.
+    Sizes of two arguments are assumed to be equal: they become one symbol, and kernels need no index computation.
     """
     for k, d in enumerate(dims):
         size, wanted = x.type.shape[k], t.shape[d]
@@ -60,13 +60,13 @@ def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept
 
 
 def _is_size(state: State, d: Dim) -> bool:
-    """Is ``d`` the size of an argument, as it is?"""
+    """Is ``d`` exactly the size of an argument?"""
     symbol = lone_atom(d)
     return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
 
 
 def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
-    """Return ``x`` with dim ``k`` of ``size``, which it has or which is 1: element i is that at i, or the last."""
+    """Return ``x`` with dim ``k`` of ``size``, which it has or which is 1: element i is ``x[min(i, last)]``."""
     shape, own = x.type.shape, x.type.shape[k]
     state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
     places = state.one("iota", (), {"dim": 0}, [TensorType("i64", (size,))])
@@ -79,7 +79,7 @@ def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
         "index_vector_dim": 1,
         "slice_sizes": tuple(1 if d == k else n for d, n in enumerate(shape)),
     }
-    (stretched,) = state.append("gather", [x, places], attrs)  # of nothing, where the result is empty too
+    (stretched,) = state.append("gather", [x, places], attrs)  # an empty operand: the result is empty, too
     return stretched
 
 
@@ -126,7 +126,7 @@ def _reverse(state: State, op: Any) -> None:
 
 
 def _slice(state: State, op: Any) -> None:
-    """Slice; a dim that is dynamic in the result is taken whole: its limit is the bound."""
+    """Import a slice; a dim that is dynamic in the result is complete: its limit is the bound."""
     (x,) = state.operands(op)
     start, limit, stride = (integers(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
     _, shape = state.session.parts(op.results[0].type)
@@ -141,7 +141,7 @@ def _slice(state: State, op: Any) -> None:
 def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
     """Return ``sizes`` if the limit of the slice is written ``start + sizes`` and its strides are 1.
 
-    So JAX slices at a place that depends on data with sizes that depend on shapes.
+    JAX slices in this form at data-dependent positions, with sizes that depend on shapes.
     """
     start, limit, stride = list(op.operands)[1:]
     maker = getattr(limit.owner, "opview", None)
@@ -186,13 +186,13 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
 
 
 def from_values(state: State, dims: Sequence[Dim]) -> bool:
-    """Tell whether dims depend on values of tensors, which nobody has proven to be in bounds."""
+    """Return True if dims depend on values of tensors, which may be out of bounds."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))
 
 
 def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return how many elements a slice of ``shape`` with ``strides`` spans."""
+    """Return the number of elements that a slice of ``shape`` with ``strides`` spans."""
     return tuple(0 if n == 0 else (n - 1) * stride + 1 for n, stride in zip(shape, strides))
 
 
@@ -220,9 +220,9 @@ def _get_dimension_size(state: State, op: Any) -> None:
 
 
 def _set_dimension_size(state: State, op: Any) -> None:
-    """Keep the first elements of a dim.
+    """Import a truncation of a dim to its first elements.
 
-    A dim with a bound can grow up to it. Nothing defines what it then holds: here it is zeros.
+    A bounded dim can grow up to its bound. The new elements are undefined in StableHLO; here they are zeros.
     """
     x, operand = state.operands(op)
     dim = op.attributes["dimension"].value
@@ -248,7 +248,7 @@ def _set_dimension_size(state: State, op: Any) -> None:
 
 
 def _bound(t: Any, dim: int, size: Dim) -> Dim:
-    """Return the largest size of a dim that type ``t`` allows, or its ``size``."""
+    """Return the bound of a dim in type ``t``, or its ``size``."""
     bounds = bounds_of(t)
     return bounds[dim] if bounds and bounds[dim] != DYNAMIC else size
 

@@ -1,7 +1,7 @@
-"""Import of MLIR's ``arith`` ops, with which other producers than JAX compute sizes and constants.
+"""Import of MLIR's ``arith`` ops, by which producers other than JAX compute sizes and constants.
 
-A scalar of MLIR, as ``index`` or ``i64``, is a tensor without dimensions here. Integers have no sign in MLIR: the op
-states it.
+An MLIR scalar, such as ``index`` or ``i64``, is a tensor without dims here. Integers are signless in MLIR: the op
+determines the sign.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _binary(name: str) -> Importer:
 
 
 def _wide_operands(state: State, op: Any) -> list[Value]:
-    """Return the operands of an op on integers; refuse i1, of which the number is 0 or -1 in MLIR but 0 or 1 here."""
+    """Return the operands of an op on integers; reject i1, whose true is -1 in MLIR but 1 here."""
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":
         state.fail(f"{op.name} on i1 is not supported", "extend the operands with arith.extui or arith.extsi")
@@ -58,14 +58,14 @@ def _wide_operands(state: State, op: Any) -> list[Value]:
 
 
 def _unsigned(state: State, values: list[Value]) -> list[Value]:
-    """Return ``values`` as unsigned integers of their width, or as they are if none can be negative."""
+    """Return ``values`` as unsigned integers of the same width, or unchanged if none can be negative."""
     if all(_is_natural(state, v) for v in values):
         return values
     return [as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in values]
 
 
 def _is_natural(state: State, v: Value) -> bool:
-    """Return True if ``v`` holds sizes that cannot be negative; values of arguments may be."""
+    """Return True if ``v`` has sizes, which cannot be negative; values of arguments may be."""
     known = state.known.get(v)
     return known is not None and all(decide("le", 0, d) for d in known) and not from_values(state, known)
 
@@ -94,7 +94,7 @@ def _unsigned_binary(name: str) -> Importer:
 def _rounded_division(sign: int) -> Importer:
     """Import a signed division that rounds down (``sign`` -1) or up (1).
 
-    The quotient is truncated. It is off by ``sign`` if a remainder is left and the exact quotient has that sign.
+    The truncated quotient is off by ``sign`` if there is a remainder and the exact quotient has that sign.
     """
 
     def importer(state: State, op: Any) -> None:
@@ -136,7 +136,7 @@ def _cmpf(state: State, op: Any) -> None:
 
 
 def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
-    """Return the comparison of floats that ``arith.cmpf`` gives a number."""
+    """Return the float comparison of an ``arith.cmpf`` predicate number."""
     if predicate in _ORDERED:
         return state.one(_ORDERED[predicate], [a, b])
     if predicate in _OPPOSITE:
@@ -150,7 +150,7 @@ def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
 
 
 def _number(name: str) -> Importer:
-    """Import the larger or smaller of two floats, of which a NaN counts as missing."""
+    """Import the maximum or minimum of two floats, where a NaN counts as missing."""
 
     def importer(state: State, op: Any) -> None:
         a, b = state.operands(op)
@@ -163,7 +163,7 @@ def _number(name: str) -> Importer:
 
 
 def _with_carry(name: str) -> Importer:
-    """Import an unsigned sum or difference, and whether it does not fit."""
+    """Import an unsigned sum or difference with its carry."""
 
     def importer(state: State, op: Any) -> None:
         a, b = _wide_operands(state, op)
@@ -176,7 +176,7 @@ def _with_carry(name: str) -> Importer:
 
 
 def _extended(signed: bool) -> Importer:
-    """Import a product as its low and high half, by a product of twice the width."""
+    """Import a product as low and high half, by a product of twice the width."""
 
     def importer(state: State, op: Any) -> None:
         operands = _wide_operands(state, op)
@@ -200,7 +200,7 @@ def _select(state: State, op: Any) -> None:
 
 
 def _convert_signed(state: State, op: Any) -> None:
-    """Convert signed integers; those of one bit are 0 and -1."""
+    """Convert signed integers; one-bit ones are 0 and -1."""
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
     converted = state.convert(x, dtype)
@@ -213,7 +213,7 @@ def _convert_unsigned(state: State, op: Any) -> None:
 
 
 def _trunci(state: State, op: Any) -> None:
-    """Drop high bits; of i1 the lowest bit stays, though any number but 0 is true in StableHLO."""
+    """Drop high bits; for i1 the lowest bit remains, whereas StableHLO converts any nonzero number to true."""
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
     if dtype == "i1":

@@ -26,9 +26,9 @@ _IN_CHLO = ("next_after", "polygamma", "zeta")
 
 
 def rewrite_broadcasting(op: Any, path: str = "") -> Any:
-    """Replace one ``chlo.broadcast_*`` op; return the op over equal shapes that stands in its place.
+    """Replace one ``chlo.broadcast_*`` op; return the op over equal shapes that replaces it.
 
-    CHLO lets more types pass than that op takes; jaxlib's passes, which do not expect them, end the process.
+    CHLO accepts more types than that op, and jaxlib's passes crash on them.
     """
     check_ranks(op, path)
     name, loc = op.name.removeprefix(PREFIX), to_loc(op.location, path)
@@ -55,7 +55,7 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
 
 
 def check_decomposable(op: Any, path: str) -> None:
-    """Refuse an op at which jaxlib's passes end the process, though MLIR's verifier takes it."""
+    """Reject an op at which jaxlib's passes crash, although MLIR's verifier accepts it."""
     check_ranks(op, path)
     left = op.operands[0].type if op.name == "chlo.ragged_dot" else None
     if left is not None and not isinstance(left.element_type, ir.IntegerType | ir.FloatType):
@@ -65,7 +65,7 @@ def check_decomposable(op: Any, path: str) -> None:
 
 
 def check_ranks(op: Any, path: str) -> None:
-    """Refuse an op with a tensor without rank, where that would not be found out before something fails at it."""
+    """Reject an op with an unranked tensor, if otherwise something would fail first."""
     if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, *op.results)):
         raise CompileError.at(
             to_loc(op.location, path), f"{op.name}: an operand or a result has no rank",
@@ -79,9 +79,9 @@ def _of_stablehlo(attribute: Any) -> Any:
 
 
 def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
-    """Return the size that ``sizes`` of one dim broadcast to: they must be equal, but for ones.
+    """Return the broadcast size of ``sizes`` of one dim: they must be equal, except for 1.
 
-    Of two that are not known, either may be 1 in a call.
+    Of two unknown sizes, either may be 1 in a call.
     """
     found: Dim = 1
     for size in sizes:
@@ -100,7 +100,7 @@ def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
 
 
 def _together(state: State, op: Any) -> None:
-    """Spread the operands over their common shape; trailing dims match unless ``broadcast_dimensions`` says where."""
+    """Broadcast the operands to their common shape, by trailing dims or by ``broadcast_dimensions``."""
     operands = state.operands(op)
     rank = max(v.type.rank for v in operands)
     given = op.attributes.get("broadcast_dimensions")

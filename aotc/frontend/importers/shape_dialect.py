@@ -1,7 +1,8 @@
-"""Import of MLIR's ``shape`` ops, with which lowerings of TensorFlow, MHLO and torch-mlir compute shapes.
+"""Import of MLIR's ``shape`` ops, by which lowerings of TensorFlow, MHLO and torch-mlir compute shapes.
 
-A shape is an i64 vector of known length, a size an i64 scalar. A constraint is checked where it stands, so a witness
-has no value and ``shape.assuming`` runs its region.
+A shape is an i64 vector of known length, a size an i64 scalar. A constraint is checked where it occurs, so a witness
+has
+no value and ``shape.assuming`` runs its region.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aotc.vmfb.messages import literal
 
 
 def _vector(state: State, values: Sequence[Value]) -> Value:
-    """Return scalars as a shape."""
+    """Return scalars as a shape vector."""
     wide = [state.convert(v, "i64") for v in values]
     return joined(state, wide, TensorType("i64", (len(wide),)))
 
@@ -38,7 +39,7 @@ def _of_dim(state: State, d: Dim) -> Value:
 
 
 def _extents(state: State, v: Value) -> list[Value]:
-    """Return the elements of a shape, of which the length must be known."""
+    """Return the elements of a shape, whose length must be known."""
     if v.type.rank != 1 or not isinstance(v.type.shape[0], int):
         state.fail(f"{state.op} on {v.type}: the rank of a shape is not known", "give every tensor a rank")
     attrs = [{"start": (n,), "limit": (n + 1,), "stride": (1,)} for n in range(v.type.shape[0])]
@@ -50,7 +51,7 @@ def _dims(state: State, v: Value) -> tuple[Dim, ...]:
 
 
 def _shape_of(state: State, op: Any) -> None:
-    """Bind all sizes of an array; jaxlib's decomposition of CHLO asks for them."""
+    """Bind all sizes of an array; jaxlib's decomposition of CHLO uses them."""
     state.bind(op, [_of_dims(state, state.value(op.operands[0]).type.shape)])
 
 
@@ -71,7 +72,7 @@ def _num_elements(state: State, op: Any) -> None:
 
 
 def _alias(state: State, op: Any) -> None:
-    """Hand a shape, a size, or nothing on: it is the same in another type."""
+    """Bind a result to an operand: a shape, a size, or nothing, in another type."""
     state.bind(op, state.operands(op))
 
 
@@ -120,7 +121,7 @@ def _arithmetic(name: str) -> Importer:
 
 
 def _aligned(state: State, op: Any) -> list[list[Dim]]:
-    """Return the sizes of all shapes for each dim of the widest; shorter ones miss their first dims."""
+    """Return the sizes of all shapes for each dim of the longest one; shorter shapes lack the first dims."""
     shapes = [_dims(state, v) for v in state.operands(op)]
     rank = max(map(len, shapes), default=0)
     return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
@@ -192,7 +193,7 @@ def _is_broadcastable(state: State, op: Any) -> None:
 
 
 def _any(state: State, op: Any) -> None:
-    """Return the first of several shapes, which are all as good."""
+    """Return the first of several shapes: all are equivalent."""
     operands = state.operands(op)
     if not operands:
         state.fail(f"{op.name} of nothing has no value", "one shape at least")
@@ -200,7 +201,7 @@ def _any(state: State, op: Any) -> None:
 
 
 def _reduce(state: State, op: Any) -> None:
-    """Run the region for each extent, with its index, the extent and the values so far."""
+    """Run the region for each extent, with its index, the extent and the current values."""
     shape, *values = state.operands(op)
     block = op.regions[0].blocks[0]
     for n, extent in enumerate(_extents(state, shape)):

@@ -1,4 +1,4 @@
-"""Import of MLIR's ``tensor`` ops, with which other producers than JAX compute sizes and move data."""
+"""Import of MLIR's ``tensor`` ops, by which producers other than JAX compute sizes and move data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
 def _index_of(state: State, v: Value, what: str) -> int:
-    """Return an index that is known when the model is compiled."""
+    """Return an index that is known at compile time."""
     (index,) = state.known.get(v, (None,))
     if not isinstance(index, int):
         state.fail(f"{what} is not a constant", "index with arith.constant")
@@ -32,7 +32,7 @@ def _dim(state: State, op: Any) -> None:
 
 
 def dim_of(state: State, op: Any, x: Value, where: Value) -> Value:
-    """Return the size of ``x`` along a dimension that is a constant."""
+    """Return the size of ``x`` in a dim that is a constant."""
     index = _index_of(state, where, f"the dimension of {op.name}")
     if not 0 <= index < x.type.rank:
         state.fail(f"{op.name} {index} of {x.type}", f"an index below {x.type.rank}")
@@ -62,7 +62,7 @@ def _extract(state: State, op: Any) -> None:
 
 
 def _element(state: State, x: Value, where: Sequence[Value]) -> Value:
-    """Return the element at indices of data, or all elements if these are tensors, as in ``tensor.generate``."""
+    """Return the element at computed indices, or all elements if these are tensors, as in ``tensor.generate``."""
     shape = max((v.type.shape for v in where), key=len)
     if not shape:
         return _reshaped(state, state.one("dynamic_slice", [x, *where], {"sizes": (1,) * x.type.rank}), ())
@@ -94,7 +94,7 @@ def _reshaped(state: State, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def _cast(state: State, op: Any) -> None:
-    """Hand the tensor on; sizes that the result states are checked when it is bound."""
+    """Bind the tensor; sizes stated by the result are checked when it is bound."""
     (x,) = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     if len(shape) != x.type.rank:
@@ -104,7 +104,7 @@ def _cast(state: State, op: Any) -> None:
 
 
 def _sizes(state: State, op: Any, values: Sequence[Value], static: Sequence[int] | None = None) -> tuple[Dim, ...]:
-    """Return the sizes of a result, of which ``values`` are those that its type (or ``static``) does not state."""
+    """Return the sizes of a result: those of its type (or ``static``), the unknown ones from ``values``."""
     shape = state.session.parts(op.results[0].type)[1] if static is None else static
     rest = iter(values)
     what = f"a size of {op.name}"
@@ -117,14 +117,14 @@ def _splat(state: State, op: Any) -> None:
 
 
 def _empty(state: State, op: Any) -> None:
-    """Fill with zeros: nothing is said of the contents."""
+    """Import an uninitialized tensor as zeros."""
     dtype = state.dtype(op.results[0].type)
     zero = state.constant(np.zeros((), to_numpy(dtype)), TensorType(dtype))
     state.bind(op, [state.broadcast_scalar(zero, _sizes(state, op, state.operands(op)))])
 
 
 def _generate(state: State, op: Any) -> None:
-    """Compute each element of its indices: of all at once, or of each by itself if the result may be a shape."""
+    """Compute each element from its indices: all at once, or one by one if the result may be a shape."""
     shape, block = _sizes(state, op, state.operands(op)), op.regions[0].blocks[0]
     dtype = state.dtype(op.results[0].type)
     if len(shape) == 1 and isinstance(shape[0], int) and kind_of(dtype) in "iu" and shape[0] <= SIZE_ELEMENTS:
@@ -176,7 +176,7 @@ def _expand_shape(state: State, op: Any) -> None:
 
 
 def _mixed(state: State, op: Any, first: int, names: Sequence[str]) -> list[list[Value]]:
-    """Return a scalar for each number that the attributes ``names`` state or leave to an operand.
+    """Return a scalar for each number of the attributes ``names``, from the attribute or from an operand.
 
     ``first`` is the number of the first of those operands.
     """
@@ -194,7 +194,7 @@ def _slice_parts(state: State, op: Any, first: int) -> tuple[list[Value], tuple[
 
 
 def _without_ones(state: State, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return ``sizes`` without those of 1 that the result's type leaves out: the first ones that do not match it."""
+    """Return ``sizes`` without sizes of 1 that the result type lacks: the first ones that do not match it."""
     shape = state.session.parts(op.results[0].type)[1]
     kept: list[Dim] = []
     for stated, size in zip(integers(op.attributes["static_sizes"]), sizes, strict=True):
@@ -222,7 +222,7 @@ def _extract_slice(state: State, op: Any) -> None:
 
 
 def _reach(size: Dim, stride: Dim) -> Dim:
-    """Return the number of elements from the first to the last of ``size`` that are ``stride`` apart."""
+    """Return the number of elements spanned by ``size`` elements with stride ``stride``."""
     return 0 if isinstance(size, int) and size == 0 else (size - 1) * stride + 1
 
 
@@ -268,7 +268,7 @@ def _concat(state: State, op: Any) -> None:
 
 
 def _gather(state: State, op: Any) -> None:
-    """Gather slices of size 1 along the dims of the indices; the result may leave these dims out."""
+    """Import a gather of slices of size 1 along the indexed dims, which the result may omit."""
     x, places = state.operands(op)
     axes = integers(op.attributes["gather_dims"])
     sizes = tuple(1 if d in axes else n for d, n in enumerate(x.type.shape))

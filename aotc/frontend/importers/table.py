@@ -1,4 +1,4 @@
-"""The importer of each op of StableHLO and CHLO, and of MLIR's dialects that stand next to them."""
+"""Table of importers: of StableHLO and CHLO ops, and of other MLIR dialects that occur next to them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Import of ops on quantized tensors.
 
-In the tensor IR a quantized tensor is the tensor of its integers; arguments and results of a function too. An op
-on it means, by the specification of StableHLO: dequantize the operands, do the op on floats, quantize the result.
-Ops that only move elements move the integers, if these mean the same before and after; products of 8 bits or less are
-made of the integers and scaled after.
+In the tensor IR a quantized tensor is the tensor of its integers, for arguments and results of a function, too. By the
+specification of StableHLO, an op on it dequantizes the operands, computes in floats, and quantizes the result. Ops that
+only move elements move the integers if their quantization does not change. Matmuls of 8 bits or less are computed on
+the
+integers and scaled afterwards.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.infeed", "stablehlo.out
 
 
 def is_quantized(op: Any) -> bool:
-    """Has ``op`` a quantized operand or result?"""
+    """Does ``op`` have a quantized operand or result?"""
     return any(quantization_of(leaf) for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
 
 
 def import_quantized(importer: Importer, state: State, op: Any) -> None:
-    """Import ``op`` with ``importer``, which knows nothing of quantization."""
+    """Import ``op`` with ``importer``, which does not support quantization."""
     match op.name:
         case name if name in _OPAQUE:
             state.fail(
@@ -59,7 +60,7 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
 
 
 def _product(importer: Importer, state: State, op: Any) -> bool:
-    """Import a product of integers, if it can be one."""
+    """Import a matmul on integers, if that is possible."""
     given = {v: state.values[v] for v in list(op.operands)[:2]}
     narrow = {v: (as_i8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
     state.values.update(narrow)
@@ -86,7 +87,7 @@ def _moves_integers(op: Any) -> bool:
 
 
 def _check_regions(state: State, op: Any) -> None:
-    """The integers go into the region as they are: its parameters must mean the same by them."""
+    """Check that the region's parameters have the same quantization: the integers are passed unchanged."""
     quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
     inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
     quantizations += [q for a in inner if (q := quantization_of(a.type))]
@@ -99,7 +100,7 @@ def _check_regions(state: State, op: Any) -> None:
 
 
 def _on_floats(importer: Importer, state: State, op: Any) -> None:
-    """Dequantize the operands, import the op as one on floats, quantize its results."""
+    """Dequantize the operands, import the op on floats, and quantize its results."""
     given: dict[Any, Leaves | None] = {}
     for v in op.operands:
         q = quantization_of(v.type)
@@ -118,7 +119,7 @@ def _on_floats(importer: Importer, state: State, op: Any) -> None:
 
 @contextmanager
 def quantized_as(state: State, what: str) -> Iterator[None]:
-    """Let ``what`` stand for quantized types: ``"expressed"`` for those of their numbers, or a dtype."""
+    """Treat quantized types as ``what``: ``"expressed"`` for the type of their numbers, or a dtype."""
     session = state.session
     session.types, session.quantized_as = {}, what
     try:

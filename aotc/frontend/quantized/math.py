@@ -1,4 +1,4 @@
-"""Between the integers of quantized tensors and the numbers that they stand for, as ops of the tensor IR."""
+"""Quantization and dequantization as ops of the tensor IR."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
 def dequantize(state: State, v: Value, q: Quantization) -> Value:
-    """Return the numbers ``(v - zero) * scale`` that integers ``v`` stand for."""
+    """Return the numbers ``(v - zero) * scale`` of integers ``v``."""
     x = v
     if any(q.zeros):
         work = _working_type(q)
@@ -21,9 +21,9 @@ def dequantize(state: State, v: Value, q: Quantization) -> Value:
 
 
 def quantize(state: State, x: Value, q: Quantization) -> Value:
-    """Return the integers ``clamp(round(x / scale) + zero)``, to nearest even; NaN becomes 0, as in StableHLO's own.
+    """Return the integers ``clamp(round(x / scale) + zero)``, to nearest even; NaN becomes 0, as in StableHLO.
 
-    Zero points and bounds are applied to floats that hold every integer of the storage type, so no sum overflows.
+    Zero points and bounds are applied in floats that represent every integer of the storage type, so no sum overflows.
     """
     x = state.convert(x, q.expressed)
     scaled = state.one("div", [x, spread(state, q.scales, q.expressed, x, q)])
@@ -41,7 +41,7 @@ def _working_type(q: Quantization) -> str:
 
 
 def spread(state: State, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
-    """Return ``values``, one or one for each index along the axis, in the shape of ``like``."""
+    """Broadcast ``values``, one number or one for each index along the axis, to the shape of ``like``."""
     t = TensorType(dtype, like.type.shape)
     if q.axis is None or len(set(values)) == 1:
         return state.constant(np.array(values[0]).astype(to_numpy(dtype)), t)

@@ -1,6 +1,6 @@
-"""Products of tensors quantized to 8 bits or less on i8 integers, ten times as fast as on floats.
+"""Matmuls of tensors quantized to 8 bits or less on i8 integers, ten times as fast as on floats.
 
-The right operand of a quantized product has no zero point, so with ``a = (q - z) * s`` and ``b = p * t``::
+The right operand of a quantized matmul has no zero point, so with ``a = (q - z) * s`` and ``b = p * t``::
 
     sum(a * b) = (sum(q * p) - z * sum(p)) * s * t
 
@@ -29,7 +29,7 @@ U8_SHIFT = 128
 
 
 def is_of_integers(op: Any) -> bool:
-    """Is ``op`` a product of integers of up to 8 bits whose left operand has one scale?"""
+    """Is ``op`` a matmul of integers of up to 8 bits whose left operand has one scale?"""
     if op.name not in PRODUCTS:
         return False
     lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
@@ -39,7 +39,7 @@ def is_of_integers(op: Any) -> bool:
 
 
 def as_i8(state: State, v: Value, q: Quantization) -> Value:
-    """Return the integers as i8; those of u8 are less by ``U8_SHIFT``, and so is their zero point."""
+    """Return the integers as i8; u8 integers and their zero point are reduced by ``U8_SHIFT``."""
     if q.storage == "u8":
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
         return state.one("bitcast", [flipped], {}, [TensorType("i8", v.type.shape)])
@@ -52,9 +52,9 @@ I32_TERMS = 1 << 16
 
 
 def bind_product(state: State, op: Any) -> bool:
-    """Put in place of the product of integers that was just imported for ``op`` what it means, and bind it.
+    """Correct and scale the integer matmul that was just imported for ``op``, and bind it.
 
-    False if its sums may not fit i32, or if the scales of the right operand lie along a contracted dim.
+    Return False if its sums may not fit i32, or if the right operand's scales vary along a contracted dim.
     """
     lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
     assert lhs is not None
@@ -80,7 +80,7 @@ def bind_product(state: State, op: Any) -> bool:
 
 
 def _places(plain: Op) -> dict[int, int]:
-    """Return the dim of the result that each dim of the right operand which is not summed over becomes."""
+    """Return the result dim of each dim of the right operand that is not contracted."""
     a, rank = plain.attrs, plain.result.type.rank
     if plain.name == "convolution":
         return {a["kernel_output"]: a["output_feature"]}
@@ -90,7 +90,7 @@ def _places(plain: Op) -> dict[int, int]:
 
 
 def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed: list[int]) -> Value:
-    """Return the sums of ``(q - zero) * p``; padding and dilation put ``zero`` between and around the ``q``."""
+    """Return the sums of ``(q - zero) * p``; padding and dilation insert ``zero`` around and between the ``q``."""
     lhs, rhs = plain.operands
     attrs = dict(plain.attrs)
     if plain.name == "convolution" and zero:
@@ -106,7 +106,7 @@ def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed:
 
 
 def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
-    """Do the padding and the dilation of the left operand, with ``zero``, and take them out of ``attrs``."""
+    """Apply the padding and dilation of the left operand, with ``zero``, and remove them from ``attrs``."""
     low, high, interior = ([0] * lhs.type.rank for _ in range(3))
     for d, (before, after), dilation in zip(attrs["input_spatial"], attrs["padding"], attrs["lhs_dilation"]):
         low[d], high[d], interior[d] = before, after, dilation - 1
@@ -120,7 +120,7 @@ def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value
 
 
 def _keeps_sums(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
-    """Is the result of the type of the sums themselves?"""
+    """Does the result have the type of the sums?"""
     if result.storage != "i32" or any(result.zeros) or (result.low, result.high) != (-(1 << 31), (1 << 31) - 1):
         return False
     same = len(result.scales) == len(scales) and result.axis == axis

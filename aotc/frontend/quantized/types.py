@@ -1,4 +1,4 @@
-"""What a quantized element type says: ``!quant.uniform<i8:f32:0, {0.1:-30,0.5:-20}>`` as a record."""
+"""Parsed quantized element types: ``!quant.uniform<i8:f32:0, {0.1:-30,0.5:-20}>`` as a record."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _TYPE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A number ``x`` stands for ``(q - zero) * scale`` with ``q`` an integer of ``[low, high]``.
+    """Number ``x = (q - zero) * scale`` with an integer ``q`` in ``[low, high]``.
 
-    ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis`` there is a scale and a
-    zero for each index along it, else one of each.
+    ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis`` there is a scale and a zero for
+    each
+    index along it, otherwise one of each.
     """
 
     storage: str
@@ -34,7 +35,7 @@ class Quantization:
     zeros: tuple[int, ...]
 
     def same_numbers(self, other: Quantization) -> bool:
-        """Do equal integers stand for equal numbers, whichever dim the axis has become?"""
+        """Do equal integers represent equal numbers, for any position of the axis?"""
         return _without_axis(self) == _without_axis(other)
 
 
@@ -56,12 +57,12 @@ def quantization_of(t: Any) -> Quantization | None:
 
 @cache
 def parse_quantization(text: str) -> Quantization:
-    """Return the record of an element type as MLIR prints it.
+    """Return the record of an element type in MLIR's syntax.
 
     Raises
     ------
     CompileError
-        If it is not ``!quant.uniform`` per tensor or per axis, or its integers are of no dtype that aotc has.
+        If it is not ``!quant.uniform`` per tensor or per axis, or if aotc lacks the dtype of its integers.
     """
     match = _TYPE.fullmatch(text)
     if match is None:

@@ -157,7 +157,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
 
 
 def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
-    """Return ``k``, and what makes ``k*x`` of ``c`` times ``x // d`` or ``x % d``, a number if nothing does."""
+    """Return ``k`` and a term: added to ``c`` times ``x // d`` or ``x % d`` it gives ``k*x``; a number if none does."""
     if atom.fn == "%":
         return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
     if isinstance(atom.b, Expr) or c % atom.b:

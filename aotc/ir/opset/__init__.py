@@ -1,7 +1,7 @@
-"""The op table: every op of the tensor IR, its type rule, its NumPy meaning, and what is known of it.
+"""The op table: every op of the tensor IR, with its type rule, its NumPy meaning, and facts about it.
 
-A set of op names that code asks for is a comprehension over the table, and stands here. A family of ops has a file
-of its own in this folder; importers and rules of its ops are in files of the family's name.
+Sets of op names are defined here, by comprehensions over the table. A family of ops has its own file in this folder;
+importers and lowering rules of its ops are in files with the family's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPS: dict[str, OpSpec] = merge(*FAMILIES.values())
 
 
 def names(fact: Callable[[OpSpec], bool]) -> frozenset[str]:
-    """Return the names of the ops of which ``fact`` holds."""
+    """Return the names of the ops for which ``fact`` holds."""
     return frozenset(name for name, spec in OPS.items() if fact(spec))
 
 
@@ -55,7 +55,7 @@ MOVES = names(lambda s: s.moves)
 PARTIAL = names(lambda s: s.partial)
 PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
-SOURCES = FREE - MOVES  # ops without operands, which make up their elements
+SOURCES = FREE - MOVES  # ops without operands, which create their elements
 SELECTIONS = names(lambda s: s.moves or s.selects)
 PARTIAL_WRITES = names(lambda s: s.writes_part)
 TILED_BY_COLUMNS = names(lambda s: s.takes_cols)
@@ -66,7 +66,7 @@ VIEWERS = names(lambda s: s.views)
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 APPROXIMATIONS = {row.approximates: name for name, row in SCALARS.items() if row.approximates}  # of the loop IR
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
-NAN_KEEPING = frozenset(  # of floats that are NaN where an operand is
+NAN_KEEPING = frozenset(  # of floats, NaN where an operand is NaN
     name for name, row in SCALARS.items() if "f" in row.kinds and row.result != "bool" and not row.hides_nan
 )
 ATOMIC = frozenset(name for name, row in SCALARS.items() if row.atomic)  # of integers of 32 and 64 bits

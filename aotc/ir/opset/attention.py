@@ -1,7 +1,7 @@
-"""Attention: the softmax of products of queries and keys, times values, as one op.
+"""Attention as one op: the softmax of queries times keys, times values.
 
-Its index space is ``(*batch, row, term, depth, column)``. Heads are batch axes, and so are the groups of heads that
-share keys: an operand that does not vary along an axis has -1 in the place of its dim.
+Its index space is ``(*batch, row, term, depth, column)``. Heads are batch axes, and so are groups of heads that share
+keys: an operand that does not vary along an axis has -1 in place of a dim.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], ty
 
 
 def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Return the scores: products scaled, biased and masked."""
+    """Return the scores: scaled, biased and masked dot products."""
     with np.errstate(all="ignore"):
         scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(attrs["scale"])
         if "k_scale_dims" in given:
@@ -102,7 +102,7 @@ def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs
 
 
 def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
-    """Return the results of each part, and the maxima and sums of its rows, of -inf alone 0."""
+    """Return the results of each part, with the maximum and sum of its rows; 0 for rows of -inf only."""
     size = -(-scores.shape[-1] // parts)
     found: list[list[np.ndarray]] = [[], [], []]
     for first in range(0, size * parts, size):
@@ -118,7 +118,7 @@ def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[
 
 
 def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
-    """Return the means of each part of the terms, and the logarithms of its weights' sum."""
+    """Return the means of each part of the keys, and the logarithm of the sum of its weights."""
     size, out = attrs["part"], attrs["out_dims"]
     means, weights = [], []
     for first in range(0, scores.shape[-1], size):
@@ -132,7 +132,7 @@ def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
 
 
 def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:
-    """Return ``x`` with its dims in the order of the axes, those it does not vary along of size 1."""
+    """Return ``x`` with its dims in the order of the axes; size 1 where it does not vary."""
     there = x.transpose([d for d in dims if d != ABSENT])
     return there.reshape([x.shape[d] if d != ABSENT else 1 for d in dims])
 

@@ -1,7 +1,8 @@
-"""Collectives: how processes exchange tensors. The reference gives the meaning in a process that is alone.
+"""Collectives: exchange of tensors between processes. The reference defines the meaning for a single process.
 
-``groups`` holds the ids of the processes that exchange with each other; ``channel`` and ``global_ids`` say which ids
-they are, as in StableHLO. The type rules hold for any number of processes.
+``groups`` has the ids of processes that exchange with each other; ``channel`` and ``global_ids`` define these ids, as
+in
+StableHLO. The type rules hold for any number of processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GROUPED = ("groups", "channel", "global_ids")
 
 
 def group_size(groups: tuple[tuple[int, ...], ...]) -> int:
-    """Return how many processes exchange with each other; no group at all is all of one process."""
+    """Return the number of processes that exchange with each other; without groups, all form one."""
     return max((sum(i >= 0 for i in g) for g in groups), default=1)
 
 
@@ -89,10 +90,11 @@ def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
 
 
 def other_processes(attrs: Attrs) -> str:
-    """Return why one process alone cannot run a collective with these attributes, or "" if it can.
+    """Return the reason why a single process cannot run a collective with these attributes, or "".
 
-    The process that is alone has id 0. A group of it alone leaves its operand as it is, whatever other groups there
-    are; a pair of ``collective_permute`` with any other id sends to, or receives from, another process.
+    The single process has id 0. A group of it alone leaves its operand unchanged, whatever other groups exist. A pair
+    of
+    ``collective_permute`` with another id sends to, or receives from, another process.
     """
     if last := max((i for pair in attrs.get("pairs", ()) for i in pair), default=0):
         return f"exchanges between {last + 1} processes"
@@ -111,12 +113,12 @@ def _alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 
 def _permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Return the operand, or zeros if no pair names the process: StableHLO's value of who receives nothing."""
+    """Return the operand, or zeros if no pair has the process as target (StableHLO's result for it)."""
     return [a if attrs["pairs"] else np.zeros_like(a) for a in _alone(arrays, attrs, regions, types)]
 
 
 def _ragged_alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Copy rows ``[from, from + sent)`` of the first operand to ``to`` in the second, one exchange after the other."""
+    """Copy rows ``[from, from + sent)`` of the first operand to ``to`` in the second, exchange by exchange."""
     x, out, starts, sent, to, _ = _alone(arrays, attrs, regions, types)
     out = out.copy()
     for begin, count, place in zip(starts.tolist(), sent.tolist(), to.tolist()):

@@ -1,14 +1,15 @@
-"""The contractions that passes make: ``matmul`` and ``conv``, and both with a packed right operand.
+"""Contractions created by passes: ``matmul`` and ``conv``, and both with a packed right operand.
 
-Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
-is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
-the attribute ``cols`` is computed in tiles with that number of columns. A ``packed_conv`` with ``feature_groups`` has
-the panels of each group, one group after the other. Panels of a ``packed_matmul`` with the attribute ``bits`` hold
-weights of that many bits (:mod:`aotc.ir.loop.forms.quantized`); each ``group`` of terms has a scale.
+Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)`` is ``rhs[s*group + g, p*cols +
+c]``, zero in the padding of K and N. A ``matmul`` with the attribute ``cols`` is computed in tiles of that many
+columns.
+A ``packed_conv`` with ``feature_groups`` has the panels of each group, one group after the other. Panels of a
+``packed_matmul`` with the attribute ``bits`` have quantized weights (:mod:`aotc.ir.loop.forms.quantized`), with a scale
+for each ``group`` of terms.
 
-A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
-``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its
-window, in order, are cut into so many runs, and it returns the sum of each, in a first dim of its own.
+A ``conv`` on a GPU may have three more attributes: ``padding`` is zero padding at both ends of its spatial dims.
+``rhs_transposed``: its kernel is [spatial but the last, O, the last, C]. ``parts``: the taps and channels of its window
+are split, in order, into that many runs (split-K); it returns the sum of each, in a new first dim.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _whole(attrs: Attrs) -> Attrs:
 
 
 def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
-    """Yield the kernel of each part of the sums: 0 in all others."""
+    """Yield the kernel of each part of the contraction: zeros in all other parts."""
     flat = kernel.reshape(-1, kernel.shape[-1])
     each = len(flat) // attrs["parts"]
     for begin in range(0, len(flat), each):
@@ -93,7 +94,7 @@ def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
 
 
 def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
-    """Return the right operand ``([B,] K, n)`` that was packed."""
+    """Return the right operand ``([B,] K, n)`` of panels."""
     *batch, count, steps, wide = panels.shape
     axes = len(batch)
     split = panels.reshape(*batch, count, steps, wide // group, group)

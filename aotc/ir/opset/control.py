@@ -1,4 +1,4 @@
-"""Control: while, case, call, assert, custom calls; which device runs what."""
+"""Control flow: while, case, call, assert, custom calls; placement on devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotc.vmfb.messages import render
 
 
 class AssertionFailed(ValueError):
-    """An ``assert`` op found its condition false; the text is its message, filled in."""
+    """The condition of an ``assert`` op is false; the text is its message."""
 
 
 def _infer_while(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -32,7 +32,7 @@ def _list(types: Types) -> str:
 
 
 def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    """In a combiner the state may be arrays: there each element loops until its own condition fails."""
+    """Run a loop. In a combiner the state may be arrays: each element loops until its own condition fails."""
     condition, body = regions
     carried = list(arrays)
     while (going := np.asarray(condition(*carried)[0])).any():
@@ -141,13 +141,13 @@ CONTROL = table(
 )
 
 DEVICE_OPS = frozenset({"on", "transfer"})
-"""What says where others run."""
+"""Ops that place others on a device."""
 
 VIEWS = frozenset({"reshape", "transfer"})
-"""What gives its operand's memory another shape, or hands it to another device that shares it."""
+"""Ops that reshape their operand's memory, or pass it to a device that shares it."""
 
 HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape", "on", "transfer"})
-"""What a function is made of once its ops are in regions: the order of kernels, and the buffers and views they read."""
+"""Ops of a function whose other ops are in regions: the order of kernels, with the buffers and views that they read."""
 
 JUDGED = frozenset({"assert", "bind_dim"})
-"""Ops of the host program: it reads their operands from the memory of any device, and waits for them."""
+"""Ops of the host program that read their operands from any device's memory, and wait for them."""

@@ -1,8 +1,8 @@
-"""Typed reads of attributes whose values are dims: an operation with symbolic sizes has expressions there.
+"""Typed access to attributes whose values are dims: with symbolic sizes they are expressions.
 
-``Op.attrs`` holds plain data of any type, so that a type checker lets ``op.attrs["low"][0] > 0`` pass, which has no
-answer for an expression. These attributes are read here alone: as dims, which have no order
-(``aotc.ir.dims.compare`` compares them), or as numbers where they are known to be numbers.
+``Op.attrs`` has plain data of any type, so a type checker accepts ``op.attrs["low"][0] > 0``, which fails for an
+expression. These attributes are read only here: as dims, which have no order (``aotc.ir.dims.compare`` compares them),
+or as numbers where they must be numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DIM_ATTRIBUTES = {
     "slice": ("start", "limit", "stride"),
     "top_k": ("k",),
 }
-"""By op, the attributes that may hold expressions; those of all other names are numbers."""
+"""By op, the attributes that may be expressions; all others are numbers."""
 
 Attributes = Mapping[str, Any]
 
 
 def dim_of(attrs: Attributes, name: str) -> Dim:
-    """Return the dim that an attribute is."""
+    """Return an attribute that is one dim."""
     value: Dim = attrs[name]
     return value
 
@@ -45,13 +45,13 @@ def dims_of(attrs: Attributes, name: str) -> tuple[Dim, ...]:
 
 
 def pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[Dim, Dim], ...]:
-    """Return the widths before and behind each axis."""
+    """Return the widths before and after each axis."""
     pairs: tuple[tuple[Dim, Dim], ...] = tuple(attrs[name])
     return pairs
 
 
 def padding_of(attrs: Attributes, axes: int) -> tuple[tuple[Dim, Dim], ...]:
-    """Return the widths before and behind each of ``axes``; an op without the attribute has no padding."""
+    """Return the widths before and after each of ``axes``; 0 for an op without the attribute."""
     return pairs_of(attrs) if "padding" in attrs else ((0, 0),) * axes
 
 
@@ -61,18 +61,18 @@ def numbers_of(attrs: Attributes, name: str) -> tuple[int, ...]:
     Raises
     ------
     TypeError
-        If one is an expression: the caller had to exclude it.
+        If one is an expression: the caller must exclude that.
     """
     return tuple(static(d) for d in attrs[name])
 
 
 def number_pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[int, int], ...]:
-    """Return the widths before and behind each axis as numbers; see :func:`numbers_of`."""
+    """Return the widths before and after each axis as numbers; see :func:`numbers_of`."""
     return tuple((static(low), static(high)) for low, high in attrs[name])
 
 
 def has_expression(data: Any) -> bool:
-    """Return True if plain attribute data holds an expression."""
+    """Return True if plain attribute data has an expression."""
     match data:
         case Expr():
             return True

@@ -1,4 +1,4 @@
-"""Elementwise ops: each scalar function as an op on tensors, and what works on the bits of an element."""
+"""Elementwise ops: each scalar function as an op on tensors, and ops on the bits of an element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aotc.vmfb.dtypes import COMPLEX_OF, DTYPES, from_numpy, kind_of, real_of, t
 
 
 def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -> str:
-    """Return the dtype that ``scalar`` gives on operands of ``dtypes``."""
+    """Return the result dtype of ``scalar`` on operands of ``dtypes``."""
     match scalar.result:
         case "bool":
             return "i1"
@@ -40,23 +40,23 @@ def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -
 
 
 def check_count(scalar: ScalarOp, count: int) -> None:
-    """Check that ``scalar`` takes so many operands.
+    """Check the number of operands of ``scalar``.
 
     Raises
     ------
     RuleError
-        If it does not.
+        If it is wrong.
     """
     need(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
 
 
 def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
-    """Check that ``scalar`` takes operands of ``dtypes``, which are as many as it takes.
+    """Check the dtypes of the operands of ``scalar``; their number is right.
 
     Raises
     ------
     RuleError
-        If it does not.
+        If they are wrong.
     """
     checked = dtypes
     if scalar.name == "select":
@@ -87,7 +87,7 @@ def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
 
 
 def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
-    """Return what an op on bit patterns gives for ``bits`` of them at the top of 8."""
+    """Return the result of an op on bit patterns of ``bits`` bits, stored at the top of 8."""
     kind = np.int8 if scalar.name == "shr_arith" else np.uint8
     high = np.left_shift(wide[0].view(np.uint8), 8 - bits).view(kind)
     result = scalar.reference(high, *[w.view(kind) for w in wide[1:]])
@@ -116,7 +116,7 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
         return [apply(scalar, arrays, types[0].dtype)]
 
-    # but for the comparisons in total order, whose order f64 keeps, what is not widened to f32 is not to f64 either
+    # except total-order comparisons, whose order f64 keeps: ops that do not widen to f32 do not widen to f64
     of_format = not scalar.widens and not scalar.total
     return OpSpec(
         scalar.name, infer, reference, inline=True, folds=True, of_format=of_format,

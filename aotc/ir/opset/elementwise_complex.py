@@ -1,7 +1,7 @@
-"""Functions of complex numbers that NumPy lacks, or has in another way at infinity, NaN and poles, on arrays.
+"""Complex functions on arrays that NumPy lacks, or that differ from NumPy at infinities, NaN and poles.
 
-They follow C99's annex G: division as its example (G.5.1), the others by the functions that they are made of. Computed
-in long double, whose range holds the products of parts.
+They follow C99's annex G: division as in its example (G.5.1), the others by composition. Computed in long double, whose
+range includes the products of parts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def power(a: Array, b: Array) -> Array:
 
 
 def _product(x: Array, log: Array, is_exact: Array) -> Array:
-    """Return ``x * log``, 0 where x is 0, or a logarithm that ``is_exact``."""
+    """Return ``x * log``; 0 where x is 0, or where the logarithm is 0 and ``is_exact``."""
     return np.where((x == 0) | is_exact, 0, x * log)
 
 
@@ -83,7 +83,7 @@ def angle(a: Array, b: Array) -> Array:
 
 
 def exponential_minus_one(z: Array) -> Array:
-    """Return ``exp(z) - 1``, near 0 without cancellation."""
+    """Return ``exp(z) - 1``, without cancellation near 0."""
     x, y = _wide(z)
     value = _exp(x, y)
     near = np.expm1(x) * np.cos(y) - 2 * np.sin(y / 2) ** 2
@@ -91,7 +91,7 @@ def exponential_minus_one(z: Array) -> Array:
 
 
 def logarithm_of_one_plus(z: Array) -> Array:
-    """Return ``log(1 + z)``, near 0 without cancellation."""
+    """Return ``log(1 + z)``, without cancellation near 0."""
     x, y = _wide(z)
     value = np.log(_pair(x + 1, y, np.dtype(np.clongdouble)))
     near = np.log1p(2 * x + (x * x + y * y)) / 2
@@ -99,7 +99,7 @@ def logarithm_of_one_plus(z: Array) -> Array:
 
 
 def reciprocal_root(z: Array) -> Array:
-    """Return ``1 / sqrt(z)``: of infinity it is 0, of 0 ``inf + nan i``."""
+    """Return ``1 / sqrt(z)``: 0 at infinity, ``inf + nan i`` at 0."""
     root = np.sqrt(z.astype(np.clongdouble))
     x, y = root.real / np.abs(z.astype(np.clongdouble)), -root.imag / np.abs(z.astype(np.clongdouble))
     gone = _is_infinite(z.real, z.imag)
@@ -108,7 +108,7 @@ def reciprocal_root(z: Array) -> Array:
 
 
 def logistic(z: Array) -> Array:
-    """Return ``1 / (1 + exp(-z))``, on the left ``exp(z) / (1 + exp(z))``."""
+    """Return ``1 / (1 + exp(-z))``, computed as ``exp(z) / (1 + exp(z))`` for negative real parts."""
     left = z.real < 0
     x, y = _wide(np.where(left, z, -z))
     value = _exp(x, y)

@@ -1,4 +1,4 @@
-"""Scalar functions on two or three NumPy scalars: the same results as their references on arrays, in less time."""
+"""Scalar functions on two or three NumPy scalars: the same results as the references on arrays, in less time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _F32_EXPONENT, _F32_MANTISSA = 8, 23
 
 
 def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callable:
-    """Return what ``scalar`` is on operands of these types of NumPy; ``exact`` itself where nothing is quicker."""
+    """Return a faster ``scalar`` for operands of these NumPy types; ``exact`` itself if there is none."""
     if scalar.name == "select" and kinds[0] is np.bool_ and kinds[1] is kinds[2]:
         return lambda which, a, b: a if which else b
     one, same = kinds[0], len(set(kinds)) == 1
@@ -44,7 +44,7 @@ def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callabl
 
 
 def _checked(name: str, kind: type, exact: Callable) -> Callable:
-    """Return a function that does at once what most operands allow, and leaves the others to ``exact``."""
+    """Return a function with a fast path for most operands, which leaves the others to ``exact``."""
     whole, signed = kind in _INTEGERS, issubclass(kind, np.signedinteger)
     bits = np.dtype(kind).itemsize * 8
     match name:
@@ -66,7 +66,7 @@ def _checked(name: str, kind: type, exact: Callable) -> Callable:
 
 
 def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
-    """Return what makes ``dtype`` of a scalar of one of NumPy's types, where NumPy itself rounds as StableHLO does."""
+    """Return the conversion of a scalar of a NumPy type to ``dtype``, where NumPy rounds as StableHLO does."""
     if not issubclass(source, np.generic):
         return exact
     given, wanted, kind = DTYPES[from_numpy(np.dtype(source))], DTYPES[dtype], to_numpy(dtype)
@@ -79,7 +79,7 @@ def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
 
 
 def quick_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Return an f32 rounded to fewer bits of the mantissa, or None if it takes more than that."""
+    """Return an f32 rounded to fewer mantissa bits, or None if that is not enough."""
     if type(x) is not np.float32 or exponent_bits < _F32_EXPONENT or mantissa_bits >= _F32_MANTISSA or x != x:
         return None
     bits, drop = int(x.view(np.uint32)), _F32_MANTISSA - mantissa_bits

@@ -1,7 +1,7 @@
-"""The scalar functions: one table of what each means in NumPy and what is known of it.
+"""The scalar functions: a table of their NumPy meanings and facts about them.
 
-A reference takes arrays of any shape, in their natural precision (small floats as f32), and the caller rounds its
-result to the op's dtype.
+A reference takes arrays of any shape, in their natural precision (small floats as f32); the caller rounds its result to
+the op's dtype.
 """
 
 from __future__ import annotations
@@ -19,57 +19,60 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One scalar function: its meaning, and what passes, the loop IR, kernels and tools need to know of it.
+    """One scalar function: its meaning, and facts for passes, the loop IR, kernels and tools.
 
     Parameters
     ----------
     name : str
         The op's name, in the tensor IR and in the loop IR.
     arity : int
-        How many operands it takes.
+        Number of operands.
     kinds : str
-        The kind letters (``b i u f c``) that operands may have.
+        The kind letters (``b i u f c``) of valid operands.
     result : str
-        The result's type: ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a real), ``select`` (that of
-        the last operand) or ``given`` (by the op's own result type).
+        The result's type: ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a real), ``select`` (type of the
+        last
+        operand) or ``given`` (by the op's own result type).
     reference : callable
         ``reference(*arrays) -> array``, the NumPy meaning; see the module docstring.
     symbol : str
-        Python's operator for it, in the text of the loop IR: between two operands, before one.
+        Its Python operator in the text of the loop IR: binary, or a prefix.
     total : bool
         It compares floats in the total order of IEEE 754, which has no operator.
     on_bool : str
-        The function that it is on i1, where that goes by another name.
+        The equivalent function on i1, if it has another name.
     commutes : bool
         A constant operand is written second.
     neutral : str
-        What leaves every other operand as it is: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest``
-        of the type. A reduction may start from it, so a function that has one is associative.
+        The neutral operand: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest`` of the type. A reduction
+        may
+        start from it, so a function with a neutral operand is associative.
     accumulates : bool
-        A store of the loop IR can combine what it writes with what is there by it. By ``max_number`` it may leave any
-        number there as soon as one was NaN.
+        A store of the loop IR may combine a value with the old element by it. ``max_number`` may leave an arbitrary
+        number
+        if one was NaN.
     atomic : bool
-        GPUs do it to an integer in memory in one step.
+        GPUs have an atomic instruction of it for integers in memory.
     widens : bool
-        A small float means the same as f32. False where the meaning lies in the bits of the format.
+        On a small float it means the same as on f32. False if the meaning depends on the bits of the format.
     smooth : bool
-        It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
+        It is continuous, with no poles: slightly different operands never give a completely different result, or NaN.
     hides_nan : bool
-        A float may come of operands of which one is NaN.
+        The result may be a float although an operand is NaN.
     signs_no_zero : bool
-        A real result is never -0.0, whatever the operand.
+        A real result is never -0.0, for any operand.
     approximates : str
-        The function that it is to 10 bits of f32 or more, which is what bf16 needs.
+        The function that it approximates to at least 10 bits of f32, which is enough for bf16.
     of_loops : bool
         Only the loop IR has it.
     counts_bits : bool
-        It looks at the bits from the highest down: a short integer has none above its own.
+        It examines bits from the highest down; the result depends on the width of the type.
     work : int
         Scalar operations per element, roughly.
     vector_work : int
-        Operations on whole vectors that a vector of elements takes, as ``benchmarks/cost_model.py`` measured it.
+        Vector operations per vector of elements, as ``benchmarks/cost_model.py`` measured it.
     tolerance : float
-        How many units in the last place two good results differ by.
+        Units in the last place by which two good results may differ.
     """
 
     name: str
@@ -108,7 +111,7 @@ def _is_int(x: Array) -> bool:
 
 
 def _by_kind(real: Callable[..., Array], of_complex: Callable[..., Array]) -> Callable[..., Array]:
-    """Return ``real``, but ``of_complex`` of complex numbers."""
+    """Return a function that is ``real``, or ``of_complex`` on complex numbers."""
     return lambda *args: of_complex(*args) if args[0].dtype.kind == "c" else real(*args)
 
 
@@ -189,7 +192,7 @@ def _pow(a: Array, b: Array) -> Array:
 
 
 def _maximum(a: Array, b: Array) -> Array:
-    """Return the larger, of zeros +0 before -0, which NumPy leaves open."""
+    """Return the larger operand; +0 is larger than -0, which NumPy leaves open."""
     found = np.maximum(a, b)
     return np.where((a == 0) & (b == 0), a + b, found) if found.dtype.kind == "f" else found
 
@@ -215,7 +218,7 @@ def _shift(op: Callable[[Array, Array], Array], kind: str, fill: bool) -> Callab
 def total_order_key(x: Array) -> Array:
     """Return signed integers that order like the floats ``x`` in IEEE total order.
 
-    The NaN of a format that has it in place of -0 stands below all numbers.
+    In formats with NaN in place of -0, that NaN is below all numbers.
     """
     form = SMALL_FLOATS.get(from_numpy(x.dtype))
     if form is not None:
@@ -271,14 +274,14 @@ def _wrap_small(x: Array, signed: bool, bits: int) -> Array:
 
 
 def exponent_bits_rounded(dtype: str) -> int:
-    """Return the exponent bits of the float in which ``reduce_precision`` rounds ``dtype``: small ones in f16."""
+    """Return the exponent bits of the float in which ``reduce_precision`` rounds ``dtype``: f16 for small floats."""
     return {"f64": 11, "f32": 8, "bf16": 8, "f8E8M0FNU": 8}.get(dtype, 5)
 
 
 def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int, own_exponent: int) -> Array:
-    """Round f32/f64 ``x``, values of a float of ``own_exponent`` bits, to the given exponent and mantissa bits.
+    """Round f32/f64 ``x``, values of a float of ``own_exponent`` bits, to given exponent and mantissa bits.
 
-    It is the bits that are rounded, so subnormals of f16 to a multiple; only fewer exponent bits flush them.
+    The bits are rounded, so subnormals of f16 are rounded to a multiple; only fewer exponent bits flush them.
     """
     own_mantissa = 23 if x.dtype == np.float32 else 52
     unsigned = np.dtype(f"u{x.dtype.itemsize}").type

@@ -1,4 +1,4 @@
-"""Ops that read or write at computed places: dynamic slices, gather, scatter."""
+"""Ops that read or write at computed indices: dynamic slices, gather, scatter."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _infer_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
 
 
 def _index_sizes(types: Types, indices: int, vector_dim: int, count: int) -> Iterator[Constraint]:
-    """Yield that the vectors of indices, which are operand ``indices``, have ``count`` elements."""
+    """Yield the constraint that the index vectors, operand ``indices``, have ``count`` elements."""
     if vector_dim < types[indices].rank:
         size, what = types[indices].shape[vector_dim], "vectors of {0} indices for {1} dims"
         yield Constraint("eq", size, count, what, (indices, vector_dim), count)
@@ -175,7 +175,7 @@ def _infer_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
 
 
 def _scatter_places(x: np.ndarray, indices: np.ndarray, update: np.ndarray, attrs: Attrs) -> tuple[list, np.ndarray]:
-    """Return per input dim the place of each update element, and which updates are inside."""
+    """Return per input dim the index of each update element, and the mask of updates inside the input."""
     window_dims = list(attrs["update_window_dims"])
     batch_dims = [i for i in range(update.ndim) if i not in window_dims]
     batch_shape = [update.shape[i] for i in batch_dims]

@@ -32,7 +32,7 @@ def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 
 
 def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``lhs @ rhs`` accumulated in a type that holds the products, as ``dtype``."""
+    """Return ``lhs @ rhs`` as ``dtype``, accumulated in a type that represents the products."""
     kind = {lhs.dtype.kind, rhs.dtype.kind}
     small = max(lhs.dtype.itemsize, rhs.dtype.itemsize) < 4
     if kind <= {"i", "u", "b"}:
@@ -47,7 +47,7 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def cast_integers(x: np.ndarray) -> np.ndarray:
-    """Return the whole numbers of a float array as int64; others unchanged."""
+    """Return the whole numbers of a float array as int64; other arrays unchanged."""
     return x.astype(np.int64) if x.dtype.kind == "f" else x
 
 
@@ -183,7 +183,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def _cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """One factor per matrix; a matrix that is not positive definite gives NaN."""
+    """Factor each matrix; a matrix that is not positive definite gives NaN."""
     (x,), lower = arrays, attrs["lower"]
     flat = _wide(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     result = np.full(flat.shape, np.nan, flat.dtype)

@@ -1,4 +1,4 @@
-"""What contractions, transforms and solvers demand of the sizes of their operands."""
+"""Size constraints of contractions, transforms and solvers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from aotc.ir.opset.spec import Attrs, Constraint, Types, alike, at_least_one, ti
 
 
 def dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that batches and summed dims are equal."""
+    """Yield the constraints that batch and contracted dims are equal."""
     for side in ("batch", "contract"):
         for i, j in zip(attrs[f"lhs_{side}"], attrs[f"rhs_{side}"]):
             yield from tie(types, (0, i), (1, j))
 
 
 def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that features fit in their groups, and that the window has elements."""
+    """Yield the constraints that features match the groups, and that the window has elements."""
     lhs, rhs = types
     groups, batch_groups = attrs["feature_groups"], attrs["batch_groups"]
     features, own = lhs.shape[attrs["input_feature"]], rhs.shape[attrs["kernel_input"]]
@@ -39,7 +39,7 @@ def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
 
 
 def fft(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that the last dims are as long as the transform; real results come from half as many and one."""
+    """Yield the constraints that the last dims match the transform; real results need half of them plus one."""
     (x,), length = types, attrs["length"]
     for k, size in enumerate(length):
         d = x.rank - len(length) + k
@@ -50,14 +50,14 @@ def fft(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
 
 
 def square(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that operand 0 has as many rows as columns."""
+    """Yield the constraint that operand 0 is square."""
     rank = types[0].rank
     if rank >= 2:
         yield from tie(types, (0, rank - 2), (0, rank - 1), "a square matrix with {0} and {1} rows and columns")
 
 
 def triangular_solve(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that the matrices are square, as large as the right sides, and as many."""
+    """Yield the constraints that the matrices are square, and match the right sides in size and number."""
     a, b = types
     yield from square(types, attrs, given)
     yield from tie(types, (0, a.rank - 2), (1, b.rank - 2 if attrs["left_side"] else b.rank - 1))
@@ -66,7 +66,7 @@ def triangular_solve(types: Types, attrs: Attrs, given: Types) -> Iterator[Const
 
 
 def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that each value has a column, and that there is a row to multiply it by."""
+    """Yield the constraints that each value has a column, and that there is a row to multiply by."""
     yield from alike(types, operands=(0, 2))
     if types[3].rank:
         what = "columns of values, of which there is {0}, name rows of {1}"
@@ -74,7 +74,7 @@ def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
 
 
 def tridiagonal(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that the diagonals are alike, and as long as the right sides."""
+    """Yield the constraints that the diagonals have equal shapes, and the length of the right sides."""
     yield from alike(types, operands=range(3))
     for k in range(3):
         for d in range(types[k].rank):
@@ -82,7 +82,7 @@ def tridiagonal(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
 
 
 def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield what keeps a routine inside of its operands; a matrix of m rows is stored as ``[..., n, m]``."""
+    """Yield the constraints that keep a routine within its operands; m rows are stored as ``[..., n, m]``."""
     last = [t.rank - 1 for t in types]
     match attrs["routine"]:
         case "gtsv":

@@ -1,13 +1,12 @@
 """The table of LAPACK routines: operands, results, workspace, and the arguments of the Fortran call.
 
-A matrix of the op ``lapack`` is stored by columns: an ``m`` by ``n`` matrix is an
-array ``[..., n, m]``. Each row of :data:`ROUTINES` says how the results follow
-from the operands, which operands results overwrite, and lists the arguments of
-one call as records. Type rule, reference and lowering read the same list; sizes
-in it are dims, numbers or not.
+A matrix of the op ``lapack`` is stored by columns: an ``m`` by ``n`` matrix is an array ``[..., n, m]``. Each row of
+:data:`ROUTINES` derives the results from the operands, lists the operands that results overwrite, and has the arguments
+of one call as records. Type rule, reference and lowering read the same list; its sizes are dims, numbers or not.
 
-Workspaces are at least what the routine's blocked algorithm wants; a workspace
-query would need a size that is only known when the call is made.
+Workspaces are at least what the routine's blocked algorithm needs; a workspace query would need a size that is only
+known
+during the call.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from aotc.vmfb.dtypes import kind_of, real_of
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
 SVDS = frozenset({"gesdd", "gesvd"})
 BLOCK_ROUTINES = frozenset({"geqrf", "getrf", "orgqr"})
-"""What a block of a GPU's threads does too, of matrices that are not large."""
+"""Routines that a block of GPU threads also computes, for small matrices."""
 JACOBI_ROUTINES = SVDS | {"syevd"}
-"""What a block of a GPU's threads does by Jacobi's method, of matrices of known sizes that it has room for."""
+"""Routines that a block of GPU threads computes by Jacobi's method, for matrices of known size that fit."""
 BLOCK = 64
 NOT_FINITE = -4
-"""The status of a routine that was not called because a matrix holds NaN or infinity."""
+"""The status of a routine that was not called because a matrix has NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Memory of a result that holds the operand it overwrites, from element ``first`` on."""
+    """Memory of a result that has the operand that it overwrites, from element ``first`` on."""
 
     result: int
     first: int = 0
@@ -94,7 +93,7 @@ class Problem:
     batch : tuple of Dim
         Leading dims of operand 0.
     rows, cols : Dim
-        Of the matrix in operand 0.
+        Size of the matrix in operand 0.
     dtype, real : str
         Element type, and the type of its parts.
     """
@@ -131,12 +130,12 @@ class Problem:
         return self.make(dtype="i32")
 
     def work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return a workspace of the element type and its length."""
+        """Return a workspace of the element type, and its length."""
         size = maximum(size, 1)
         return Work(self.dtype, size), Number(size)
 
     def real_work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return the workspace of reals that complex routines take."""
+        """Return the workspace of reals of complex routines."""
         return (Work(self.real, maximum(size, 1)),) if self.complex else ()
 
 
@@ -157,10 +156,11 @@ class Routine:
     status : bool
         The last result is the routine's status (``info``).
     complex_name : str
-        The name for complex types if it is another.
+        The name for complex types, if it differs.
     finite : bool
-        NaN or infinity in operand 0 gives status :data:`NOT_FINITE` without a call,
-        as in XLA; the other routines look themselves, or pass NaN on.
+        NaN or infinity in operand 0 gives status :data:`NOT_FINITE` without a call, as in XLA; the other routines check
+        it
+        themselves, or propagate NaN.
     square : bool
         Operand 0 must be square.
     options : tuple of str
@@ -297,7 +297,7 @@ def _sytrd(p: Problem) -> tuple[Argument, ...]:
 
 
 def _gtsv(p: Problem) -> tuple[Argument, ...]:
-    """Element 0 of the lower diagonal is not part of the matrix."""
+    """Return the arguments. Element 0 of the lower diagonal is not part of the matrix."""
     b = p.types[3].shape
     return Number(b[-1]), Number(b[-2]), Update(0, first=1), Update(1), Update(2), Update(3), _leading(b[-1]), Result(4)
 
@@ -369,7 +369,7 @@ def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) 
 
 
 def _check_shapes(name: str, p: Problem) -> None:
-    """Refuse operands that would make a routine read beyond them, and options it does not have."""
+    """Reject operands that a routine would read out of bounds, and unknown options."""
     mode = p.options.get("mode", "N")
     need(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
     last = [t.shape[-1] for t in p.types]
@@ -388,7 +388,7 @@ def _check_shapes(name: str, p: Problem) -> None:
 
 
 def may_hold(count: Dim, room: Dim) -> bool:
-    """Could ``count`` be at most ``room``?"""
+    """Can ``count`` be at most ``room``?"""
     low, _ = bounds(count - room)
     return low is None or low <= 0
 

@@ -1,4 +1,4 @@
-"""What the op ``lapack`` means: the calls of its table made in SciPy's LAPACK, one matrix after the other."""
+"""The reference of the op ``lapack``: calls of SciPy's LAPACK by the table, one matrix after the other."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _routine(name: str) -> Any:
 
 
 def call(name: str, arrays: list[np.ndarray]) -> None:
-    """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 ones are its integers.
+    """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 arrays are its integers.
 
-    SciPy's library has integers of 32 bits: they are copied there and back.
+    SciPy's library has 32-bit integers: they are converted to and fro.
     """
     narrow = [a.astype(np.int32) if a.dtype == np.int64 else a for a in arrays]
     _routine(name)(*(ctypes.c_void_p(a.ctypes.data) for a in narrow))

@@ -1,4 +1,4 @@
-"""tridiagonal_solve_perturbed: its type rule, and its meaning in NumPy."""
+"""tridiagonal_solve_perturbed: its type rule, and its reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 
 def _solve(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Eliminate rows of a band of three, scaled for pivoting, then substitute backward."""
+    """Eliminate rows of a tridiagonal band, scaled for pivoting, then substitute backward."""
     n = len(diagonal)
     band = np.zeros((n + 1, 3), b.dtype)
     band[0] = [diagonal[0], high[0] if n > 1 else 0, 0]

@@ -79,10 +79,11 @@ def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> tuple[np.ndarray, int]:
-    """Return the words (u64 or u32) and how far the counter moves.
+    """Return the words (u64 or u32), and the increment of the counter.
 
-    32-bit words come two per counter. As XLA lays them out, both go side by side
-    along one dim: the first even one, or else the first of the largest.
+    A counter gives two 32-bit words. As in XLA, both are interleaved along one dim: the first even one, or else the
+    first of
+    the largest ones.
     """
     if wide or not shape:
         count = math.prod(shape)

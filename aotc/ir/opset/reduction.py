@@ -65,7 +65,7 @@ def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types
 
 
 def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Combine neighbours along axis 0 until one is left, keeping their order."""
+    """Combine neighbours along axis 0 until one is left, in order."""
     while parts[0].shape[0] > 1:
         even = parts[0].shape[0] // 2 * 2
         left, right = [p[0:even:2] for p in parts], [p[1:even:2] for p in parts]
@@ -105,7 +105,7 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
 
 def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from _input_sizes(types, attrs, given)
-    for n, extent in zip(dims_of(attrs, "window"), types[0].shape):  # one as long as an empty array is empty too
+    for n, extent in zip(dims_of(attrs, "window"), types[0].shape):  # a window as long as an empty array is empty, too
         yield Constraint("le", minimum(1, extent), n, "a window of {1}, expected at least {0}")
     for name in ("strides", "base_dilations", "window_dilations"):
         yield from at_least_one(attrs[name], name.replace("_", " "))
@@ -114,7 +114,7 @@ def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
 def _window_views(
     x: np.ndarray, shape: Sequence[int], window: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Yield for each place in the window the elements that all windows see there."""
+    """Yield for each position in the window the elements of all windows at it."""
     for offset in all_pairs(*(range(w) for w in window)):
         starts = [o * d for o, d in zip(offset, dilations)]
         yield x[tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(starts, shape, strides))]

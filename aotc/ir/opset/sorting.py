@@ -1,4 +1,4 @@
-"""Sort with any comparator or by digits of keys, and top-k."""
+"""Sort by any comparator or by digits of keys, and top-k."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of
 
 RADIX = 256
-"""The values of a digit, a byte of a key."""
+"""The number of values of a digit, which is a byte of a key."""
 
 
 def _infer_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -69,7 +69,7 @@ def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
             open_ = low < high
             middle = np.minimum((low + high) // 2, length - 1)
             other = np.take_along_axis(order, middle, axis=1)
-            # the left run counts strictly smaller ones of the right run, the right run also its equals: stable
+            # left counts strictly smaller elements of right, right also counts equal ones of left: stable
             before = np.where(first, less(other, order), ~less(order, other))
             low = np.where(open_ & before, middle + 1, low)
             high = np.where(open_ & ~before, middle, high)

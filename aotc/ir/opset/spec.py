@@ -1,4 +1,4 @@
-"""What the op table holds: :class:`OpSpec`, the error of type rules, shape helpers."""
+"""Rows of the op table: :class:`OpSpec`, the error of type rules, helpers for shapes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SIZES_DIFFER = "sizes must be equal: {0} and {1}"
 
 
 class RuleError(ValueError):
-    """A type rule is broken; the text says what was found and expected."""
+    """A type rule is violated; the text has what was found and expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the specification demands of the sizes of an op's operands and attributes.
+    """A constraint on the sizes of an op's operands and attributes.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class Constraint:
         ``eq`` or ``le``.
     left, right : Dim
     message : str
-        What is wrong where it does not hold; ``{0}`` and ``{1}`` stand for the sides.
+        The error if it does not hold; ``{0}`` and ``{1}`` stand for the sides.
     place : tuple of int or None
-        Operand and dim whose size is written ``form`` from here on: its own form says the same in other words.
+        Operand and dim whose size is written as ``form`` from here on, which is provably equal.
     form : Dim
     """
 
@@ -61,22 +61,22 @@ Constraints = Callable[[Types, Attrs, Types], Iterable[Constraint]]
 
 
 def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constraint]:
-    """Return that any sizes will do."""
+    """Return no constraints: any sizes are valid."""
     return ()
 
 
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return that the op writes all its results to memory of their own."""
+    """Return that the op writes all results to separate memory."""
     return ()
 
 
 def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return that no element of the result is a sum."""
+    """Return 1: no element of the result is a sum."""
     return 1
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return that the result is written over the first operand."""
+    """Return that the result overwrites the first operand."""
     return (0,)
 
 
@@ -89,68 +89,72 @@ class OpSpec:
     name : str
         The op's name in the tensor IR.
     infer : callable
-        ``infer(operand types, attrs, regions, given result types) -> result types``;
-        raises :class:`RuleError`. ``given`` is ``()`` when the caller has none; ops
-        whose result type is free (``reshape``, ``broadcast``...) demand and check it.
+        ``infer(operand types, attrs, regions, given result types) -> result types``; raises :class:`RuleError`.
+        ``given`` is
+        ``()`` if the caller has none; ops with a free result type (``reshape``, ``broadcast``...) require and check it.
     reference : callable
-        ``reference(arrays, attrs, region callables, result types) -> arrays``, the
-        NumPy meaning. Dims in attrs and types are numbers by then.
+        ``reference(arrays, attrs, region callables, result types) -> arrays``, the NumPy meaning. Dims in attrs and
+        types are
+        numbers.
     attrs : tuple of str
-        Names that ``attrs`` must hold.
+        Required names in ``attrs``.
     regions : int
-        How many regions the op has; -1: one or more.
+        Number of regions; -1: one or more.
     effect : bool
-        The op may do more than give results: it runs even though they are unused, and is not merged with its equal.
+        The op may have side effects: it runs even if its results are unused, and equal ops are not merged.
     branches : bool
-        Control flow: the regions are parts of the program, not functions of scalars.
+        Control flow: the regions are parts of the program, not scalar functions.
     moves : bool
-        Each element of the result is an element of the operand, at an index that follows from its own.
+        Each element of the result is an element of the operand, at an index derived from its own.
     selects : bool
-        Each element of the result is an element of one of the operands, at an index that may depend on their values.
+        Each element of the result is an element of one of the operands, at an index that may depend on values.
     writes_part : bool
-        Each element of the result that it does not write is the element of the first operand at the same place, or at
-        one that follows from it.
+        Each element of the result that it does not write is the element of the first operand at the same index, or at
+        one
+        derived from it.
     folds_state : bool
         Its operands are the initial values of a loop.
     takes_cols : bool
         With the attribute ``cols`` it is computed in tiles of that many columns, without it in plain loops.
     permutes : bool
-        It moves each element of the operand to exactly one place.
+        It moves each element of the operand to exactly one position.
     inline : bool
-        One element of the result can be written as an expression, wherever it is read.
+        One element of the result is an expression that can be evaluated wherever it is read.
     folds : bool
         It is evaluated at compile time if its operands are constants.
     sums : bool
-        A sum of products: a matrix product or a convolution.
+        A sum of products: a matmul or a convolution.
     names_kernel : bool
-        A kernel with this op in it is called by its name.
+        A kernel with this op is named after it.
     of_format : bool
-        Its meaning lies in the format of its operands' type, or is not known: in 64 bits it is something else.
+        Its meaning depends on the format of its operands' type, or is unknown: in 64 bits it is something else.
     work : int
-        Scalar operations per element, roughly; 0 for what only moves or makes up elements.
+        Scalar operations per element, roughly; 0 for ops that only move or create elements.
     tolerance : float or None
-        How many units in the last place two good results differ by; None where there is nothing to compare.
+        Units in the last place by which two good results may differ; None if there is nothing to compare.
     normwise : bool
-        These units are of the largest element.
+        These units are relative to the largest element.
     terms : callable
-        ``terms(attrs, shapes of the operands)`` are those of the sum that an element of the result is: the error of
-        rounding grows with their root.
+        ``terms(attrs, shapes of the operands)`` is the number of terms of an element's sum: the rounding error grows
+        with its
+        square root.
     constraints : callable
-        ``constraints(operand types, attrs, given result types)`` are what the op demands of sizes. It is asked before
-        ``infer``, so that operands whose sizes must be equal are of one form there.
+        ``constraints(operand types, attrs, given result types)`` yields size constraints. They are applied before
+        ``infer``,
+        so that operands whose sizes must be equal have equal forms there.
     in_place : callable
-        ``in_place(attrs)`` are the operands that results 0, 1... are written over.
+        ``in_place(attrs)`` returns the operands that results 0, 1... overwrite.
     variadic : bool
-        It takes several arrays, and as many more operands if it folds them, and has a result for each: what concerns
-        one of them only can go with its result.
+        It takes several arrays, with an initial value for each if it reduces them, and has a result for each. An unused
+        result can be removed together with its operands.
     partial : bool
-        Its own lowering makes no array of a result that nobody reads.
+        Its own lowering allocates no array for an unused result.
     views : bool
-        Its lowering reads the elements of operands that were only moved where they were before.
+        Its lowering reads operands that were only moved at their original positions.
     made_by : str
-        The pass that makes the op, which no importer does.
+        The pass that creates the op; no importer does.
     removed_by : str
-        The pass that leaves none, so that nothing after it need know the op.
+        The pass that removes all of them, so that later passes need not support the op.
     """
 
     name: str
@@ -191,25 +195,25 @@ def need(condition: bool, message: str) -> None:
 
 
 def given_one(given: Types, name: str) -> TensorType:
-    """Return the single given result type, or say that ``name`` needs it."""
+    """Return the single given result type; a RuleError if it is missing."""
     need(len(given) == 1, f"{name}: the result type must be given")
     return given[0]
 
 
 def may_equal(a: Dim, b: Dim) -> bool:
-    """Could the two dims be the same number?"""
+    """Can the two dims be equal?"""
     return possible("eq", a, b)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Are the two shapes proven equal?"""
+    """Are the two shapes provably equal?"""
     return len(a) == len(b) and all(x == y for x, y in zip(a, b))
 
 
 def tie(
     types: Types, one: tuple[int, int], other: tuple[int, int], message: str = SIZES_DIFFER
 ) -> Iterator[Constraint]:
-    """Yield that two sizes, given as operand and dim, are equal; a number is the form of both."""
+    """Yield the constraint that two sizes, given as operand and dim, are equal; a number is the form of both."""
     (k, i), (m, j) = one, other
     if not (0 <= i < types[k].rank and 0 <= j < types[m].rank):
         return  # the type rule says what is wrong
@@ -223,7 +227,7 @@ def tie(
 
 
 def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
-    """Yield that operands (all, or those of these numbers) are of one shape, except along dim ``but``."""
+    """Yield the constraints that operands (all, or those numbers) have equal shapes, except in dim ``but``."""
     numbers = operands or range(len(types))
     if len({types[k].shape for k in numbers}) < 2:
         return
@@ -236,24 +240,24 @@ def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator
 
 
 def all_alike(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield that all operands are of one shape."""
+    """Yield the constraints that all operands have equal shapes."""
     yield from alike(types)
 
 
 def within(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
-    """Yield that ``size`` elements are no more than there are."""
+    """Yield the constraints that ``size`` is at least 0 and at most ``extent``."""
     yield Constraint("le", size, extent, what)
     yield Constraint("le", 0, size, "a slice of {1} elements")
 
 
 def at_least_one(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
-    """Yield that ``values``, which are ``what``, are positive."""
+    """Yield the constraints that ``values``, called ``what``, are positive."""
     for v in values:
         yield Constraint("le", 1, v, what + " of {1}, expected at least 1")
 
 
 def sizes(t: TensorType) -> tuple[int, ...]:
-    """Return the dims of a type in which all are numbers, as references see it."""
+    """Return the dims of a type whose dims are all numbers, as in references."""
     return cast_type("tuple[int, ...]", t.shape)
 
 
@@ -273,8 +277,9 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
     """Return ``x`` rounded once to a float of fewer than 16 bits.
 
-    ml_dtypes does not convert between all of its types: the step over f32 is made here. NaN becomes the
-    format's NaN; where it has none, -0.
+    ml_dtypes does not convert between all of its types: this goes through f32. NaN becomes the format's NaN; -0 in
+    formats
+    without one.
     """
     wanted, row = to_numpy(dtype), SMALL_FLOATS[dtype]
     x = _to_odd_f32(x)
@@ -285,10 +290,11 @@ def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _to_odd_f32(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` as f32 so that a further rounding is right; of complex numbers the real parts.
+    """Return ``x`` as f32, rounded so that a further rounding is correct; of complex numbers the real parts.
 
-    ml_dtypes rounds f64 and integers to nearest on this way; to odd leaves the second rounding right (S. Boldo
-    and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+    ml_dtypes rounds f64 and integers to nearest first. Rounding to odd makes the second rounding correct (S. Boldo and
+    G.
+    Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     """
     if x.dtype.kind == "c":
         x = x.real
@@ -301,12 +307,12 @@ def _to_odd_f32(x: np.ndarray) -> np.ndarray:
 
 
 def table(*specs: OpSpec) -> dict[str, OpSpec]:
-    """Return ``{name: spec}``; two specs of one name are refused."""
+    """Return ``{name: spec}``; duplicate names are an error."""
     return merge(*({s.name: s} for s in specs))
 
 
 def merge(*tables: Mapping[str, Row]) -> dict[str, Row]:
-    """Return the union of tables by op name; two rows of one name are refused."""
+    """Return the union of tables by op name; duplicate names are an error."""
     rows: dict[str, Row] = {}
     for part in tables:
         for name, row in part.items():

@@ -1,4 +1,4 @@
-"""What a bufferized program is made of: storage, and a tree of steps over it."""
+"""A bufferized program: storage, and a tree of steps over it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from aotc.vmfb.abi import ALIGNMENT
 class Storage:
     """Memory of one or more values.
 
-    ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or, of a
-    constant that kernels write where it is needed, ``fill``: no step names that.
-    ``number`` is that of the argument or result, or the byte offset of the constant; an
-    arena storage gets its ``offset`` from ``plan_memory`` and is live from step
-    ``first`` to step ``last``. ``space`` is the number of the memory that it lies in. ``result`` is the number of the
-    result that takes the memory of this argument, which the caller has given away; -1 if none does.
+    ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or ``fill`` (a constant that kernels generate where
+    it is
+    needed; no step refers to it). ``number`` is the number of the argument or result, or the byte offset of the
+    constant.
+    An arena storage gets its ``offset`` from ``plan_memory`` and is live from step ``first`` to step ``last``.
+    ``space`` is
+    the number of its memory space. ``result`` is the number of the result that reuses the memory of this donated
+    argument;
+    -1 if none does.
     """
 
     kind: str
@@ -36,7 +39,7 @@ class Storage:
     space: int = 0
 
     def touch(self, time: int) -> None:
-        """Extend the life of the storage to step ``time``."""
+        """Extend the live range of the storage to step ``time``."""
         self.first = time if self.first < 0 else self.first
         self.last = max(self.last, time)
 
@@ -45,7 +48,7 @@ class Storage:
 class Launch:
     """Run a kernel; ``reads`` and ``writes`` are in the order of its buffers.
 
-    ``begins`` are the bytes of each storage of ``reads`` at which the kernel's part of it begins; none: all at 0.
+    ``begins`` are byte offsets into each storage of ``reads``, where the kernel's part starts; empty: all 0.
     """
 
     kernel: Kernel
@@ -66,9 +69,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """Run ``cond``, and while the byte in ``predicate`` is not 0 run ``body`` and ``cond`` again.
+    """Run ``cond``; while the byte in ``predicate`` is not 0, run ``body`` and ``cond`` again.
 
-    ``turns`` is how often ``body`` runs, None if that is not known.
+    ``turns`` is the number of iterations of ``body``, None if unknown.
     """
 
     predicate: Storage
@@ -96,7 +99,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bind:
-    """Let ``dim``, a symbol, be the integer in ``value`` from here on; sizes of later steps may depend on it."""
+    """Bind the symbol ``dim`` to the integer in ``value`` from here on; sizes of later steps may depend on it."""
 
     dim: Dim
     value: Storage
@@ -120,7 +123,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
-    """Cut ``steps`` where the host looks at memory: what it submits at once, and what it judges or reads after that."""
+    """Split ``steps`` where the host reads memory: steps that it submits together, then checks and reads after them."""
     cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
     for step in steps:
         if isinstance(step, Check | Bind):
@@ -133,7 +136,7 @@ def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind
 
 
 def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
-    """Return what a step itself reads and what it writes; the steps inside a loop or branch are not looked at."""
+    """Return the reads and the writes of a step itself, without the steps in a loop or branch."""
     match step:
         case Launch(reads=reads, writes=writes):
             return reads, writes
@@ -146,14 +149,14 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
 
 
 def placed(step: Step) -> list[tuple[Storage, int]]:
-    """Return what a step itself reads, then what it writes, each with the byte at which the step's part begins."""
+    """Return the reads, then the writes of a step itself, each with the byte offset of the step's part."""
     reads, writes = touched(step)
     begins = (step.begins if isinstance(step, Launch) else ()) or (0,) * len(reads)
     return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
 
 
 def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
-    """Return what a step reads and what it writes, the steps inside of a loop or branch included."""
+    """Return the reads and the writes of a step, including the steps in a loop or branch."""
     if not isinstance(step, Loop | Branch):
         return touched(step)
     both = [touched(inner) for inner in walk([step])]
@@ -162,7 +165,7 @@ def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]
 
 
 def block_bytes(size: Dim) -> Dim:
-    """Return how many bytes may be touched of an array of ``size``; kernels may read an element of an empty one."""
+    """Return the bytes that may be accessed of an array of ``size``; kernels may read an element of an empty one."""
     return maximum(size, 16)
 
 
@@ -172,10 +175,11 @@ GUARD_BYTES = 4096
 
 
 def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
-    """Return where ``size`` bytes lie in memory whose blocks have guards between them, and the bytes with them.
+    """Return the offset of ``size`` bytes in memory with guards between blocks, and the bytes used with them.
 
-    ``total`` are the bytes so far. Both are a line less than whole pages, as the runtime's guarded memory is. A block
-    ends as near to its guard as its alignment allows.
+    ``total`` are the bytes used so far. Both totals are 64 bytes less than whole pages, as in the runtime's guarded
+    memory. A
+    block ends as near to its guard as its alignment allows.
     """
     begin = total + ALIGNMENT if total != 0 else 0
     held = block_bytes(size)
@@ -184,7 +188,7 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
 
 
 def taken(steps: Sequence[Step]) -> dict[int, int]:
-    """Return the arguments that steps write and whose memory results take, by the number of the result."""
+    """Return the donated arguments whose memory results reuse, by the number of the result."""
     every = {s for step in walk(steps) for part in touched(step) for s in part}
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
@@ -195,7 +199,7 @@ SAMPLED_BYTES = 1024
 
 @dataclass
 class Constants:
-    """The blob of constants: unique arrays at 64-byte aligned offsets, ``apart`` with guards between them."""
+    """The blob of constants: unique arrays at 64-byte aligned offsets; with ``apart``, guards between them."""
 
     arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     size: int = 0
@@ -203,7 +207,7 @@ class Constants:
     _known: dict[tuple, list[tuple[np.ndarray, int]]] = field(default_factory=dict)
 
     def add(self, array: np.ndarray, name: str) -> int:
-        """Return the offset of ``array`` in the blob; equal ones, as functions share them, have one."""
+        """Return the offset of ``array`` in the blob; equal arrays, as functions share them, have one offset."""
         array = np.ascontiguousarray(array)
         flat = array.reshape(-1).view(np.uint8)
         sample = flat[:: max(flat.size // SAMPLED_BYTES, 1)].tobytes()
@@ -220,7 +224,7 @@ class Constants:
         return offset
 
     def parts(self) -> list[memoryview]:
-        """Return the bytes of the blob piece by piece, the gaps between arrays included; nothing is copied."""
+        """Yield the bytes of the blob piece by piece, with the gaps between arrays; nothing is copied."""
         found: list[memoryview] = []
         at = 0
         for _, array, offset in self.arrays:
@@ -235,27 +239,27 @@ COMPARED_BYTES = 16 << 20
 
 
 def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Are two arrays of bytes of one length equal? A part at a time: they may be as large as memory."""
+    """Are two byte arrays of equal length equal? They are compared piecewise, as they may be as large as memory."""
     parts = range(0, a.size, COMPARED_BYTES)
     return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)
 
 
 def space_of(step: Launch | Copy) -> int:
-    """Return the number of the only memory that a step touches, or -1 if it copies from one to another."""
+    """Return the number of the only memory space that a step accesses, or -1 if it copies between two."""
     spaces = {s.space for part in touched(step) for s in part}
     return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0
 
 
 @dataclass
 class Pieces:
-    """What a GPU beside other memories holds of the constants: offset there, bytes, offset in its own memory."""
+    """A GPU's part of the constants, next to other memory spaces: offset there, bytes, offset in its own memory."""
 
     rows: list[tuple[int, int, int]] = field(default_factory=list)
     size: int = 0
     _known: dict[int, int] = field(default_factory=dict)
 
     def place(self, offset: int, size: int) -> int:
-        """Return where the constant at ``offset`` lies in this memory."""
+        """Return the offset of the constant at ``offset`` in this memory."""
         if offset not in self._known:
             self._known[offset] = self.size
             self.rows.append((offset, size, self.size))
@@ -265,16 +269,16 @@ class Pieces:
 
 @dataclass
 class Buffered:
-    """One function, bufferized: its steps and every arena storage.
+    """One bufferized function: its steps and all arena storages.
 
     Attributes
     ----------
     held : dict of str to tuple of int
-        By a loop kernel's name the outputs whose memory holds the state that the kernel begins with.
+        By the name of a loop kernel: the outputs whose memory has the kernel's initial state.
     taken : dict of int to int
-        By the number of a result the donated argument whose memory it takes.
+        By the number of a result: the donated argument whose memory it reuses.
     copies : tuple of str
-        The copies that calls make, the most expensive first, each with the reason.
+        The copies of each call, the most expensive first, each with the reason.
     """
 
     steps: tuple[Step, ...]

@@ -1,4 +1,4 @@
-"""A bufferized program as text, both ways.
+"""A bufferized program as text: printer and parser.
 
     program @main {
       %0 = argument 0 : 64
@@ -18,10 +18,10 @@
       check %6 "a size is negative: {0}" (%5 as i32)
     }
 
-A storage is its kind, the number of the argument or result, or the byte offset, its memory unless it is the first
-(``arena 128 in space 1``), then its bytes and the steps between which it is alive. Kernels are named; the reader looks
-them up. One that reads a part of a storage says from which byte on: ``launch @k1(%0 + 128) -> (%1)``. A loop says how
-often it turns if that is known. What bufferize keeps for itself has no text.
+A storage is its kind, the number of the argument or result, or the byte offset, its memory space unless it is the first
+(``arena 128 in space 1``), then its bytes and its live range in steps. Kernels are named; the reader looks them up. A
+kernel that reads a part of a storage has a byte offset: ``launch @k1(%0 + 128) -> (%1)``. A loop has its number of
+iterations if that is known. Internal data of bufferize has no text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _storage(s: Storage) -> str:
 
 
 def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
-    """Yield the lines of ``steps``; recursion is as deep as loops nest."""
+    """Yield the lines of ``steps``, recursively for nested loops."""
     deeper = indent + "  "
     for step in steps:
         match step:
@@ -85,7 +85,7 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
 
 
 def title(step: Step) -> str:
-    """Return what a step is called in a finding."""
+    """Return the description of a step in a finding."""
     match step:
         case Launch(kernel):
             return f"launch of {kernel.name}"
@@ -99,7 +99,7 @@ def title(step: Step) -> str:
 
 
 def name_of(s: Storage) -> str:
-    """Return what a storage is called in a finding."""
+    """Return the description of a storage in a finding."""
     match s.kind:
         case "arena":
             return f"arena storage at {s.offset} (steps {s.first} to {s.last})"
@@ -119,12 +119,12 @@ _CLOSE = ("}", "} do {", "} case {")
 
 
 def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
-    """Return the program that ``text`` describes; ``kernels`` has those that it launches, by name.
+    """Return the program of ``text``; ``kernels`` has the kernels that it launches, by name.
 
     Raises
     ------
     ValueError
-        Names the line and what is wrong with it.
+        With the line, and its error.
     """
     reader = _ProgramReader(kernels)
     head, *lines = [line.strip() for line in text.strip().splitlines()]
@@ -144,7 +144,7 @@ class _ProgramReader:
         self.storages: dict[str, Storage] = {}
 
     def block(self, lines: Sequence[str], at: int) -> tuple[tuple[Step, ...], int]:
-        """Return the steps from line ``at`` on, and the line that closes them."""
+        """Return the steps from line ``at`` on, and the number of the line that closes them."""
         steps: list[Step] = []
         while at < len(lines) and lines[at] not in _CLOSE:
             try:
@@ -163,7 +163,7 @@ class _ProgramReader:
         return tuple(steps), at
 
     def nest(self, opened: re.Match[str], lines: Sequence[str], at: int) -> tuple[Step, int]:
-        """Return the loop or branch that opens in line ``at``, and its last line."""
+        """Return the loop or branch that starts in line ``at``, and the number of its last line."""
         word, place, turns = opened[1], self.storages[opened[2]], int(opened[3]) if opened[3] else None
         between = "} do {" if word == "while" else "} case {"
         blocks: list[tuple[Step, ...]] = []

@@ -1,8 +1,9 @@
-"""Check a bufferized program: its steps fit their kernels, what is read was written, and the arena's plan holds.
+"""Verify a bufferized program: steps fit their kernels, everything read was written, and the arena's plan is valid.
 
-The checks know nothing of how bufferize and plan_memory decide. They follow the steps as they run and remember, for
-each byte, which storage wrote it last: a read of a storage whose bytes are another's by then is a fault, whatever the
-recorded lives say. Sizes that depend on the call are given some numbers.
+The checks do not depend on the decisions of bufferize and plan_memory. They follow the steps in execution order and
+track
+the last writer of each byte. A read of a storage whose bytes another storage has overwritten is an error, whatever the
+recorded live ranges are. Sizes that depend on the call get sample values.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SAMPLES = 3
 
 
 def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Return some values of the symbols of ``dims`` under which none of these is negative."""
+    """Return some sets of values of the symbols of ``dims`` under which no dim is negative."""
     names = sorted({s for e in dims for s in symbols(e)}, key=lambda s: s.name)
     chosen = []
     for n in range(SAMPLES if names else 1):
@@ -61,7 +62,7 @@ def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
 
 
 def number(e: Dim, values: Mapping[str, int]) -> int:
-    """Return what ``e`` is under ``values``; -1 if they do not say, or if it divides by 0."""
+    """Return the value of ``e`` under ``values``; -1 if a symbol has no value, or for a division by 0."""
     if not isinstance(e, Expr):
         return int(e)
     try:
@@ -75,20 +76,23 @@ def number(e: Dim, values: Mapping[str, int]) -> int:
 
 
 def verify_steps(program: Buffered, function: Function, updates: Updates) -> list[str]:
-    """Return what is wrong with the steps of ``function``, one sentence each (at most 20), or an empty list.
+    """Return the errors in the steps of ``function``, one sentence each (at most 20), or an empty list.
 
-    Checked: a launch has as many reads and writes as its kernel has buffers, of their sizes; what it reads is what it
-    writes only where the kernel declares an alias; sizes are known where they are used; arguments and constants are
-    not written; what is read was written before, on every path; every result is written; sizes that are read from
-    memory and assertions stand outside of loops and branches.
+    Checked: A launch has as many reads and writes as its kernel has buffers, of their sizes. It reads and writes the
+    same
+    storage only where the kernel declares an alias. Sizes are known where they are used. Arguments and constants are
+    not
+    written. Everything read was written before, on every path. Every result is written. Sizes that are read from
+    memory,
+    and assertions, are outside of loops and branches.
 
     Parameters
     ----------
     program : Buffered
     function : Function
-        What the program was made from.
+        The source of the program.
     updates : callable
-        How many of a kernel's first outputs hold old values that it reads, by the kernel's name.
+        Number of a kernel's first outputs that have old values which it reads, by the kernel's name.
     """
     check = _Steps(function, set(program.arena))
     check.steps(program.steps, 0)
@@ -99,13 +103,13 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
 
 
 def storages(program: Buffered) -> list[Storage]:
-    """Return every storage that a step names, in the order of first use."""
+    """Return all storages of a step, in the order of first use."""
     return list(dict.fromkeys(s for step in walk(program.steps) for part in touched(step) for s in part))
 
 
 @dataclass(slots=True)
 class _Steps:
-    """What can be said about a step without the others."""
+    """Checks of a step that do not depend on other steps."""
 
     function: Function
     arena: set[Storage]
@@ -166,7 +170,7 @@ class _Steps:
             self.findings.append(f"{where} {size} bytes, expected {expected}")
 
     def admits(self, values: Mapping[str, int]) -> bool:
-        """Do the function's requirements, which the host program checks, let these values of symbols pass?"""
+        """Do the function's requirements, which the host program checks, allow these values of symbols?"""
         for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
             sides = number(left, values), number(right, values)
             if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
@@ -174,7 +178,7 @@ class _Steps:
         return True
 
     def part(self, begin: int, size: Dim, whole: Storage, where: str) -> None:
-        """Check that ``size`` bytes from ``begin`` on are aligned, and inside of ``whole``."""
+        """Check that ``size`` bytes from ``begin`` on are aligned, and inside ``whole``."""
         fits = begin >= 0 and begin % ALIGNMENT == 0
         dims = [whole.size, size]
         if not fits or any(begin + number(size, v) > number(whole.size, v) for v in samples(dims) if self.admits(v)):
@@ -217,17 +221,20 @@ class _Steps:
 def verify_plan(
     program: Buffered, function: Function, totals: Sequence[Sequence[Dim]], updates: Updates
 ) -> list[str]:
-    """Return what is wrong with the offsets of the arena's storages, one sentence each (at most 20).
+    """Return the errors in the offsets of the arena's storages, one sentence each (at most 20).
 
-    Checked: offsets are aligned, and inside the arena of the stage that uses them; storages whose lives meet share no
-    byte; no storage is overwritten by another between a write and a read of it; no step writes over what it reads.
+    Checked: Offsets are aligned, and inside the arena of the stage that uses them. Storages with overlapping live
+    ranges do
+    not overlap in memory. No storage is overwritten by another between its write and its read. No step overwrites what
+    it
+    reads.
 
     Parameters
     ----------
     program, function, updates
         As for :func:`verify_steps`.
     totals : sequence of sequence of Dim
-        The bytes of each memory's arena in each stage, see :func:`~aotc.ir.program.ir.stretches`.
+        The bytes of each memory space's arena in each stage, see :func:`~aotc.ir.program.ir.stretches`.
     """
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
@@ -248,7 +255,7 @@ SPACE_BYTES = 1 << 57
 
 @dataclass(slots=True)
 class _Plan:
-    """Where the arena's storages lie for some sizes."""
+    """Positions of the arena's storages for some sizes."""
 
     program: Buffered
     values: Mapping[str, int]
@@ -273,7 +280,7 @@ class _Plan:
                     yield f"{name_of(s)} of {s.size} bytes is not inside the arena of {total}"
 
     def lives(self) -> Iterator[str]:
-        """Check each pair by the lives that bufferize recorded."""
+        """Check each pair by the live ranges that bufferize recorded."""
         some = [s for s, (begin, end) in self.spans.items() if begin < end]
         rows = np.array([(*self.spans[s], s.first, s.last) for s in some], np.int64).reshape(-1, 4)
         begins, ends, first, last = rows.T
@@ -284,7 +291,7 @@ class _Plan:
                 yield f"{name_of(s)} and {name_of(some[other])} are alive together and share bytes"
 
     def steps(self) -> Iterator[str]:
-        """Check that no step writes over what else it touches."""
+        """Check that no step overwrites other memory that it accesses."""
         for step in walk(self.program.steps):
             if isinstance(step, Launch | Copy):
                 reads, writes = touched(step)
@@ -300,7 +307,7 @@ class _Plan:
         return max(begin, other_begin) < min(end, other_end)
 
     def cells(self) -> tuple[dict[Storage, slice], int]:
-        """Cut the arena where a storage begins or ends; other storages are a cell each."""
+        """Split the arena where a storage starts or ends; other storages are a cell each."""
         cuts = np.unique(np.array([x for span in self.spans.values() for x in span], np.int64))
         found = {}
         for s, span in self.spans.items():
@@ -318,9 +325,9 @@ class _Plan:
 
 
 class _Flow:
-    """Follows the steps, and remembers which storage wrote each cell of memory last.
+    """Follows the steps, and tracks the storage that wrote each cell of memory last.
 
-    A loop is followed once: what it overwrites by another storage is unknown where it begins.
+    A loop is followed once: cells that it overwrites with another storage are unknown at its start.
     """
 
     def __init__(self, cells: Mapping[Storage, slice], count: int, updates: Updates) -> None:
@@ -334,7 +341,7 @@ class _Flow:
                 self.write(s)
 
     def program(self, program: Buffered, function: Function) -> None:
-        """Follow a whole program; all results must be there at its end."""
+        """Follow a whole program; all results must be written at its end."""
         self.held = program.held
         self.steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}

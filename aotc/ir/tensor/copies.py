@@ -1,4 +1,4 @@
-"""Copies of ops and regions with new values, and the names of these."""
+"""Copies of ops and regions with new values and names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aotc.ir.tensor.ir import Op, Region, Value, renamed
 
 
 class Names:
-    """Readable names that no two values of a function share.
+    """Readable names, unique in a function.
 
-    Most passes find nothing to do in most functions: the names of ``region`` are only looked up for the first new one.
+    Most passes change nothing in most functions, so the names of ``region`` are collected only for the first new one.
     """
 
     def __init__(self, region: Region) -> None:
@@ -20,7 +20,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
-        """Return ``hint``, or ``hint_2``, ``hint_3``... if it is taken."""
+        """Return ``hint``, or ``hint_2``, ``hint_3``... if it is used."""
         if self._used is None:
             self._used = _names_in(self._region)
         name, count = hint, self._counts.get(hint, 1)
@@ -38,12 +38,12 @@ def _names_in(region: Region) -> set[str]:
 
 
 def copy_region(region: Region, names: Names) -> Region:
-    """Return ``region`` with new parameters and results of ops."""
+    """Return ``region`` with new parameters and new results of ops."""
     return _copy_region(region, names, {})
 
 
 def copy_ops(region: Region, values: Sequence[Value], names: Names) -> tuple[list[Op], tuple[Value, ...]]:
-    """Return copies of the ops of ``region`` with ``values`` for its parameters, and the results for these."""
+    """Return copies of the ops of ``region`` with ``values`` for its parameters, and the values of its results."""
     mapped = dict(zip(region.params, values, strict=True))
     ops = [_copy_op(op, names, mapped) for op in region.ops]
     return ops, renamed(region.results, mapped)

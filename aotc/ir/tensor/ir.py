@@ -1,10 +1,9 @@
 """The tensor IR: immutable SSA over tensors whose dims may be symbolic.
 
-A :class:`Module` is a set of :class:`Function`; a function is a :class:`Region`
-with a name; a region is parameters, ops in SSA order, and results. Values are
-compared by identity. The opset (``ir/opset``) says which op names exist,
-what their attributes are, their type rule and their NumPy meaning;
-``text`` prints and parses the IR; ``verify`` checks it.
+A :class:`Module` is a set of :class:`Function`; a function is a :class:`Region` with a name; a region has parameters,
+ops
+in SSA order, and results. Values are compared by identity. The opset (``ir/opset``) defines the op names with their
+attributes, type rules and NumPy meanings; ``text`` prints and parses the IR; ``verify`` checks it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims.algebra import Dim
 
-Requirement = tuple[str, Dim, Dim, str, tuple[Dim, ...]]  # comparison, both sides, message, what {0}, {1}... are in it
+Requirement = tuple[str, Dim, Dim, str, tuple[Dim, ...]]  # comparison, both sides, message, values of its {0}, {1}...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Op:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Return the arrays that a variadic op (``reduce``, ``sort``, ``scatter``...) takes, one for each result."""
+        """Return the arrays of a variadic op (``reduce``, ``sort``, ``scatter``...), one for each result."""
         return self.operands[: len(self.results)]
 
     @property
@@ -79,7 +78,7 @@ class Op:
         return self.operands[len(self.results) :]
 
     def on(self, operands: tuple[Value, ...], regions: tuple[Region, ...]) -> Op:
-        """Return the op with these operands and regions; the same one if they are its own."""
+        """Return the op with other operands and regions; the same object if nothing changes."""
         if operands == self.operands and regions == self.regions:
             return self
         return Op(self.name, operands, self.results, self.attrs, regions, self.loc)
@@ -97,7 +96,7 @@ class Region:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of its ops and of those in their regions, which are collected once."""
+        """Return the names of its ops, including nested regions; cached."""
         names = self._names
         if names is None:
             inner = [r.names for op in self.ops for r in op.regions]
@@ -106,7 +105,7 @@ class Region:
         return names
 
     def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
-        """Return the region with these ops and results; the same one if they are its own."""
+        """Return the region with other ops and results; the same object if nothing changes."""
         made = tuple(ops)
         return self if made == self.ops and results == self.results else Region(self.params, made, results)
 
@@ -127,7 +126,7 @@ class Function:
     loc: Loc = UNKNOWN
 
     def doing(self, body: Region) -> Function:
-        """Return the function with another body; the same one if it is its own."""
+        """Return the function with another body; the same object if nothing changes."""
         return self if body is self.body else replace(self, body=body)
 
 
@@ -139,13 +138,13 @@ class Module:
     name: str = "main"
 
     def with_functions(self, changed: Mapping[str, Function]) -> Module:
-        """Return the module with functions replaced or added; the same one if all are its own."""
+        """Return the module with functions replaced or added; the same object if nothing changes."""
         if all(self.functions.get(name) is function for name, function in changed.items()):
             return self
         return replace(self, functions={**self.functions, **changed})
 
     def has(self, *names: str) -> bool:
-        """Has a function an op of one of these names?"""
+        """Does a function have an op of one of these names?"""
         return any(not f.body.names.isdisjoint(names) for f in self.functions.values())
 
 
@@ -163,14 +162,14 @@ def walk(region: Region) -> Iterator[Op]:
 
 
 def renamed(values: tuple[Value, ...], mapped: Mapping[Value, Value]) -> tuple[Value, ...]:
-    """Return what ``values`` are by now; the same tuple if all are as they were."""
+    """Return ``values`` after replacement; the same tuple if nothing changes."""
     if not mapped or mapped.keys().isdisjoint(values):
         return values
     return tuple([mapped.get(v, v) for v in values])
 
 
 def reads_none(region: Region, mapped: Mapping[Value, Value]) -> bool:
-    """Does ``region`` read nothing from around it that is something else by now?"""
+    """Does ``region`` use no outer value that is replaced?"""
     return not mapped or mapped.keys().isdisjoint(captured(region))
 
 
@@ -183,7 +182,7 @@ def uses(region: Region) -> dict[Value, int]:
 
 
 def captured(region: Region) -> tuple[Value, ...]:
-    """Return the values of outer regions that ``region`` uses, in order of first use, which are collected once."""
+    """Return the outer values that ``region`` uses, in order of first use; cached."""
     found = region._captured
     if found is None:
         found = tuple(_captured(region))
@@ -208,14 +207,14 @@ def _captured(region: Region) -> dict[Value, None]:
 
 
 def captures(op: Op) -> list[Value]:
-    """Return what the regions of ``op`` use from around it."""
+    """Return the outer values that the regions of ``op`` use."""
     return [v for r in op.regions for v in captured(r)] if op.regions else []
 
 
 def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list[Op]:
-    """Return the roots and all that they need, once each, behind what they need, which comes as ``needs`` lists it.
+    """Return the roots and their transitive ``needs``, each once, after its own needs.
 
-    A stack stands for the recursion, as programs are deeper than Python's.
+    It uses an explicit stack, as programs are deeper than Python's recursion limit.
     """
     done: dict[Op, None] = {}
     opened: set[Op] = set()

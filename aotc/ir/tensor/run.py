@@ -1,4 +1,4 @@
-"""The NumPy reference interpreter of the tensor IR: slow, plain, the oracle of per-pass tests."""
+"""The NumPy reference interpreter of the tensor IR: slow and simple, the oracle of per-pass tests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What takes part in an interpretation.
+    """Hooks of an interpretation.
 
-    ``custom_call(op, operands, result types)`` computes an op of the user's, which the reference
-    has no meaning for. ``after(frame, op, results)`` sees every op that ran, those in regions too,
-    and returns the results to go on with.
+    ``custom_call(op, operands, result types)`` computes a user's op, which has no reference. ``after(frame, op,
+    results)`` is
+    called after every op, in regions too, and returns the results to continue with.
     """
 
     custom_call: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None
@@ -46,11 +46,11 @@ def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks
     module : Module
         A verified module.
     arrays : array_like
-        One per parameter; shapes fit the parameter types, symbolic dims are bound from them.
+        One per parameter; shapes fit the parameter types, and symbolic dims are bound from them.
     function : str
         The name of the function to run.
     hooks : Hooks, optional
-        Who takes part.
+        Hooks of the interpretation.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks
 
 
 def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict[str, int], list[Requirement]]:
-    """Return the number of each symbol for a call with ``values``, and the requirements that wait for computed sizes.
+    """Return the value of each symbol for a call with ``values``, and requirements that need computed sizes.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
 
 
 def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
-    """Raise unless all rows hold whose dims are known; return the others."""
+    """Raise an error unless all requirements with known dims hold; return the others."""
     waiting = []
     for row in rows:
         relation, left, right, message, values = row
@@ -93,7 +93,7 @@ def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) ->
 
 
 def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of each symbol, solved from the shapes of arguments.
+    """Return the value of each symbol, solved from the shapes of arguments.
 
     Raises
     ------
@@ -145,13 +145,13 @@ def _bind(
     for i, (param, a) in enumerate(zip(body.params, arrays)):
         if a.dtype != to_numpy(param.type.dtype):
             raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
-    # a callee speaks of its caller's symbols; its own arguments may not fix all of them
+    # a callee uses its caller's symbols; its own arguments may not determine all of them
     dims = dict(outer) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
     return dims, _check_requirements(requirements, dims)
 
 
 class Activation:
-    """One activation of a function: its dims, what is still required of them, and the values of its regions."""
+    """One activation of a function: its dims, pending requirements, and the values of its regions."""
 
     def __init__(
         self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement] = (), hooks: Hooks | None = None
@@ -161,7 +161,7 @@ class Activation:
         self.environment: Environment = {}
 
     def run(self, region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results of ``region`` on ``arrays``; values of outer regions are those of the frame."""
+        """Return the results of ``region`` on ``arrays``; outer values come from the frame."""
         environment = self.environment
         environment.update(zip(region.params, arrays))
         for op in region.ops:

@@ -1,4 +1,4 @@
-"""Put dims in place of symbols, in a whole function: other names, or numbers."""
+"""Substitute dims for symbols in a whole function: other names, or numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, walk
 
 _LOOP_NAMES = (
-    r"[cdfgijklmpqrstuvwz]|kk|column|depth|piece|within",  # of one loop of a kernel
-    r"[bt]_([a-z]|kk)",  # of the blocks and the threads that share a loop
+    r"[cdfgijklmpqrstuvwz]|kk|column|depth|piece|within",  # of a single loop of a kernel
+    r"[bt]_([a-z]|kk)",  # of the blocks and threads that share a loop
     r"(?!d\d|arg\d)[a-z_]+\d+",  # numbered in a kernel; importers number d0, d1 and arg0, arg1
     r"[a-z]+\d+(_\d+)+",  # numbered again in the kernel of a loop over kernels
 )
 _LOOP_NAME = re.compile("|".join(_LOOP_NAMES))
-"""Names of variables of loops: a model's dim of such a name gets another one before kernels are made."""
+"""Names of loop variables: a model's dim of such a name is renamed before kernels are built."""
 
 
 def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
@@ -32,12 +32,12 @@ def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_dims_in(data: Any, dims: Mapping[str, Dim]) -> Any:
-    """Return plain attribute data, or a shape, with symbols replaced by name."""
+    """Return plain attribute data, or a shape, with symbols replaced, by name."""
     return map_attribute(data, lambda x: substitute(x, dims) if isinstance(x, Expr) else x)
 
 
 def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
-    """Return ``function`` with symbols replaced by name, in types, attributes and nested regions."""
+    """Return ``function`` with symbols replaced, by name, in types, attributes and nested regions."""
     mapped: dict[Value, Value] = {}
 
     def value(v: Value) -> Value:
@@ -57,12 +57,12 @@ def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
 
 
 def is_loop_name(name: str) -> bool:
-    """Return True if a kernel may have a loop variable ``name``, so that no dim of a model has this name there."""
+    """Return True if a kernel may have a loop variable ``name``; dims of models must not have such names."""
     return _LOOP_NAME.fullmatch(name) is not None
 
 
 def free_loop_names(module: Module) -> Module:
-    """Return ``module`` with the symbols renamed whose names loops of kernels have: ``t`` becomes ``t_dim``."""
+    """Return ``module`` with symbols renamed that have the name of a loop variable: ``t`` becomes ``t_dim``."""
     names = {s.name for f in module.functions.values() for s in _symbols_of(f)}
     taken = sorted(filter(is_loop_name, names))
     if not taken:

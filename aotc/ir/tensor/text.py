@@ -1,4 +1,4 @@
-"""The tensor IR as text, both ways.
+"""The tensor IR as text: printer and parser.
 
     module @main {
     func public @main(%arg0: f32[b, 4], %arg1: f32[4]) attributes {arg_names = ["x", "w"]} {
@@ -14,8 +14,8 @@
     }
 
 Attributes are Python literals, dims (``2*b + 1``) and arrays: ``dense("f32", (2,), [1.0, 2.0])``,
-``dense("f32", (2,), "0x...")`` (raw bytes) or ``dense("f32", (1000,), "sha256:...")``, whose
-elements the reader looks up in a dict.
+``dense("f32", (2,), "0x...")`` (raw bytes) or ``dense("f32", (1000,), "sha256:...")``, whose elements the reader looks
+up in a dict.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def print_module(
     ----------
     module : Module
     constants : dict, optional
-        Filled with the large constants by their ``sha256:...`` key; give it back to :func:`parse_module`.
+        Gets the large constants by their ``sha256:...`` key; pass it to :func:`parse_module`.
     full : bool
-        Print large constants as raw bytes in place of references.
+        Print large constants as raw bytes instead of references.
     locs : bool
-        Print where each op comes from.
+        Print the source location of each op.
     """
     printer = _ModulePrinter(constants if constants is not None else {}, full, locs)
     lines = [f"module @{module.name} {{"]
@@ -69,7 +69,7 @@ class _ModulePrinter:
         self.taken: set[str] = set()
 
     def name(self, v: Value) -> str:
-        """Return the value's text; a name taken in this function gets a number."""
+        """Return the value's text; a duplicate name in this function gets a number."""
         if v not in self.names:
             name, n = v.name, 0
             while name in self.taken:
@@ -159,12 +159,12 @@ _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 
 
 def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, path: str = "<text>") -> Module:
-    """Return the module that :func:`print_module` wrote.
+    """Return the module of a text by :func:`print_module`.
 
     Raises
     ------
     CompileError
-        With the line that could not be read.
+        With the invalid line.
     """
     reader = _ModuleReader(constants or {}, path)
     functions: dict[str, Function] = {}
@@ -190,12 +190,12 @@ def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, p
 
 
 def parse_dim(text: str) -> Dim:
-    """Return the dim that ``str`` gave, its symbols unbounded.
+    """Return the dim of a text by ``str``, with unbounded symbols.
 
     Raises
     ------
     ValueError
-        If ``text`` is no dim expression.
+        If ``text`` is not a dim expression.
     """
     value = _ModuleReader({}, "")._python(text)
     if not isinstance(value, (int, Expr)):
@@ -204,7 +204,7 @@ def parse_dim(text: str) -> Dim:
 
 
 class _Open:
-    """A region being read, and the op that it belongs to."""
+    """A region that is being read, and its op."""
 
     def __init__(self, params: tuple[Value, ...], header: Any) -> None:
         self.params, self.header = params, header
@@ -220,7 +220,7 @@ class _ModuleReader:
         self.values: dict[str, Value] = {}
 
     def read(self, body: str) -> Function | None:
-        """Read one line; return a function when it ends here."""
+        """Read one line; return a function if the line ends one."""
         text, loc = self._split_loc(body)
         if text.startswith("func "):
             self._open_function(text, loc)

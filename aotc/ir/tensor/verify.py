@@ -1,9 +1,9 @@
-"""Checks a tensor IR module: SSA order, regions, type rules, calls, dims.
+"""Verify a tensor IR module: SSA order, regions, type rules, calls, dims.
 
-Properties checked: every op is in the op table and has its attributes and
-regions; every operand is defined before its use, in this region or one around
-it; result types are what the type rule gives; a call fits its callee; every
-symbol of a body is mentioned by a parameter type, or by a ``bind_dim`` before it.
+Checked: Every op is in the op table and has its attributes and regions. Every operand is defined before its use, in
+this
+region or an outer one. Result types follow the type rule. A call fits its callee. Every symbol of a body occurs in a
+parameter type, or in an earlier ``bind_dim``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, w
 
 
 def verify(module: Module) -> list[Finding]:
-    """Return what is wrong with ``module``; an empty list means nothing."""
+    """Return the errors of ``module``, or an empty list."""
     return [f for function in module.functions.values() for f in verify_function(module, function)]
 
 
 def verify_function(module: Module, function: Function) -> list[Finding]:
-    """Return what is wrong with one function of ``module``."""
+    """Return the errors of one function of ``module``."""
     found = list(_dominance(function))
     bound = {s.name for p in function.body.params for d in p.type.shape for s in symbols(d)}
     bound |= set(function.attrs.get("sizes", ()))
@@ -96,13 +96,13 @@ def _list(types: tuple[TensorType, ...]) -> str:
 
 
 def _dominance(function: Function) -> Iterator[Finding]:
-    """Yield the uses of values that are not defined where they are used."""
+    """Yield uses of values that are not defined there."""
     visible: set[Value] = set()
     yield from _scope(function, function.body, visible)
 
 
 def _scope(function: Function, region: Region, visible: set[Value]) -> Iterator[Finding]:
-    """Check one region; its values go out of sight at its end, an op's results are in sight after its regions."""
+    """Check one region: its values are visible until its end, an op's results after its regions."""
     own = list(region.params)
     visible.update(own)
     for op in region.ops:
