@@ -65,8 +65,7 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
     """Reject the device of a transfer or an op if neither an affinity nor the options declare it.
 
     Without devices in the options, everything is allowed. ``attribute`` has the device; with ``ops`` the affinities of
-    ops
-    are declarations, too.
+    ops are declarations, too.
 
     Raises
     ------

@@ -18,8 +18,7 @@ def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     """Return ``module``, parsed from ``raw``, as a portable artifact; ``raw`` itself if it is one.
 
     Names, locations and attributes are kept, and so are ops of dialects without a portable form; those of CHLO become
-    calls.
-    A module with a CHLO op that this jaxlib cannot serialize portably is plain bytecode.
+    calls. A module with a CHLO op that this jaxlib cannot serialize portably is plain bytecode.
     """
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]

@@ -21,8 +21,7 @@ def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
     """Import ``op`` within this block: its operands are moved to its side, and its results are there.
 
     Nothing is moved if the options do not name both devices, inside the regions of a host op, or for values that both
-    sides
-    have: constants, and known sizes.
+    sides have: constants, and known sizes.
     """
     return ANYWHERE if state.hosted or not SIDES.issubset(state.session.devices) else _moving(state, op)
 

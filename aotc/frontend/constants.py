@@ -110,8 +110,7 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     """Return the element bytes of a type whose buffer the bindings reject (bf16, f8, 4-bit).
 
     Bytecode has the bytes unchanged. They start where the bytecodes of two attributes of the same type, in which all
-    bytes
-    differ, first differ.
+    bytes differ, first differ.
     """
     word = np.dtype(f"u{DTYPES[t.dtype].size}")
     count = math.prod(sizes(t))

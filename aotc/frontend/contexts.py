@@ -60,8 +60,7 @@ def context_for(size: int) -> Iterator[ir.Context]:
     """Yield a context for a model of ``size`` bytes, reused from another small model if possible.
 
     Creating one takes longer than reading a small model. A context keeps all constants and types of its models, so it
-    is
-    reused only for small models, a limited number of times, and never after an error.
+    is reused only for small models, a limited number of times, and never after an error.
     """
     if size > CONTEXT_MODEL:
         yield make_context()

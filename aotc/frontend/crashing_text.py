@@ -1,8 +1,7 @@
 """Text that may crash the process that parses it: for some ops MLIR's verifiers divide by 0 or allocate gigabytes.
 
 The patterns over-approximate: an alias, an escape or a comment may hide the critical attribute, so the op's name
-decides.
-A child process reads text that matches (:mod:`aotc.source.reader_process`).
+decides. A child process reads text that matches (:mod:`aotc.source.reader_process`).
 """
 
 from __future__ import annotations

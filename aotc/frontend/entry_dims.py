@@ -2,8 +2,7 @@
 
 JAX checks ``x.shape == (2*b, b + 1)`` by asserting ``d0 % 2 == 0`` and ``d1 == d0 // 2 + 1`` on sizes that are plain
 unknowns. Solving these equations before the import gives the dims ``2*b`` and ``b + 1``, so that shapes inside the
-model
-are provably equal, without comparisons at run time.
+model are provably equal, without comparisons at run time.
 """
 
 from __future__ import annotations

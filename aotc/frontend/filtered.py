@@ -1,8 +1,7 @@
 """Arguments with leaves that are not arrays: each is fixed when the function is traced, as in equinox's filters.
 
 A fixed leaf keeps its position in the pytree of the arguments. A call may pass a number, a text or None there only if
-it
-equals the compiled one; other objects, such as functions, are ignored.
+it equals the compiled one; other objects, such as functions, are ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Ops disguised as custom calls, so that they survive portable artifacts: CHLO ops, and ops on complex numbers.
 
 jaxlib's artifacts have no form of most CHLO ops. ``jax.export`` writes their expansions instead, which are less
-accurate
-than the importer's own ops, and StableHLO's serializer rejects the module. Functions of complex numbers are expanded,
-too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op is unchanged.
+accurate than the importer's own ops, and StableHLO's serializer rejects the module. Functions of complex numbers are
+expanded, too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op is unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records of JAX's callbacks to Python, which the program has in place of the functions.
 
 A function is lowered with our own rules for the primitives that call back: each becomes a custom call ``TARGET`` with
-its
-record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same information.
+its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same
+information.
 
 A record has a ``kind``:
 

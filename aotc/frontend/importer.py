@@ -75,10 +75,8 @@ def import_raw(
     """Return a fetched model as a tensor IR module; see :func:`import_module`.
 
     ``options`` provide the devices and the treatment of callbacks; the others only occur in errors. For a model that
-    was
-    exported for several platforms, it imports the program of ``platform``. ``parsed`` is called with the module before
-    it is
-    modified.
+    was exported for several platforms, it imports the program of ``platform``. ``parsed`` is called with the module
+    before it is modified.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         try:
@@ -147,10 +145,8 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
     """Return an entry that also checks the requirements found while its arguments had plain unknown sizes.
 
     ``first`` are the attributes of the import with ``unknowns`` for dims, which are ``named`` now. The types now
-    include each
-    solved equation, but its message is more informative than a type mismatch. Unsolved requirements were found again
-    with the
-    named dims.
+    include each solved equation, but its message is more informative than a type mismatch. Unsolved requirements were
+    found again with the named dims.
     """
     places = {s.name: (n, k) for n, shape in enumerate(unknowns) for k, d in enumerate(shape) for s in symbols(d)}
     sizes = {name: sym(f"size_{n}_{k}") for name, (n, k) in places.items()}

@@ -56,8 +56,7 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
     ------
     CompileError
         If the function raises, or JAX cannot export it, with the line of the function's own source and the exception as
-        the
-        cause; or if the program is for several devices.
+        the cause; or if the program is for several devices.
     """
     match model:
         case jax.stages.Compiled():

@@ -17,9 +17,8 @@ class JournalEntry:
     """One op of a model in an import.
 
     ``name`` includes the target of custom calls and composites; ``dtypes`` are those of operands and results; ``loc``
-    is the
-    location object of the tensor ops created from it. ``outcome`` is ``imported``, ``refused`` (``findings`` have the
-    reasons), or ``waits`` if an operand comes from a refused op and determines types.
+    is the location object of the tensor ops created from it. ``outcome`` is ``imported``, ``refused`` (``findings``
+    have the reasons), or ``waits`` if an operand comes from a refused op and determines types.
     """
 
     name: str

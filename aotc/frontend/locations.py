@@ -30,8 +30,7 @@ def to_loc(location: Any, path: str) -> Loc:
     """Return place and trace of ``location``.
 
     A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any
-    other
-    file is the user's source.
+    other file is the user's source.
     """
     names: list[str] = []
     source = ""

@@ -1,8 +1,7 @@
 """Any form of a model to a verified MLIR module of jaxlib.
 
 Accepted: StableHLO text (pretty or generic, since 2023), MLIR bytecode, VHLO portable artifacts, ``jax.export`` blobs,
-a
-path to one of these, an ``Exported``, and jitted or plain functions with example arguments.
+a path to one of these, an ``Exported``, and jitted or plain functions with example arguments.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Source:
     """A parsed model: the MLIR module, its context, and metadata.
 
     ``metadata`` is from jax.export: ``in_tree``, ``out_tree``, ``arg_names``, ``kept``, ``platforms``. ``path`` is the
-    file,
-    for messages.
+    file, for messages.
     """
 
     context: ir.Context
@@ -77,8 +75,7 @@ class Raw:
     """A model before parsing: text or bytes.
 
     ``values`` are the leaves of a function's examples, by its name; ``digest`` is that of the jax.export blob with
-    ``data``.
-    ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
+    ``data``. ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
     """
 
     data: str | bytes
@@ -169,8 +166,7 @@ def read_source(
     """Return a model, parsed and verified; for an export for several platforms the program of ``platform``.
 
     Without ``legalize`` it keeps ops that have no importer, as XLA needs them. ``parsed`` is called with the module as
-    read;
-    a ``context`` may be shared by several models.
+    read; a ``context`` may be shared by several models.
 
     Raises
     ------

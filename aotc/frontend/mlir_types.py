@@ -35,8 +35,7 @@ def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
     """Return the tensor types in a value of type ``t``.
 
     Tuples and futures are flattened. Tokens are dropped: they only order effects, and ops with visible effects are
-    rejected.
-    Witnesses are dropped, too: they are checked where they are created.
+    rejected. Witnesses are dropped, too: they are checked where they are created.
     """
     if isinstance(t, ir.TupleType):
         return tuple(leaf for n in range(t.num_types) for leaf in leaf_types(t.get_type(n)))

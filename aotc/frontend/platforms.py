@@ -33,8 +33,7 @@ def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> N
     """Specialize ``module`` to one of the ``platforms`` for which it was exported.
 
     That is ``wanted``, or the first platform if ``wanted`` is not among them: all branches compute the same. MLIR does
-    not
-    name the platforms: without metadata, the libraries that the branches call decide.
+    not name the platforms: without metadata, the libraries that the branches call decide.
     """
     functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
     found = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]

@@ -39,26 +39,21 @@ class Clone:
 class ImportSession:
     """What the clones of one module share.
 
-    ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
-    the ops of a block and a callee, for importers of ops that hold such.
-    ``memo`` maps a callee with argument types and shape values to its clone, ``open`` holds those being cloned;
-    ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the shape values of all clones,
-    ``called`` the callees with those of their arguments;
-    ``tests`` the undecided comparisons of shape values; ``positive`` maps each symbol
-    that an assertion has proven positive to itself with that bound; ``generators``
-    counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
-    that stand for values of integer arguments to argument and element; ``requirements``
-    are relations of dims that must hold before any work is done, ``assertions`` those
-    that the model itself asserts; what is proven or required already is ``met``; ``bound`` are the symbols
-    of sizes that are computed. ``fitting`` are the types whose sizes have been checked, ``depth`` counts the
-    regions around an op, through calls.
-    ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
-    ``drop_callbacks`` leaves out those whose results nobody reads. ``devices`` are those that the options name,
-    ``default_device`` is theirs too.
-    ``journal``, where there is one, is told of every op, and tells ops apart by their places; without one those of a
-    location share what is in ``places``. ``quantized`` says that a quantized type has
-    been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
-    type, or a dtype.
+    ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import the ops of a block and a
+    callee, for importers of ops that hold such. ``memo`` maps a callee with argument types and shape values to its
+    clone, ``open`` holds those being cloned; ``dynamic`` says whether the module has any dynamic shape; ``known`` holds
+    the shape values of all clones, ``called`` the callees with those of their arguments; ``tests`` the undecided
+    comparisons of shape values; ``positive`` maps each symbol that an assertion has proven positive to itself with that
+    bound; ``generators`` counts the ops that draw random numbers without a state. ``sizes`` maps the symbols that stand
+    for values of integer arguments to argument and element; ``requirements`` are relations of dims that must hold
+    before any work is done, ``assertions`` those that the model itself asserts; what is proven or required already is
+    ``met``; ``bound`` are the symbols of sizes that are computed. ``fitting`` are the types whose sizes have been
+    checked, ``depth`` counts the regions around an op, through calls. ``callbacks`` are the records of calls back into
+    Python by number (:mod:`aotc.frontend.host_callbacks`); ``drop_callbacks`` leaves out those whose results nobody
+    reads. ``devices`` are those that the options name, ``default_device`` is theirs too. ``journal``, where there is
+    one, is told of every op, and tells ops apart by their places; without one those of a location share what is in
+    ``places``. ``quantized`` says that a quantized type has been seen, ``quantized_as`` what stands for such types now:
+    their ``storage`` type, their ``expressed`` type, or a dtype.
     """
 
     symbols: Mapping[str, Any]
@@ -337,8 +332,7 @@ class State:
         """Require ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
 
         ``values``, or the two sides, replace ``{0}`` and ``{1}`` of the message. Requirements inside loops or branches,
-        which may
-        not run, count as well: sizes must fit the whole program.
+        which may not run, count as well: sizes must fit the whole program.
         """
         key = (relation, left, right)
         if key in self.session.met:

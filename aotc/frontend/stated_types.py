@@ -13,8 +13,7 @@ def check_results(state: State, op: Any, what: str) -> None:
     """Reject results of ``op``, called ``what`` in the message, whose types differ from the stated ones.
 
     Unknown sizes are compared at run time. In a computation that is mapped over tensors, values have more elements than
-    the
-    model states.
+    the model states.
     """
     for n, result in enumerate(op.results):
         found = state.values.get(result, ())

@@ -59,10 +59,8 @@ def loop_addresses(indexed: bool) -> Iterator[None]:
     """Disable LLVM's ``LoopStrengthReduce`` for machine code, if ``indexed``: addresses are a base and a scaled index.
 
     The pass would introduce an incremented pointer for each array, and takes a quarter of code generation. Vector code
-    gains
-    nothing by it on machines whose addressing modes add and scale. A thread waits while others generate code with the
-    other
-    value. Other users of LLVM in this process, such as Numba in a user's thread, get the current value.
+    gains nothing by it on machines whose addressing modes add and scale. A thread waits while others generate code with
+    the other value. Other users of LLVM in this process, such as Numba in a user's thread, get the current value.
     """
     _TURNS.enter(indexed)
     try:

@@ -1,10 +1,9 @@
 """Numba as an ahead-of-time compiler: Python functions to native objects.
 
 Numba's CPU target compiles for this process and machine: it starts an MCJIT engine, links its reference-counting
-runtime
-and wraps functions for CPython. Three classes here replace those parts, so that the result is LLVM IR without Python
-symbols. Numba always compiles for one plain 64-bit little-endian machine, because its dispatchers cache their results.
-The IR is the same for all such machines; at the end it gets the triple and data layout of the
+runtime and wraps functions for CPython. Three classes here replace those parts, so that the result is LLVM IR without
+Python symbols. Numba always compiles for one plain 64-bit little-endian machine, because its dispatchers cache their
+results. The IR is the same for all such machines; at the end it gets the triple and data layout of the
 :class:`~aotc.targets.Target`. The replacement is global to the process, so the compiler runs in a process of its own
 (:mod:`aotc.kernels.jobs.worker`).
 """

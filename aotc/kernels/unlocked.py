@@ -2,9 +2,8 @@
 
 LLVM allows this for threads that share neither a context nor a target machine, so each thread has its own of both. Long
 calls (``_LONG``) release Python's lock. Short ones (``_short``) keep it. A thread that releases it for a microsecond
-has
-to wait if another thread is busy, and a kernel makes about forty such calls. If llvmlite lacks the expected functions,
-its own are called.
+has to wait if another thread is busy, and a kernel makes about forty such calls. If llvmlite lacks the expected
+functions, its own are called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Positions of large constants in MLIR's bytecode: https://mlir.llvm.org/docs/BytecodeFormat/.
 
 A source omits constants that the bundle has anyway. This module only finds positions, and the removed bytes are
-restored
-exactly. So bytecode that it does not understand only means constants that are not found.
+restored exactly. So bytecode that it does not understand only means constants that are not found.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A model to the segments of a bundle: compressed bytecode, without the weights that the bundle has anyway.
 
 Weights are packed for their kernels. Each large constant of the model is searched for among the arrays of the bundle
-and
-their origins (:class:`aotc.source.moves.Ways`). A constant that is found is replaced by its checksum and the way back
-to
-it. Others stay in the bytecode, or are stored next to it if they cannot be compressed.
+and their origins (:class:`aotc.source.moves.Ways`). A constant that is found is replaced by its checksum and the way
+back to it. Others stay in the bytecode, or are stored next to it if they cannot be compressed.
 """
 
 from __future__ import annotations

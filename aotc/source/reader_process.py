@@ -1,9 +1,8 @@
 """A child process that reads models from files before this process does.
 
 MLIR's readers check little: about one in ten damaged bytecode files or ``jax.export`` blobs crashes them, which would
-end
-the process. The child reads and imports the model first; a crash of the child is an error here. The child starts while
-the compiler is imported, and stays for further models until it has been idle for a minute.
+end the process. The child reads and imports the model first; a crash of the child is an error here. The child starts
+while the compiler is imported, and stays for further models until it has been idle for a minute.
 
 A request is a frame of msgpack, then the model's bytes; a reply is a frame of msgpack, then a module's bytes.
 """

@@ -51,8 +51,7 @@ class Embedded:
     """A source: bytecode, and the other inputs of its compilation.
 
     ``metadata`` is JAX's for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
-    ``targets`` are
-    those of the ``variants``, followed by those of named devices.
+    ``targets`` are those of the ``variants``, followed by those of named devices.
     """
 
     code: bytes

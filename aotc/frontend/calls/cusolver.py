@@ -1,8 +1,7 @@
 """JAX's GPU calls for linear algebra, imported as the equivalent ops.
 
 So a model that was lowered for CUDA or ROCm also compiles for a CPU. Results may differ by the phase of a singular
-vector
-or an eigenvector.
+vector or an eigenvector.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 JAX lowers them for all groups at once: it copies the left operand once for each group, with zeros outside of it, and
 multiplies ``groups`` times as much as necessary. Here the rows (or, for the gradient of the right operand, the terms)
-are
-split into tiles of rows of one group; a group starts with a tile of its own. This is a batched matmul::
+are split into tiles of rows of one group; a group starts with a tile of its own. This is a batched matmul::
 
     group of tile z          number of groups that end before it
     rows[z, t]               start of the group + its tiles before z * T + t

@@ -48,8 +48,7 @@ def _while(state: State, op: Any) -> None:
     """Import a loop whose first region computes the condition and the arguments of the second one.
 
     If the first region passes on its own arguments, it becomes the condition. Otherwise it is computed once before the
-    loop
-    and at the end of each iteration, and the condition's value is carried.
+    loop and at the end of each iteration, and the condition's value is carried.
     """
     _refuse_by_element(state)
     before, after = (region.blocks[0] for region in op.regions)

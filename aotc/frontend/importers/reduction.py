@@ -36,10 +36,8 @@ def _accumulates_short(region: Region) -> bool:
     """Is this a plain sum, product, maximum or minimum of floats of 16 bits or less?
 
     Rounding after every step would stop a sum at the first power of two whose unit in the last place exceeds the terms
-    (bf16:
-    at 256, for ones). So such reductions run in f32 and round once, as in XLA. A maximum is the same either way, but
-    f32
-    registers across steps allow vectors.
+    (bf16: at 256, for ones). So such reductions run in f32 and round once, as in XLA. A maximum is the same either way,
+    but f32 registers across steps allow vectors.
     """
     if len(region.params) != 2 or len(region.ops) != 1:
         return False

@@ -1,8 +1,7 @@
 """Import of MLIR's ``shape`` ops, by which lowerings of TensorFlow, MHLO and torch-mlir compute shapes.
 
 A shape is an i64 vector of known length, a size an i64 scalar. A constraint is checked where it occurs, so a witness
-has
-no value and ``shape.assuming`` runs its region.
+has no value and ``shape.assuming`` runs its region.
 """
 
 from __future__ import annotations

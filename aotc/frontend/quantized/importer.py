@@ -3,8 +3,7 @@
 In the tensor IR a quantized tensor is the tensor of its integers, for arguments and results of a function, too. By the
 specification of StableHLO, an op on it dequantizes the operands, computes in floats, and quantizes the result. Ops that
 only move elements move the integers if their quantization does not change. Matmuls of 8 bits or less are computed on
-the
-integers and scaled afterwards.
+the integers and scaled afterwards.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ class Quantization:
     """Number ``x = (q - zero) * scale`` with an integer ``q`` in ``[low, high]``.
 
     ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis`` there is a scale and a zero for
-    each
-    index along it, otherwise one of each.
+    each index along it, otherwise one of each.
     """
 
     storage: str

@@ -1,8 +1,7 @@
 """Integer expressions over named dims: the one algebra of shapes and indices.
 
 A *dim* is a Python ``int`` or an :class:`Expr`. Expressions have a canonical form, a sum of integer multiples of
-products
-of atoms, so that equal polynomials are structurally equal, and ``==`` proves equality::
+products of atoms, so that equal polynomials are structurally equal, and ``==`` proves equality::
 
     b = sym("b")
     (b + 1) * 2 == 2 * b + 2          # True

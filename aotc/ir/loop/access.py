@@ -206,10 +206,8 @@ def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> 
     """May ``target`` share the memory of ``source``, for a kernel with the accesses ``touched``?
 
     Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads
-    with
-    the same index, in the same iteration of the loops that the index depends on, and not after the store. Several
-    stores
-    must write different elements, as proven by the arms of conditions on loop variables.
+    with the same index, in the same iteration of the loops that the index depends on, and not after the store. Several
+    stores must write different elements, as proven by the arms of conditions on loop variables.
     """
     writes: list[Access] = []
     waiting: list[Access] = []

@@ -5,8 +5,7 @@ expressions below. ``printer`` prints a kernel as Python, ``parser`` reads it ba
 executes the printed Python with NumPy.
 
 A kernel is launched for a range of its grid, the ``parallel`` loop at the top. The launcher splits that loop into
-ranges,
-so its iterations must be independent.
+ranges, so its iterations must be independent.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class Buffer:
 
     ``space`` is ``global`` (a kernel parameter), ``private`` (registers or stack of one iteration; small, static),
     ``scratch`` (per-worker memory from the arena if its size is static, else from the C library; CPU) or ``shared``
-    (CUDA
-    block memory; static).
+    (CUDA block memory; static).
     """
 
     name: str
@@ -100,10 +98,8 @@ class For:
     """``for var in range(begin, end, step)``; ``kind`` determines how it runs.
 
     Iterations of kind ``lanes`` are independent except for reducing stores, and their number is static: a GPU thread
-    runs
-    each statement for all of them before the next one, with vector loads and stores of contiguous elements. Iterations
-    of
-    kind ``blocks`` are distributed round-robin to all blocks of a cooperative launch.
+    runs each statement for all of them before the next one, with vector loads and stores of contiguous elements.
+    Iterations of kind ``blocks`` are distributed round-robin to all blocks of a cooperative launch.
     """
 
     var: str
@@ -128,8 +124,7 @@ class Store:
 
     ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it ``buffer[index] = reduce(buffer[index], value)``
     with a free order of combination, so that a reduction loop can be vectorized. ``atomic``: other items of the grid
-    may
-    update the same element at the same time (CUDA).
+    may update the same element at the same time (CUDA).
     """
 
     buffer: Buffer
@@ -187,8 +182,7 @@ class GridBarrier:
     """Wait for all blocks of a CUDA kernel; their writes are then visible.
 
     The blocks count themselves in ``counter``, a u32 in global memory. It must be 0 before the kernel starts;
-    afterwards all
-    of its bits but the highest are 0.
+    afterwards all of its bits but the highest are 0.
     """
 
     counter: Buffer
@@ -227,19 +221,14 @@ class Tile:
     """Register-tiled matmul ``out[i, j] = sum_k a[i, k] * b[k, j]``.
 
     Shape ``rows x cols``; ``k`` runs over the loop nest ``levels`` (outermost first). Element ``a[i, k]`` is at flat
-    offset
-    ``a_base + i*a_row + sum(k_l*a_step_l)`` of buffer ``a``. Row ``k`` of ``b`` starts at ``b_base +
-    sum(k_l*b_step_l)``,
-    and its ``cols`` elements are contiguous. ``out[i, j]`` is at ``out_base + i*out_row + j``. All offsets are in
-    elements.
+    offset ``a_base + i*a_row + sum(k_l*a_step_l)`` of buffer ``a``. Row ``k`` of ``b`` starts at ``b_base +
+    sum(k_l*b_step_l)``, and its ``cols`` elements are contiguous. ``out[i, j]`` is at ``out_base + i*out_row + j``. All
+    offsets are in elements.
 
     If ``b_column`` is not 0, it is the stride between columns of ``b``, and the terms of the only level are contiguous
-    in
-    both operands: a tile of dot products, with any ``cols``. If ``b_inner`` is not 0, it is the stride between the
-    terms of
-    a group in ``b``; each term is contiguous with those of the neighbouring columns. With ``adds`` the sums are added
-    to
-    ``out``.
+    in both operands: a tile of dot products, with any ``cols``. If ``b_inner`` is not 0, it is the stride between the
+    terms of a group in ``b``; each term is contiguous with those of the neighbouring columns. With ``adds`` the sums
+    are added to ``out``.
 
     Attributes
     ----------
@@ -247,20 +236,14 @@ class Tile:
         The contraction loops.
     form : str
         ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``, ``f32_s8``: a is f32, b is bf16, f16, i8; ``bf16``: a
-        is
-        f32 or bf16, b is pairs of bf16; ``i8``: a is i8 or u8, b is i8 (quads of k), out is i32. A step of the
-        innermost
-        level is then a group of k, whose elements are contiguous in each of the ``cols`` columns of b. ``i8_o8``: the
-        same
-        with b offset by 128, for unpacked operands only. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and ``bf16_i4``: a is f32
-        or
-        bf16, b has quantized weights of that many bits: of two levels, the first counts groups of k, whose terms follow
-        the
-        scales of the columns (:mod:`aotc.ir.loop.forms.quantized`).
+        is f32 or bf16, b is pairs of bf16; ``i8``: a is i8 or u8, b is i8 (quads of k), out is i32. A step of the
+        innermost level is then a group of k, whose elements are contiguous in each of the ``cols`` columns of b.
+        ``i8_o8``: the same with b offset by 128, for unpacked operands only. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and
+        ``bf16_i4``: a is f32 or bf16, b has quantized weights of that many bits: of two levels, the first counts groups
+        of k, whose terms follow the scales of the columns (:mod:`aotc.ir.loop.forms.quantized`).
     a_inner : Dim
         In forms with several ``k`` in a step of the innermost level (whose extent and steps count such groups): the
-        stride
-        from one ``k`` to the next in ``a``.
+        stride from one ``k`` to the next in ``a``.
     """
 
     rows: int
@@ -286,8 +269,7 @@ class ExternalCall:
     """Call a library function that the bundle imports and the loader resolves, e.g. ``dgetrf``, or a transform.
 
     Fortran's calling convention: every argument is the address of an element. A private u8 scalar is a character, an
-    integer
-    is an i64.
+    integer is an i64.
     """
 
     function: str
@@ -339,8 +321,7 @@ class Kernel:
         Unique in the bundle; the exported symbol.
     inputs, outputs : tuple of Buffer
         Global buffers, in the order of the call (inputs first). An output may share the memory of an input, as declared
-        in
-        ``aliases``.
+        in ``aliases``.
     dims : tuple of str
         Symbols that are passed as int64 parameters, in order.
     grid : Dim

@@ -60,8 +60,7 @@ def print_kernel(kernel: Kernel) -> str:
     ------
     ValueError
         If a symbol name has two different ranges in one scope, or if a scalar refers to a buffer without text (an
-        allocated
-        ``global`` buffer).
+        allocated ``global`` buffer).
     """
     return _KernelPrinter().kernel(kernel)
 

@@ -1,8 +1,7 @@
 """Run a kernel by executing its printed Python on NumPy arrays: the reference semantics of the loop IR.
 
 Slow, with a defined order: loops run one iteration after the other, and every scalar op is the NumPy reference of the
-op
-table.
+op table.
 """
 
 from __future__ import annotations

@@ -47,11 +47,9 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     """Return the errors of ``kernel``, one sentence each (at most 20), or an empty list.
 
     Checked: buffers and symbols are defined before use. An index has one entry per dim and is not provably out of
-    bounds.
-    Operands of a scalar op and the value of a store have the right dtype. Private and shared memory has a static size.
-    ``parallel`` is the outermost loop and runs over the grid. Every output is written. An output that may share an
-    input's
-    memory overwrites nothing that is read later.
+    bounds. Operands of a scalar op and the value of a store have the right dtype. Private and shared memory has a
+    static size. ``parallel`` is the outermost loop and runs over the grid. Every output is written. An output that may
+    share an input's memory overwrites nothing that is read later.
     """
     check = _KernelCheck(kernel.name)
     for name in kernel.dims:

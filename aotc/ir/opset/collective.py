@@ -1,8 +1,7 @@
 """Collectives: exchange of tensors between processes. The reference defines the meaning for a single process.
 
 ``groups`` has the ids of processes that exchange with each other; ``channel`` and ``global_ids`` define these ids, as
-in
-StableHLO. The type rules hold for any number of processes.
+in StableHLO. The type rules hold for any number of processes.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ def other_processes(attrs: Attrs) -> str:
     """Return the reason why a single process cannot run a collective with these attributes, or "".
 
     The single process has id 0. A group of it alone leaves its operand unchanged, whatever other groups exist. A pair
-    of
-    ``collective_permute`` with another id sends to, or receives from, another process.
+    of ``collective_permute`` with another id sends to, or receives from, another process.
     """
     if last := max((i for pair in attrs.get("pairs", ()) for i in pair), default=0):
         return f"exchanges between {last + 1} processes"

@@ -2,8 +2,7 @@
 
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)`` is ``rhs[s*group + g, p*cols +
 c]``, zero in the padding of K and N. A ``matmul`` with the attribute ``cols`` is computed in tiles of that many
-columns.
-A ``packed_conv`` with ``feature_groups`` has the panels of each group, one group after the other. Panels of a
+columns. A ``packed_conv`` with ``feature_groups`` has the panels of each group, one group after the other. Panels of a
 ``packed_matmul`` with the attribute ``bits`` have quantized weights (:mod:`aotc.ir.loop.forms.quantized`), with a scale
 for each ``group`` of terms.
 

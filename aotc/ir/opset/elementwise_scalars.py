@@ -31,8 +31,7 @@ class ScalarOp:
         The kind letters (``b i u f c``) of valid operands.
     result : str
         The result's type: ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a real), ``select`` (type of the
-        last
-        operand) or ``given`` (by the op's own result type).
+        last operand) or ``given`` (by the op's own result type).
     reference : callable
         ``reference(*arrays) -> array``, the NumPy meaning; see the module docstring.
     symbol : str
@@ -45,12 +44,10 @@ class ScalarOp:
         A constant operand is written second.
     neutral : str
         The neutral operand: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest`` of the type. A reduction
-        may
-        start from it, so a function with a neutral operand is associative.
+        may start from it, so a function with a neutral operand is associative.
     accumulates : bool
         A store of the loop IR may combine a value with the old element by it. ``max_number`` may leave an arbitrary
-        number
-        if one was NaN.
+        number if one was NaN.
     atomic : bool
         GPUs have an atomic instruction of it for integers in memory.
     widens : bool

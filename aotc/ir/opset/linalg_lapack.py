@@ -5,8 +5,7 @@ A matrix of the op ``lapack`` is stored by columns: an ``m`` by ``n`` matrix is 
 of one call as records. Type rule, reference and lowering read the same list; its sizes are dims, numbers or not.
 
 Workspaces are at least what the routine's blocked algorithm needs; a workspace query would need a size that is only
-known
-during the call.
+known during the call.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class Routine:
         The name for complex types, if it differs.
     finite : bool
         NaN or infinity in operand 0 gives status :data:`NOT_FINITE` without a call, as in XLA; the other routines check
-        it
-        themselves, or propagate NaN.
+        it themselves, or propagate NaN.
     square : bool
         Operand 0 must be square.
     options : tuple of str

@@ -82,8 +82,7 @@ def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> t
     """Return the words (u64 or u32), and the increment of the counter.
 
     A counter gives two 32-bit words. As in XLA, both are interleaved along one dim: the first even one, or else the
-    first of
-    the largest ones.
+    first of the largest ones.
     """
     if wide or not shape:
         count = math.prod(shape)

@@ -90,12 +90,11 @@ class OpSpec:
         The op's name in the tensor IR.
     infer : callable
         ``infer(operand types, attrs, regions, given result types) -> result types``; raises :class:`RuleError`.
-        ``given`` is
-        ``()`` if the caller has none; ops with a free result type (``reshape``, ``broadcast``...) require and check it.
+        ``given`` is ``()`` if the caller has none; ops with a free result type (``reshape``, ``broadcast``...) require
+        and check it.
     reference : callable
         ``reference(arrays, attrs, region callables, result types) -> arrays``, the NumPy meaning. Dims in attrs and
-        types are
-        numbers.
+        types are numbers.
     attrs : tuple of str
         Required names in ``attrs``.
     regions : int
@@ -110,8 +109,7 @@ class OpSpec:
         Each element of the result is an element of one of the operands, at an index that may depend on values.
     writes_part : bool
         Each element of the result that it does not write is the element of the first operand at the same index, or at
-        one
-        derived from it.
+        one derived from it.
     folds_state : bool
         Its operands are the initial values of a loop.
     takes_cols : bool
@@ -136,12 +134,10 @@ class OpSpec:
         These units are relative to the largest element.
     terms : callable
         ``terms(attrs, shapes of the operands)`` is the number of terms of an element's sum: the rounding error grows
-        with its
-        square root.
+        with its square root.
     constraints : callable
         ``constraints(operand types, attrs, given result types)`` yields size constraints. They are applied before
-        ``infer``,
-        so that operands whose sizes must be equal have equal forms there.
+        ``infer``, so that operands whose sizes must be equal have equal forms there.
     in_place : callable
         ``in_place(attrs)`` returns the operands that results 0, 1... overwrite.
     variadic : bool
@@ -278,8 +274,7 @@ def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
     """Return ``x`` rounded once to a float of fewer than 16 bits.
 
     ml_dtypes does not convert between all of its types: this goes through f32. NaN becomes the format's NaN; -0 in
-    formats
-    without one.
+    formats without one.
     """
     wanted, row = to_numpy(dtype), SMALL_FLOATS[dtype]
     x = _to_odd_f32(x)
@@ -293,8 +288,7 @@ def _to_odd_f32(x: np.ndarray) -> np.ndarray:
     """Return ``x`` as f32, rounded so that a further rounding is correct; of complex numbers the real parts.
 
     ml_dtypes rounds f64 and integers to nearest first. Rounding to odd makes the second rounding correct (S. Boldo and
-    G.
-    Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+    G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     """
     if x.dtype.kind == "c":
         x = x.real

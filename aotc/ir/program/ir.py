@@ -19,14 +19,10 @@ class Storage:
     """Memory of one or more values.
 
     ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or ``fill`` (a constant that kernels generate where
-    it is
-    needed; no step refers to it). ``number`` is the number of the argument or result, or the byte offset of the
-    constant.
-    An arena storage gets its ``offset`` from ``plan_memory`` and is live from step ``first`` to step ``last``.
-    ``space`` is
-    the number of its memory space. ``result`` is the number of the result that reuses the memory of this donated
-    argument;
-    -1 if none does.
+    it is needed; no step refers to it). ``number`` is the number of the argument or result, or the byte offset of the
+    constant. An arena storage gets its ``offset`` from ``plan_memory`` and is live from step ``first`` to step
+    ``last``. ``space`` is the number of its memory space. ``result`` is the number of the result that reuses the memory
+    of this donated argument; -1 if none does.
     """
 
     kind: str
@@ -178,8 +174,7 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     """Return the offset of ``size`` bytes in memory with guards between blocks, and the bytes used with them.
 
     ``total`` are the bytes used so far. Both totals are 64 bytes less than whole pages, as in the runtime's guarded
-    memory. A
-    block ends as near to its guard as its alignment allows.
+    memory. A block ends as near to its guard as its alignment allows.
     """
     begin = total + ALIGNMENT if total != 0 else 0
     held = block_bytes(size)

@@ -1,9 +1,8 @@
 """Verify a bufferized program: steps fit their kernels, everything read was written, and the arena's plan is valid.
 
 The checks do not depend on the decisions of bufferize and plan_memory. They follow the steps in execution order and
-track
-the last writer of each byte. A read of a storage whose bytes another storage has overwritten is an error, whatever the
-recorded live ranges are. Sizes that depend on the call get sample values.
+track the last writer of each byte. A read of a storage whose bytes another storage has overwritten is an error,
+whatever the recorded live ranges are. Sizes that depend on the call get sample values.
 """
 
 from __future__ import annotations
@@ -79,12 +78,9 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
     """Return the errors in the steps of ``function``, one sentence each (at most 20), or an empty list.
 
     Checked: A launch has as many reads and writes as its kernel has buffers, of their sizes. It reads and writes the
-    same
-    storage only where the kernel declares an alias. Sizes are known where they are used. Arguments and constants are
-    not
-    written. Everything read was written before, on every path. Every result is written. Sizes that are read from
-    memory,
-    and assertions, are outside of loops and branches.
+    same storage only where the kernel declares an alias. Sizes are known where they are used. Arguments and constants
+    are not written. Everything read was written before, on every path. Every result is written. Sizes that are read
+    from memory, and assertions, are outside of loops and branches.
 
     Parameters
     ----------
@@ -224,10 +220,8 @@ def verify_plan(
     """Return the errors in the offsets of the arena's storages, one sentence each (at most 20).
 
     Checked: Offsets are aligned, and inside the arena of the stage that uses them. Storages with overlapping live
-    ranges do
-    not overlap in memory. No storage is overwritten by another between its write and its read. No step overwrites what
-    it
-    reads.
+    ranges do not overlap in memory. No storage is overwritten by another between its write and its read. No step
+    overwrites what it reads.
 
     Parameters
     ----------

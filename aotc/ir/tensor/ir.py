@@ -1,8 +1,7 @@
 """The tensor IR: immutable SSA over tensors whose dims may be symbolic.
 
 A :class:`Module` is a set of :class:`Function`; a function is a :class:`Region` with a name; a region has parameters,
-ops
-in SSA order, and results. Values are compared by identity. The opset (``ir/opset``) defines the op names with their
+ops in SSA order, and results. Values are compared by identity. The opset (``ir/opset``) defines the op names with their
 attributes, type rules and NumPy meanings; ``text`` prints and parses the IR; ``verify`` checks it.
 """
 
@@ -50,8 +49,8 @@ class Value:
 class Op:
     """``results = name(operands) {attrs} (regions)``.
 
-    ``attrs`` maps names to plain Python data: int, float, str, bool, dims, NumPy
-    arrays (constants), and tuples or dicts of those.
+    ``attrs`` maps names to plain Python data: int, float, str, bool, dims, NumPy arrays (constants), and tuples or
+    dicts of those.
     """
 
     name: str
@@ -114,9 +113,8 @@ class Region:
 class Function:
     """A named region.
 
-    ``attrs`` of a public function: ``arg_names``, ``result_names``, ``in_tree``,
-    ``out_tree`` (pytrees as nested JSON data), ``donated`` (argument numbers).
-    ``attrs`` of a private function made by fusion: ``kind`` (the region kind).
+    ``attrs`` of a public function: ``arg_names``, ``result_names``, ``in_tree``, ``out_tree`` (pytrees as nested JSON
+    data), ``donated`` (argument numbers). ``attrs`` of a private function made by fusion: ``kind`` (the region kind).
     """
 
     name: str

@@ -1,9 +1,8 @@
 """Verify a tensor IR module: SSA order, regions, type rules, calls, dims.
 
 Checked: Every op is in the op table and has its attributes and regions. Every operand is defined before its use, in
-this
-region or an outer one. Result types follow the type rule. A call fits its callee. Every symbol of a body occurs in a
-parameter type, or in an earlier ``bind_dim``.
+this region or an outer one. Result types follow the type rule. A call fits its callee. Every symbol of a body occurs in
+a parameter type, or in an earlier ``bind_dim``.
 """
 
 from __future__ import annotations

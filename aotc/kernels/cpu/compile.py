@@ -86,8 +86,7 @@ class Emitted:
     """A kernel as LLVM assembly: any thread can compile it to machine code, mostly without Python's lock.
 
     ``finished`` is the assembly of called functions that bypass LLVM's passes, and ``names`` are their names. ``done``
-    is
-    True if LLVM's passes would not improve the kernel's loops.
+    is True if LLVM's passes would not improve the kernel's loops.
     """
 
     kernel: Kernel

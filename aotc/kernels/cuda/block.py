@@ -1,9 +1,9 @@
 """Simulator of a CUDA thread block in Python and NumPy: it defines the meaning of instructions.
 
 It has the block's shared memory and barriers. :func:`run` calls a kernel's Python code once for each thread; all
-threads
-of a block run concurrently. An instruction that accesses more than its operands finds the block by :func:`here`.
-Asynchronous copies and products complete when they are issued, which is one of the orders that the hardware may choose.
+threads of a block run concurrently. An instruction that accesses more than its operands finds the block by
+:func:`here`. Asynchronous copies and products complete when they are issued, which is one of the orders that the
+hardware may choose.
 """
 
 from __future__ import annotations
@@ -176,8 +176,7 @@ class ThreadBlock:
         """Synchronize the threads of the calling thread's warpgroup before and after the context.
 
         The context yields a function of a key and a computation. Only one of the threads with the same key runs the
-        computation;
-        all of them get its result.
+        computation; all of them get its result.
         """
         group = _HERE.thread // 128
         meeting = self._groups[128][group]

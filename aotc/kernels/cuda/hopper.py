@@ -2,8 +2,7 @@
 
 Addresses in shared memory have 32 bits; a barrier is the address of its 8 bytes. The meaning of the instructions is
 defined for the simulator of :mod:`aotc.kernels.cuda.block`, where everything completes when it is issued. So fences,
-and
-waits for issued operations, do nothing there.
+and waits for issued operations, do nothing there.
 """
 
 from __future__ import annotations

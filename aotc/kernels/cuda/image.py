@@ -18,8 +18,7 @@ class Image:
         A cubin, or PTX with a trailing 0.
     resources : mapping of str to int
         Of a cubin: ``registers`` of a thread, ``shared`` bytes of a block, ``stack`` bytes of a thread, and the bytes
-        of
-        registers that it ``spills`` there.
+        of registers that it ``spills`` there.
     """
 
     data: bytes

@@ -36,8 +36,7 @@ def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
     """Return the values that two lanes pack in one register, in topological order.
 
     They are sums and products with a term that is packed already, or cheap to pack, and roundings that these use or
-    that are
-    ``stored``.
+    that are ``stored``.
     """
     order = _in_order(roots)
     wanted = {id(node) for node in order[-1:] if stored}

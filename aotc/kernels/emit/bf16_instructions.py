@@ -51,8 +51,8 @@ def _fused(number: str, operands: str) -> Emit:
     """Return the function that computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
 
     f32 arithmetic, rounded afterwards, has the same bits for twice the instructions: f32 represents any product of two
-    bf16,
-    and the rounding error of a sum never crosses the midpoint of two bf16. The operand is the upper half of a register.
+    bf16, and the rounding error of a sum never crosses the midpoint of two bf16. The operand is the upper half of a
+    register.
     """
     text = (
         f"{{.reg .b16 low, x, y, c; mov.b32 {{low, x}}, $1; mov.b32 {{low, y}}, $2; mov.b16 c, {number}; "

@@ -1,8 +1,7 @@
 """The functions of ``formulas.math`` as LLVM functions, defined once per module.
 
 Each becomes an internal ``alwaysinline`` function of float or double. A kernel that uses ``exp`` ten times has ten
-calls
-until LLVM inlines them.
+calls until LLVM inlines them.
 """
 
 from __future__ import annotations

@@ -77,10 +77,8 @@ class Metadata:
     """Metadata of one kernel: of its memory accesses and of its loops.
 
     Each buffer has an alias scope of the whole function; buffers that may share memory have one together. Such buffers
-    are
-    accessed only at the element that an iteration writes. So the accesses of a loop without state are independent, but
-    LLVM
-    believes that only if every access of the loop is marked.
+    are accessed only at the element that an iteration writes. So the accesses of a loop without state are independent,
+    but LLVM believes that only if every access of the loop is marked.
 
     Parameters
     ----------
@@ -133,8 +131,7 @@ class Metadata:
         """Mark the back edge of ``loop``: independent iterations, no unrolling, or a masked last vector.
 
         Unrolling outer loops gains nothing. A short loop that accumulates or walks along its arrays must not be
-        unrolled before
-        it can be vectorized: LLVM would vectorize the enclosing loop instead, across the rows.
+        unrolled before it can be vectorized: LLVM would vectorize the enclosing loop instead, across the rows.
         """
         module = self._module
         facts = []

@@ -93,8 +93,7 @@ def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Valu
     """Return the code of ``|value|``, as if the format had no largest exponent.
 
     A normal number is rounded by adding half a unit in the last place, less one if the last bit is even. A subnormal
-    one is
-    added to the power of two whose last place in f32 is the format's: the addition rounds.
+    one is added to the power of two whose last place in f32 is the format's: the addition rounds.
     """
     shift = _MANTISSA - row.mantissa_bits
     odd = builder.and_(builder.lshr(magnitude, i32(shift)), i32(1))

@@ -397,8 +397,7 @@ def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pai
     """Return two factors of ``exp(x log_size - y turn)`` for ``b = x + iy``; ``log_size`` is a sum of two words.
 
     Where both products overflow, their difference would be NaN. Only its sign matters then, and ``b`` is scaled down,
-    which
-    keeps the sign.
+    which keeps the sign.
     """
     high, low = log_size
 

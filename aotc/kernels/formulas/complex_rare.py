@@ -21,8 +21,7 @@ def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
     """Divide any numbers; where both parts are NaN, C99's annex G (G.5.1) recovers infinities and zeros.
 
     An infinite dividend over a finite divisor is infinite, and a finite dividend over an infinite divisor is 0, even if
-    the
-    other part of the infinite number is NaN. Anything over 0 is infinite, except 0 and NaN.
+    the other part of the infinite number is NaN. Anything over 0 is infinite, except 0 and NaN.
     """
     x, y = _plain_quotient(m, a, b) if roomy else _scaled_quotient(m, a, b)
     lost = (x != x) & (y != y)

@@ -25,10 +25,8 @@ def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | N
     """Return ``(word, r, rest)`` with ``x``, clamped to the bounds, equal to ``k ln 2 + r + rest``.
 
     Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits, which saves two conversions. These
-    bits of
-    ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above them vanish when ``word``
-    is
-    shifted to an exponent's position. NaN passes through.
+    bits of ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above them vanish when
+    ``word`` is shifted to an exponent's position. NaN passes through.
     """
     magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
     c = x if high is None else m.select(x > high, m.const(high), x)
@@ -84,8 +82,7 @@ def decay(m: Any, x: Any) -> Any:
     """Return ``e**x`` for x of at most :data:`DECAY_HIGH`.
 
     It has the same bits as :func:`exp`, in a quarter fewer operations: the power of two is added to the exponent,
-    raised
-    above the subnormal range, and a multiplication lowers the result again. For NaN nothing is added.
+    raised above the subnormal range, and a multiplication lowers the result again. For NaN nothing is added.
     """
     wide = m.bits == 64
     word, r, _ = reduced(m, x, limits.EXP_LOW[wide], None, _RAISED[wide])

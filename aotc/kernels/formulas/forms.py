@@ -42,8 +42,7 @@ def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Give the result of ``formula`` the sign of its first argument; the formula itself need not get the sign right.
 
     Apply it outside of :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign``. It would then narrow an f64
-    sign
-    to f16 directly, for which x86 calls a C library.
+    sign to f16 directly, for which x86 calls a C library.
     """
 
     def signed(m: Any, *args: Any) -> Any:

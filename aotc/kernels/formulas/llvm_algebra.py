@@ -2,8 +2,7 @@
 
 A :class:`ScalarValue` wraps an LLVM register with Python's operators, so that the functions of
 :mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's target-independent intrinsics are used. Instructions
-that
-a machine lacks come from :mod:`aotc.kernels.formulas.software_fma`: LLVM would call a C library for them.
+that a machine lacks come from :mod:`aotc.kernels.formulas.software_fma`: LLVM would call a C library for them.
 """
 
 from __future__ import annotations

@@ -117,8 +117,7 @@ def rem(m: Any, x: Any, y: Any) -> Any:
     """The remainder of truncated division; each step removes 52 bits of the quotient, exactly.
 
     In 32 bits six steps are enough for any two numbers. In 64 bits one step is enough unless the quotient is large;
-    then a
-    function for rare arguments does long division.
+    then a function for rare arguments does long division.
     """
     if m.bits == 32:
         return m.narrow(_short_remainder(m.wide, m.widen(x), m.widen(y)))

@@ -1,8 +1,7 @@
 """Powers: in 64 bits with the logarithm in two words, as the exponent multiplies its error.
 
 Without tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``; the first two terms are in
-two
-words.
+two words.
 """
 
 from __future__ import annotations

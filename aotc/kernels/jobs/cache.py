@@ -1,8 +1,7 @@
 """Content-addressed cache of compiled objects on disk.
 
 The key of an object covers everything that it depends on: its source text, the target, the sources of all modules that
-a
-compiler process can load, and the versions of Python and of the packages that generate machine code.
+a compiler process can load, and the versions of Python and of the packages that generate machine code.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[
     """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
 
     A symbol is a digest of the kernel's text, so that equal kernels have equal bundles. If ``targets`` (the kernels'
-    targets)
-    differ, it includes the target's name.
+    targets) differ, it includes the target's name.
     """
     several = len(set(targets)) > 1
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
@@ -76,8 +75,7 @@ class Compilation:
     """Compiles ``requests`` to objects, or gets them from the cache.
 
     Use it as a context manager, which stops unfinished work at the end. A user's function is always compiled: its text
-    does
-    not contain the functions that it calls.
+    does not contain the functions that it calls.
     """
 
     def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:

@@ -130,8 +130,7 @@ class _Helpers:
     """Pooled threads, as many as there were concurrent calls.
 
     A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
-    ms
-    for each run.
+    ms for each run.
     """
 
     def __init__(self) -> None:

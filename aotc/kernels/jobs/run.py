@@ -1,9 +1,8 @@
 """Schedule compile requests over processes and threads of this process.
 
 A thread answers a request in two steps. Emission is Python code and needs Python's lock, so it does not run in
-parallel;
-LLVM's part needs no lock. So one thread at a time emits, as long as there is anything to emit, and the others compile
-emitted kernels to machine code.
+parallel; LLVM's part needs no lock. So one thread at a time emits, as long as there is anything to emit, and the others
+compile emitted kernels to machine code.
 """
 
 from __future__ import annotations
@@ -159,11 +158,9 @@ class CompilerRun:
     """Answers requests, those without a kernel text first, then the largest first.
 
     If ``begin`` is given, threads of this process emit small kernels with it and finish them. Processes answer all
-    other
-    requests, and then continue with small ones. Together there are at most ``jobs``. The caller's thread helps when it
-    waits
-    for the answers (:meth:`finish`); others may start earlier, in the background (:meth:`begin_ahead`). It is a context
-    manager, which stops all unfinished work at the end.
+    other requests, and then continue with small ones. Together there are at most ``jobs``. The caller's thread helps
+    when it waits for the answers (:meth:`finish`); others may start earlier, in the background (:meth:`begin_ahead`).
+    It is a context manager, which stops all unfinished work at the end.
     """
 
     def __init__(
@@ -189,8 +186,7 @@ class CompilerRun:
         """Wait for all answers and return them; ``done`` is called with the number of answers so far.
 
         A helper thread, if one has not started yet, runs ``meanwhile`` before it helps. Its exceptions are ignored: a
-        caller
-        that needs the result calls it again.
+        caller that needs the result calls it again.
 
         Raises
         ------

@@ -31,9 +31,8 @@ The body is plain loops, which define the meaning; a template computes the same 
                 o[z, row, col] = convert(mean, "bf16")
 
 The score is any function of its position and of the dot product. The end of the loop over terms (keys) may depend on
-the
-row, and its begin on the head, for a part of the keys. The statements after the mean, the epilogue, are arbitrary, and
-so are the stores for a row after that.
+the row, and its begin on the head, for a part of the keys. The statements after the mean, the epilogue, are arbitrary,
+and so are the stores for a row after that.
 """
 
 from __future__ import annotations
@@ -144,8 +143,7 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     """Return the bytes of shared memory of a block: keys and values in rows of whole 128-byte chunks.
 
     An element has ``size`` bytes. Warpgroups also have their queries and the barriers of both ring buffers there. In
-    the
-    decoding template each warp has a ring buffer, which the accumulators of the warps and of the block reuse.
+    the decoding template each warp has a ring buffer, which the accumulators of the warps and of the block reuse.
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)

@@ -61,8 +61,7 @@ class Transform:
         Factor of the results.
     real : bool
         True for a real signal of twice the length, used as complex pairs. Its spectrum has one point more, and
-        ``table``
-        also has the factors that separate the transforms of even and odd elements.
+        ``table`` also has the factors that separate the transforms of even and odd elements.
     pitch : int
         Stride in ``work`` between the points of a signal, where equal points of all signals are contiguous; 0 for a
         single signal.

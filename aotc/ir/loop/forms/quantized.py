@@ -1,11 +1,10 @@
 """Quantized weights: rounding, and the panels that tiles read.
 
 An element is an integer times the scale of its column and of its group of ``terms`` along k (symmetric quantization).
-The
-largest element of a group is the largest integer, 127 or 7. Panels are bytes, of shape ``([B,] P, G, chunk)``. Chunk
-``(p, g)`` has the ``cols`` scales of its columns, f32, and then its terms, one row of columns after the other. An 8-bit
-term is a byte; for 4 bits a byte has two terms of a column, the first one in the low half. So a tile reads a single
-stream of memory.
+The largest element of a group is the largest integer, 127 or 7. Panels are bytes, of shape ``([B,] P, G, chunk)``.
+Chunk ``(p, g)`` has the ``cols`` scales of its columns, f32, and then its terms, one row of columns after the other. An
+8-bit term is a byte; for 4 bits a byte has two terms of a column, the first one in the low half. So a tile reads a
+single stream of memory.
 """
 
 from __future__ import annotations

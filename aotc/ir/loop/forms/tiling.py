@@ -27,8 +27,7 @@ class Window:
     ----------
     taps, strides, gaps, low, high, pixels : tuple of int
         For each spatial dim: taps, strides between pixels and between taps (dilation), padding at both ends, and pixels
-        of
-        the result.
+        of the result.
     channels : int
         Channels of the input.
     parts : int
@@ -73,10 +72,8 @@ class Tiling:
     template : str
         ``wgmma`` or ``mma``: the instructions; after ``attention_`` for attention. ``wgmma_in_turn``: two warpgroups
         alternate between tiles, and one multiplies while the other stores. ``wgmma_turned``: swapped operands, columns
-        of
-        the result are rows to the instructions. ``attention_few``: all warps have the same 16 queries and split the
-        keys;
-        their scores count as 16 rows each.
+        of the result are rows to the instructions. ``attention_few``: all warps have the same 16 queries and split the
+        keys; their scores count as 16 rows each.
     rows, cols : int
         The part of the result that a block computes; for attention, the part of the scores.
     stages : int

@@ -6,8 +6,7 @@ of k, or for 16 steps of ``b`` with 16 columns. A step of k is 2 bf16 or 4 i8, c
 The remainder of k is copied to the stack and padded with zeros.
 
 :func:`configure` sets the rows of the registers. It zeroes them all and takes as long as about ten products, so the
-code
-before a call first tests whether the current configuration fits.
+code before a call first tests whether the current configuration fits.
 """
 
 from __future__ import annotations

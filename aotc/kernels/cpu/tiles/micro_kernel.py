@@ -3,8 +3,7 @@
 All constants are literals in the code. The accumulators stay in registers across all levels of ``k``: the code is an
 outer product of ``rows`` broadcasts of ``a`` and ``vectors`` vectors of ``b`` for each k (as in BLIS). The function is
 ``noinline``, except for a single dot product, and ``linkonce_odr``. Its name is a digest of the shape: every kernel of
-a
-bundle that needs the shape calls the same function.
+a bundle that needs the shape calls the same function.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ class TileWriter:
         """Is ``a`` offset by 128, with a correction of the sums at the end?
 
         VNNI multiplies unsigned ``a`` by signed ``b``; AArch64's ``sdot`` needs both signed, and ``usdot`` of i8mm is
-        as VNNI.
-        The correction, the offset times the sum of ``b``, is accumulated as one more row.
+        as VNNI. The correction, the offset times the sum of ``b``, is accumulated as one more row.
         """
         isa, dtype = self.shape.isa, self.shape.a_dtype
         shifted = "i8" if "+vnni" in isa else "u8" if "+dot" in isa and "+i8mm" not in isa else ""

@@ -3,8 +3,7 @@
 The first of the two levels of k counts the groups of a scale. With one group (a scale for each column) the accumulators
 are scaled at the end. With several groups, and enough registers, each group has its own accumulators, which are scaled
 and added; otherwise the weights are scaled, once for all rows of the tile. Pairs of bf16 must be exact integers, so
-they
-always have accumulators for each group, even if the others are spilled meanwhile.
+they always have accumulators for each group, even if the others are spilled meanwhile.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ class ScaledTileWriter(TileWriter):
         """Return both 4-bit numbers of each byte as bf16, from a lookup table in a register.
 
         The register has the 16 numbers twice, as indices have 5 bits. The bits of the second number are shifted to the
-        start of
-        the upper half of a word; the instruction ignores other bits.
+        start of the upper half of a word; the instruction ignores other bits.
         """
         numbers = [int(np.float32(x).view("u4")) >> 16 for x in (*range(8), *range(-8, 0))]
         words, halves = ir.VectorType(I32, self.shape.lanes), ir.VectorType(I16, 2 * self.shape.lanes)

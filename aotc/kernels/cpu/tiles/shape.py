@@ -15,8 +15,7 @@ class Shape:
     """The constants of a tile; None marks an argument at run time.
 
     Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes; ``levels`` are the loops over k,
-    outermost
-    first: (extent, stride in a, stride in b).
+    outermost first: (extent, stride in a, stride in b).
     """
 
     form: str

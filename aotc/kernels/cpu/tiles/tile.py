@@ -91,8 +91,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     ------
     InternalError
         If the form does not support the tile (unknown form, ``cols`` not a multiple of the vector, ``a_inner`` of
-        ``i8``
-        not 1), or if the target has no instruction for f16.
+        ``i8`` not 1), or if the target has no instruction for f16.
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder

@@ -2,10 +2,9 @@
 
 In a tile of dot products the terms of both operands are contiguous. Each pair of row and column has a vector of partial
 sums. At the end these vectors are reduced together, as a binary tree: two vectors are added half by half into one,
-whose
-halves then belong to different products, and so on. Reducing as many products as a vector has lanes takes one addition
-each. The order of additions within a product does not depend on the size of the tile. Terms that do not fill a vector
-are padded with zeros.
+whose halves then belong to different products, and so on. Reducing as many products as a vector has lanes takes one
+addition each. The order of additions within a product does not depend on the size of the tile. Terms that do not fill a
+vector are padded with zeros.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Register tiles of an unpacked right operand on x86: pairs of bf16, or quads of bytes.
 
 ``vdpbf16ps`` and ``vpdpbusd`` add the products of neighbouring elements to each word of a register, so that
-neighbouring
-terms of a column must be one word. In dot products the columns are contiguous in memory, and their words are
-transposed:
-four words of each of as many columns as a register has words. For the values of attention, the bytes of four terms are
-in four rows, which are interleaved. Both take two shuffles for each register, shared by all rows of the tile, and no
-reduction across lanes. A word of the left operand is broadcast by the instruction itself.
+neighbouring terms of a column must be one word. In dot products the columns are contiguous in memory, and their words
+are transposed: four words of each of as many columns as a register has words. For the values of attention, the bytes of
+four terms are in four rows, which are interleaved. Both take two shuffles for each register, shared by all rows of the
+tile, and no reduction across lanes. A word of the left operand is broadcast by the instruction itself.
 """
 
 from __future__ import annotations

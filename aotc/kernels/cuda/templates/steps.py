@@ -296,10 +296,8 @@ class StoreRows:
     """Emits the epilogue and the stores of a warp's 16 rows, in pieces of 16 bytes.
 
     A lane has single elements of all rows. They pass through ``staging`` in chunks of 128 bytes a row, so that each
-    lane
-    then writes 16 contiguous bytes of one row to memory. Elements outside of the result are computed from clamped
-    indices
-    and not stored.
+    lane then writes 16 contiguous bytes of one row to memory. Elements outside of the result are computed from clamped
+    indices and not stored.
 
     Parameters
     ----------

@@ -1,12 +1,10 @@
 """The function of a Fourier transform for a CPU, as LLVM IR of whole vectors that bypasses LLVM's passes.
 
 It is Stockham's autosort algorithm: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where
-``q``
-runs over the results of earlier passes and over neighbouring signals. Between passes real and imaginary parts are in
-separate planes. A vector has neighbouring ``q``; if these are few, those of several ``p``; in the first pass of a
-single
-signal, neighbouring ``p``. The remainder of a loop is a whole vector, too, which overlaps the one before. A vector with
-more lanes than elements writes beyond them, and the next store overwrites that.
+``q`` runs over the results of earlier passes and over neighbouring signals. Between passes real and imaginary parts are
+in separate planes. A vector has neighbouring ``q``; if these are few, those of several ``p``; in the first pass of a
+single signal, neighbouring ``p``. The remainder of a loop is a whole vector, too, which overlaps the one before. A
+vector with more lanes than elements writes beyond them, and the next store overwrites that.
 """
 
 from __future__ import annotations
@@ -220,10 +218,8 @@ class _TransformWriter(OrderedLines):
         """Write neighbouring points, from ``k`` on, of the spectrum of a real signal.
 
         A real signal is transformed as complex pairs of half the length. The result is the transform of the even
-        elements plus
-        ``i`` times that of the odd ones. Both belong to real signals, so their points at ``k`` and ``points - k`` are
-        conjugate,
-        which separates them.
+        elements plus ``i`` times that of the odd ones. Both belong to real signals, so their points at ``k`` and
+        ``points - k`` are conjugate, which separates them.
         """
         make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
         back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")

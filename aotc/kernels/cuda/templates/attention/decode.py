@@ -4,8 +4,7 @@ All warps of a block, and all blocks of a cluster, have the same queries and spl
 distributed round-robin. Each warp has its own ring buffer in shared memory, which one of its lanes fills by the tensor
 memory accelerator, and waits for no other warp; it computes the weights of its keys by ``mma``. At the end each warp
 stores its accumulators in shared memory. They are merged within the block, and then within the cluster: each block
-reads
-the memory of the others (distributed shared memory) for its share of the result.
+reads the memory of the others (distributed shared memory) for its share of the result.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
     """Return two device functions of a warp: the start of its copies, and the loop over its keys.
 
     A warp has ``turns`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it: only
-    its own
-    lanes read it, so a warp barrier is enough.
+    its own lanes read it, so a warp barrier is enough.
     """
     terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     step, i32 = terms * tiles.warps * tiles.cluster, types.int32

@@ -73,8 +73,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
 
     Invariant of the loop: ``sums`` are the weighted values of all keys so far, relative to the maxima in ``known``.
-    Copies
-    follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.
+    Copies follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.
     """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), weigh(tiles)

@@ -1,10 +1,9 @@
 """Device functions that the attention templates share: tile order, scores, online softmax.
 
-A lane has elements of two of its warp's 16 rows, in the layout of accumulators: lane l has rows ``l / 4`` and
-``l / 4 + 8``, and in each group of 8 columns two elements of each. The softmax statistics of its rows are six numbers
+A lane has elements of two of its warp's 16 rows, in the layout of accumulators: lane l has rows ``l / 4`` and ``l / 4 +
+8``, and in each group of 8 columns two elements of each. The softmax statistics of its rows are six numbers
 (``STATE``): the highest score so far of each row, the sum of weights of the lane's own elements, and the factor by
-which
-earlier sums are rescaled.
+which earlier sums are rescaled.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
     """Return the device function that maps a tile's number to its head, first row, and end of keys.
 
     Tiles of a head follow each other. Under a causal mask, tiles of :data:`HEADS_TOGETHER` heads are interleaved, and
-    those
-    with the most keys come first.
+    those with the most keys come first.
     """
     rows, causal, i32 = tiles.rows, tiles.causal, types.int32
 
@@ -177,8 +175,7 @@ def soften(tiles: AttentionTiles) -> Any:
     """Return the device function that turns scores into weights and updates the softmax statistics of their rows.
 
     It is an online softmax, as in M. Milakov and N. Gimelshein (2018). A lane's statistics (``STATE``) are, for each of
-    its
-    two rows: the maximum so far, its own part of the sum of weights, and the factor by which earlier sums shrink.
+    its two rows: the maximum so far, its own part of the sum of weights, and the factor by which earlier sums shrink.
     """
     count = tiles.terms // 2
     kept = types.UniTuple(FLOAT, count)
@@ -245,8 +242,7 @@ def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Valu
     """Return the base of a row's weights, the factor by which earlier sums shrink, and the function of a weight.
 
     A score that is a scaled dot product is scaled by the fused multiply-add of the exponent. Other scores may be too
-    large
-    for that and are subtracted first.
+    large for that and are subtracted first.
     """
     b, factor = lane.b, lane.number(LOG2_E * (tiles.scale or 1.0))
     if tiles.scale:
@@ -262,8 +258,7 @@ def pack(tiles: AttentionTiles) -> Any:
     """Return the device function that packs weights into tensor core fragments: four bytes in a register.
 
     For TF32, a lane has two neighbouring columns in each group of 8, where a fragment has two columns that are four
-    apart.
-    The neighbours are passed in their place, with the values in the same order, so that no lane needs another's
+    apart. The neighbours are passed in their place, with the values in the same order, so that no lane needs another's
     weights.
     """
     count = tiles.terms * tiles.size // 8

@@ -111,8 +111,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     """Return the device function of an iteration: the last weights times values, and the weights of the next scores.
 
     Two groups of products are in flight: scores, then values. The softmax of the scores runs while the values' products
-    do.
-    The accumulators are rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score
+    do. The accumulators are rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score
     functions.
     """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers

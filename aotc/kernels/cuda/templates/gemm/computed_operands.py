@@ -102,8 +102,7 @@ def _together(
     """Return the elements of a piece from one call, if all of its terms exist or none does.
 
     The code has no branches, so that all loads are issued at once. Indices outside are clamped to the last piece, and
-    the
-    result is replaced by zeros.
+    the result is replaced by zeros.
     """
     z, outer, inner = place
     (size, k), number = ends, i32(each)

@@ -4,8 +4,7 @@ A warp has the accumulators of 16 rows, which are columns of the result if the o
 shared memory in chunks of 32 columns (16 of f64). There a lane gets whole pieces of a row, or of a column if the
 elements of a column are contiguous in memory. Its loads and stores have 16 bytes and are coalesced with those of the
 other lanes. Operands of later chunks are loaded while a chunk is stored. Operands of the first chunks, and prefetches
-of
-large operands, start before the tile's matmul.
+of large operands, start before the tile's matmul.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class StorePieces:
     """Emits the epilogue of a warp's 16 rows, or of 16 rows in each of several parts of a tile, 64 rows apart.
 
     It is a loop over chunks: a thread runs through a tile's code only once, and fetching unrolled instructions would
-    take
-    longer than executing them.
+    take longer than executing them.
 
     Parameters
     ----------
@@ -69,8 +67,7 @@ class StorePieces:
         """Emit all chunks; ``first`` has the operands of the first ones.
 
         The registers of operands form a queue of ``ahead`` chunks, in phi nodes. Each iteration consumes the front of
-        the queue
-        and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
+        the queue and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
         """
         b, count = self.b, len(self.chunks)
         each = len(held_type(self.pieces.held).elements) * self.steps
@@ -211,8 +208,7 @@ class StorePieces:
         """Store whole pieces: a single basic block if all of them are inside the result.
 
         One warp runs on each quarter of a multiprocessor. Only independent steps of the same warp can hide its latency,
-        and
-        they overlap only within a basic block.
+        and they overlap only within a basic block.
         """
         b, each = self.b, len(held) // self.steps
         owns = [self._own(i32(step)) for step in range(self.steps)]

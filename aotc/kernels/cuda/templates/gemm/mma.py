@@ -33,8 +33,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
     """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
 
     Invariant: before iteration i, groups of copies up to stage i are complete, and the barrier has shown that no warp
-    still
-    reads the stage that is filled next. A group is committed in every iteration, even if it is empty, so that
+    still reads the stage that is filled next. A group is committed in every iteration, even if it is empty, so that
     ``copies_wait(stages - 2)`` counts correctly.
     """
     rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes

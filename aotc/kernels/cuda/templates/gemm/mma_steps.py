@@ -232,8 +232,7 @@ class DoubleProducts(WarpProducts):
     """f64, 8 terms in a step: lane l has terms ``2 (l % 4)`` and the next one, in place of l % 4 and l % 4 + 4.
 
     The order of the terms is arbitrary, as long as both operands have the same one. With this order the terms of an
-    operand
-    that is contiguous along the contraction are neighbours, and one load has both.
+    operand that is contiguous along the contraction are neighbours, and one load has both.
     """
 
     steps, at_once = 2, False

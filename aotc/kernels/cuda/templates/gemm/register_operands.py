@@ -37,8 +37,7 @@ def hold(tiles: WarpgroupTiles) -> Any:
     """Return the device function that loads a warp's 16 rows of a stage, given the address of the warpgroup's 64.
 
     For each 8 terms, lane l has terms l % 4 and l % 4 + 4 of row l / 4 and of the row 8 below. Lanes with odd terms
-    load the
-    later term first: this avoids bank conflicts within the warp.
+    load the later term first: this avoids bank conflicts within the warp.
     """
 
     def generate(context, builder, signature, arguments):

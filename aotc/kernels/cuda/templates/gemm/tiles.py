@@ -62,8 +62,7 @@ class ProductTiles:
         Stages of the ring buffer.
     a_by_rows, b_by_rows : bool
         True if elements with the same index of the contraction are contiguous in shared memory: A as (depth, rows), B
-        as
-        (depth, cols). Not possible for 8-bit operands; for f32 both only in warp tiles.
+        as (depth, cols). Not possible for 8-bit operands; for f32 both only in warp tiles.
     cols : int
         Columns of a block's tile.
     a, b : OperandSource
@@ -160,8 +159,7 @@ class WarpgroupTiles(ProductTiles):
 
     With ``in_turn`` the consumers alternate between tiles, and each has a whole tile of ``parts`` times 64 rows. With a
     ``window`` the matmul is a convolution, whose input A is copied by im2col tensor maps. With swapped operands
-    (``turned``)
-    a consumer has 64 columns, and a tile has ``high`` rows.
+    (``turned``) a consumer has 64 columns, and a tile has ``high`` rows.
     """
 
     consumers: int = 2
@@ -195,8 +193,7 @@ class WarpgroupTiles(ProductTiles):
         """Chunks whose epilogue operands are loaded before the matmul of a tile.
 
         A chunk has 16 rows of ``staged`` columns. The number is what fits the registers besides the accumulators, from
-        1 to
-        :data:`MOST_AHEAD`.
+        1 to :data:`MOST_AHEAD`.
         """
         chunks = self.parts * max(self.width // self.staged, 1)
         bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
@@ -262,10 +259,8 @@ class WarpTiles(ProductTiles):
         """Return the swizzle of a line, such that lanes that read at the same time access different banks.
 
         Two layouts are read in single elements or pairs: 4-byte elements that are contiguous along rows, and 8-byte
-        elements.
-        For them, lanes read 4 neighbours in each of 4 lines (of 8-byte elements: of every other line), or, of 8-byte
-        elements
-        that are contiguous along the contraction, 4 pieces in each of 2 lines.
+        elements. For them, lanes read 4 neighbours in each of 4 lines (of 8-byte elements: of every other line), or, of
+        8-byte elements that are contiguous along the contraction, 4 pieces in each of 2 lines.
         """
         if self.size == 8:
             return line & 6 if by_rows else (line & 1) << 2

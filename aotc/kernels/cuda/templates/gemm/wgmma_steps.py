@@ -102,11 +102,9 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     """Return the device function that issues the products of a stage, added to a warpgroup's accumulators.
 
     Lane l of warp w has the accumulators of row ``16 w + l / 4`` and of the row 8 below, in columns ``8 j + 2 (l % 4)``
-    and
-    the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
+    and the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
     (``turn`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in instruction
-    order:
-    B comes first if the operands are swapped.
+    order: B comes first if the operands are swapped.
     """
     count, step = tiles.width // 2, 32 // tiles.size
     a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
