@@ -25,5 +25,5 @@ def interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-with interrupts_wait():  # where jaxlib's libraries begin, an exception of Python's ends the process
+with interrupts_wait():  # a Python exception during the load of jaxlib's libraries ends the process
     from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo  # noqa: F401

@@ -24,7 +24,7 @@ _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-
 ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
 
 MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
-"""The device that stands for each of JAX's kinds of memory, in compilations that name ``host``."""
+"""The device of each of JAX's memory kinds, in compilations with a device ``host``."""
 
 
 def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:

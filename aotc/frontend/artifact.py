@@ -23,7 +23,7 @@ def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]
     try:
-        with module.context.attach_diagnostic_handler(lambda _: True):  # what has no portable form is no error
+        with module.context.attach_diagnostic_handler(lambda _: True):  # ops without a portable form are not an error
             return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
     except ValueError:
         return module_bytes(module)

@@ -46,7 +46,7 @@ def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
                 continue
             try:
                 text = str(exception)
-            except Exception:  # the user's format does not fit the values, which JAX would say only on failure
+            except Exception:  # the user's format does not fit the values; JAX would report it on failure
                 text = type(exception).__name__
             row = {"failed": failed, "code": error._code[effect], "number": int(code)}
             checks.append({**row, "message": values.message(text), "values": values.places})
@@ -74,7 +74,7 @@ class _Values:
         shape = tuple(self.types[number].shape)
         try:
             return _Value(self, number, shape, shown_as(from_numpy(self.types[number].dtype)), 0)
-        except (KeyError, TypeError):  # a key of random numbers has no values
+        except (KeyError, TypeError):  # a random key has no values
             return _Value(self, number, shape, "", 0)
 
     def field(self, value: _Value, spec: str) -> str:

@@ -37,7 +37,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
             Raw(data, request["path"], request["metadata"]), Journal(),
             parsed=lambda module: modules.append(module_bytes(module) if request["rewrite"] else b""),
         )  # fmt: skip
-    except (CompileError, InternalError) as error:  # refusals of the importer are left to the parent
+    except (CompileError, InternalError) as error:  # errors of the importer are left to the parent
         if isinstance(error.__cause__, MemoryError):
             reply["problem"] = f"reading it needs more than {request['memory'] >> 20:,} MB"
         elif not modules:

@@ -14,7 +14,7 @@ from aotc.options import DEVICE, HOST
 
 _COMPUTE_TYPE = "_xla_compute_type"
 SIDES = frozenset(MEMORIES.values())
-_CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function returns is on ``device``
+_CALLS = frozenset({"func.call", "stablehlo.composite"})  # results of a function are on ``device``
 
 
 def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:

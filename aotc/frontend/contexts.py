@@ -12,7 +12,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 try:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-except ImportError:  # another version's has another name
+except ImportError:  # the name depends on the version
     _jax_mlir_ext = None  # type: ignore[assignment]
 
 stablehlo.register_stablehlo_passes()
@@ -38,13 +38,13 @@ def make_context() -> ir.Context:
     except AttributeError:  # as above
         context = _of_jax()
     context.allow_unregistered_dialects = True
-    with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
+    with context:  # the bindings load dialects only when a pass needs them; this one needs the dialect of !quant types
         PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
     return context
 
 
 _IDLE: list[tuple[ir.Context, int]] = []
-"""Contexts that were used, and how often."""
+"""Contexts for reuse, with the number of their uses."""
 
 
 # Bytes of a model's text or bytecode up to which it is read in a reused MLIR context. A context keeps the constants of

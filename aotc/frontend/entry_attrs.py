@@ -18,8 +18,8 @@ from aotc.frontend.affinity import affinity_of, stated_affinity
 from aotc.frontend.mlir_types import is_token, leaf_types
 
 _HEAD = re.compile(r"args\[(\d+)\]|kwargs\['\w+'\]")
-_WRAPPED = "_wrapped_jax_export_main"  # what jax.export calls a function with symbolic dims, behind its checks
-_RESULT = "tf.aliasing_output"  # of a donated argument: the result that may take its memory
+_WRAPPED = "_wrapped_jax_export_main"  # jax.export's name of a function with symbolic dims, which runs after its checks
+_RESULT = "tf.aliasing_output"  # of a donated argument: the result that may reuse its memory
 
 
 def entry_attrs(

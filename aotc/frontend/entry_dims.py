@@ -17,8 +17,8 @@ from aotc.ir.tensor.ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
 
-# Names of our own (sizes without a name, sizes and values of arguments, sizes that are computed) and words of the
-# text of both IRs, which is read as Python.
+# Names that aotc generates: for sizes without a name, sizes and values of arguments, and computed sizes. _RESERVED adds
+# the words of the text of both IRs, which is read as Python.
 _OURS = (r"d\d+", r"size_\d+_\d+", r"arg\d+", r"arg\d+_\d+", r"value_\d+")
 _RESERVED = re.compile("|".join([*_OURS, "dim", "inf", "nan", *keyword.kwlist]))
 
@@ -66,7 +66,7 @@ def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Itera
     for relation, first, second, *_ in requirements:
         left, right = (substitute(e, done) for e in (first, second))
         names = {s.name for e in (left, right) for s in symbols(e)}
-        if relation != "eq" or not names <= unknowns:  # a value of an argument is no shape
+        if relation != "eq" or not names <= unknowns:  # a value of an argument is not a size
             continue
         solution = _solve(left, right, names) or {}
         done = {**{k: substitute(v, solution) for k, v in done.items()}, **solution}

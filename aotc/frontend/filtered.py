@@ -73,7 +73,7 @@ def _open(function: Any) -> Callable[..., Any]:
         result = function(*call[0], **call[1])
         return jax.tree.map(lambda leaf: leaf if _is_array(leaf) or _is_number(leaf) else None, result)
 
-    del opened.__wrapped__  # its signature need not be that of these arguments
+    del opened.__wrapped__  # its signature may not fit these arguments
     return opened
 
 

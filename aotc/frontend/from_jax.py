@@ -52,7 +52,7 @@ def deserialize(data: bytes) -> jax.export.Exported | None:
         raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint=install_command("compile"))
     try:
         return jax.export.deserialize(bytearray(data))
-    except Exception:  # the flatbuffer reader fails in many ways on foreign bytes
+    except Exception:  # the flatbuffer reader raises many types on other bytes
         return None
 
 
@@ -108,7 +108,7 @@ def _registered(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
     try:
         whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
         paths = jax.tree_util.tree_flatten_with_path(whole, is_leaf=lambda x: x is not whole)[0]
-    except Exception:  # the class does not take numbers for arrays
+    except Exception:  # the class rejects numbers in place of arrays
         paths = []
     entries = [path[0] for path, _ in paths if len(path) == 1]
     if children and len(entries) == len(children):

@@ -57,7 +57,7 @@ def records_of(callbacks: Sequence[Any]) -> list[Record]:
 
 def _emit(ctx: Any, args: Sequence[Any], record: Record) -> Sequence[Any]:
     if record.get("ordered"):
-        ctx.set_tokens_out(ctx.tokens_in)  # the order is the importer's to refuse
+        ctx.set_tokens_out(ctx.tokens_in)  # the importer rejects ordered calls
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
     return rule(ctx, *args, record=json.dumps(record))
 
@@ -80,7 +80,7 @@ def _print(ctx: Any, *args: Any, ordered: bool = False, **_: Any) -> Sequence[An
 
 
 def _check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_: Any) -> Sequence[Any]:
-    if debug:  # of checkify.debug_check, which only checkify.checkify turns on
+    if debug:  # of checkify.debug_check, which only checkify.checkify enables
         return []
     return _emit(ctx, args, {"kind": "check", "checks": checks_of(err_tree, ctx.avals_in)})
 

@@ -39,7 +39,7 @@ _TERMINATORS = frozenset({
     "shape.yield", "tensor.yield",
 })  # fmt: skip
 
-_NOT_UTF8 = "str_from_cstr_and_size"  # where jaxlib's bindings make Python's text
+_NOT_UTF8 = "str_from_cstr_and_size"  # where jaxlib's bindings create Python strings
 
 _REFUSED = {
     "stablehlo.infeed": ("reads from a queue of the host", "an argument"),
@@ -47,7 +47,7 @@ _REFUSED = {
     "stablehlo.recv": ("receives from the host or another device", "an argument"),
     "stablehlo.send": ("sends to the host or another device", "a result"),
 }
-"""Ops that exchange data while the program runs: what they do, and what takes their place."""
+"""Ops that exchange data at run time: their purpose, and an alternative."""
 
 
 def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Module:
@@ -186,7 +186,7 @@ def _named_dims(
             size = substitute(value[0], forced)
             for symbol in sorted(s.name for s in symbols(size)):
                 rest = size - sym(symbol)
-                if not symbols(rest):  # size is symbol + rest and is called label
+                if not symbols(rest):  # size is symbol + rest, and label is its name
                     labels.setdefault(symbol, own[label.value] - rest)
     named = names | labels
     return [[tuple(substitute(d, named) for d in shape) for shape in shapes] for shapes in entries]
@@ -207,7 +207,7 @@ def _import_public(
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
-    with room_for(FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED):  # callees when calls need them
+    with room_for(FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED):  # callees: by their calls
         for name, shapes in zip(public, dims):
             _import_entry(session, functions[name], name, shapes, metadata.get("entries", {}).get(name, metadata))
     return session
@@ -256,7 +256,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     session.assertions.clear()
     session.positive.clear()
     if session.dynamic:
-        session.memo.clear()  # what a clone demands of sizes, and takes as given, is of the entry that it was made for
+        session.memo.clear()  # requirements and assumptions of a clone belong to its entry
         _name_values(session, params)
         _require_bounds(state, _argument_types(function), shapes)
     try:

@@ -28,8 +28,8 @@ from aotc.frontend.host_callbacks import recording_rules, records_of
 from aotc.frontend.platforms import ONE_DEVICE
 
 _NO_EXPORT = "jax.export cannot export the function"
-_ANY_CALL = "ALL"  # custom calls that JAX does not promise to keep are the importer's to accept or refuse
-_CHLO = b"chlo"  # as bytecode names the dialects of its ops
+_ANY_CALL = "ALL"  # the importer decides on custom calls without JAX's stability guarantee
+_CHLO = b"chlo"  # bytecode has the names of its ops' dialects
 
 
 class JaxProgram(NamedTuple):
@@ -179,7 +179,7 @@ def _from_traced(traced: Any) -> JaxProgram:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
         try:
             return from_exported(jax.export.export(_Exported(whole), platforms=("cpu",), disabled_checks=checks)())
-        except ValueError as error:  # of a JAX that has no word for any call
+        except ValueError as error:  # of a JAX without a wildcard for calls
             more = set(re.findall(r'custom_call @"?([\w.$]+)', str(error))) - set(names)
             if "custom calls" not in str(error) or not more:
                 raise

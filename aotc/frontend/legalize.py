@@ -69,7 +69,7 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
     if not any(op.name.startswith(_MHLO) for op in operations_of(module)):
         return
     replaced = [op for op in operations_of(module) if op.name in (*_IDENTITIES, _FUSION)]
-    for op in replaced:  # not the terminators of fusions, which go with these
+    for op in replaced:  # not the terminators of fusions, which are removed with them
         if op.name == _FUSION:
             _inline(op)
         else:
@@ -87,7 +87,7 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
                 types = ", ".join(str(v.type) for v in op.operands)
                 message, hint = f"{op.name} on ({types}) is not supported", "StableHLO has no such op: use others"
                 raise _refused(op, path, message, hint) from None
-            if problem and op.name.startswith((_MHLO, "stablehlo.")):  # converted, and then refused by MLIR
+            if problem and op.name.startswith((_MHLO, "stablehlo.")):  # converted, and then rejected by MLIR
                 raise _refused(op, path, f"{op.name}: {problem}", "operands and attributes that fit") from None
         raise
 

@@ -8,8 +8,8 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 
-_TEXT = "-"  # what MLIR calls the file of a text
-_OF = "-:"  # begins the name of a file of several that are one module
+_TEXT = "-"  # MLIR's file name of a text
+_OF = "-:"  # prefix of file names in merged modules
 
 
 def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:

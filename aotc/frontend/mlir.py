@@ -227,7 +227,7 @@ def _read_file(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise CompileError.at(Loc(path), f"cannot read the model: {error.strerror}") from None
-    except ValueError as error:  # a path that no file can have
+    except ValueError as error:  # not a valid path
         raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
@@ -294,9 +294,9 @@ def _check_braces(text: str | bytes, path: str) -> None:
     Most text is accepted after deleting all but its brackets, and then pairs of them, at the speed of memory.
     """
     code = text.encode() if isinstance(text, str) else text
-    bare = _NOT_NESTED.sub(b"", code)  # has the lines of the text
+    bare = _NOT_NESTED.sub(b"", code)  # has the same lines as the text
     left = bare.translate(None, _NOT_BRACKETS)
-    for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each takes one level away at most
+    for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each removes at most one level
         if len(left) <= MOST_BRACES // 2:
             break
         left = left.replace(pair, b"")
@@ -339,7 +339,7 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
 
 
 def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Finding:
-    place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
+    place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib returns the base class, which has no line
     line, column = (int(place[1]), int(place[2])) if place else (0, 0)
     return pointed(Finding(diagnostic.message, Loc(path, line, column), hint=hint), lines)
 

@@ -27,7 +27,7 @@ _OF_SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "!shape.shape": ("i64", (DYNAMIC,)),
     "!shape.size": ("i64", ()),
 }
-"""Types of MLIR's shape dialect, and the tensors that stand for them."""
+"""Types of MLIR's shape dialect, and the tensors that represent them."""
 _WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
 
 

@@ -15,12 +15,12 @@ from jaxlib.mlir.dialects import stablehlo
 
 ONE_DEVICE = "a bundle runs on one device: trace it without in_shardings and out_shardings, or on a mesh of one device"
 LABEL = "jax.global_constant"
-"""The attribute of an argument that names the dim that it is, or says that it is the platform's number."""
+"""The attribute of an argument that has its dim's name, or marks the platform's number."""
 
 _INDEX = "_platform_index"
 _CASE = "stablehlo.case"
 _LIBRARIES = {"cpu": ("lapack_",), "cuda": ("cu", "__cu", "__gpu", "triton", "mosaic_gpu"), "rocm": ("hip",)}
-"""How targets of custom calls begin, by the platform that has them."""
+"""Prefixes of custom call targets, by platform."""
 
 
 def is_multi_platform(data: str | bytes, metadata: Mapping[str, Any]) -> bool:
@@ -101,7 +101,7 @@ def _fold_argument(function: Any, place: int, number: int) -> None:
             constant = stablehlo.ConstantOp(ir.DenseElementsAttr.get(np.array(number, np.int32)))
         block.arguments[place].replace_all_uses_with(constant.result)
         if "sym_visibility" in attributes and attributes["sym_visibility"].value == "private":
-            return  # its calls hand the number on
+            return  # its calls pass the number on
         block.erase_argument(place)
         whole = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
         types = [t for n, t in enumerate(whole.inputs) if n != place]

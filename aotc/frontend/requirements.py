@@ -35,7 +35,7 @@ def fitted(
 ) -> Sequence[Value]:
     """Require the size constraints of op ``name``; return its operands with equal sizes written alike."""
     types = before = tuple(v.type for v in operands)
-    for _ in range(1 + len(types)):  # a form that one demand chooses, another may have to follow
+    for _ in range(1 + len(types)):  # one constraint may choose a form that another must use
         forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
         if not forms:
             break
@@ -54,7 +54,7 @@ def _demanded(
     try:
         found = list(OPS[name].constraints(types, attrs, given))
     except (IndexError, KeyError, ValueError):
-        try:  # operands of another number or rank than the op takes: its type rule says so
+        try:  # wrong number or rank of operands: the type rule reports it
             OPS[name].infer(types, attrs, (), given)
         except RuleError as error:
             message, hint = broken_rule(state.op, error)

@@ -21,7 +21,7 @@ from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor.ir import Function, Op, Region, Requirement, TensorType, Value
 
-PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that was refused
+PLACEHOLDER = "aotc.placeholder"  # the custom call that replaces a refused op
 
 Leaves = tuple[Value, ...]
 
@@ -37,23 +37,52 @@ class Clone:
 
 @dataclass(slots=True)
 class ImportSession:
-    """What the clones of one module share.
+    """State that the clones of one module share.
 
-    ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import the ops of a block and a
-    callee, for importers of ops that hold such. ``memo`` maps a callee with argument types and shape values to its
-    clone, ``open`` holds those being cloned; ``dynamic`` says whether the module has any dynamic shape; ``known`` holds
-    the shape values of all clones, ``called`` the callees with those of their arguments; ``tests`` the undecided
-    comparisons of shape values; ``positive`` maps each symbol that an assertion has proven positive to itself with that
-    bound; ``generators`` counts the ops that draw random numbers without a state. ``sizes`` maps the symbols that stand
-    for values of integer arguments to argument and element; ``requirements`` are relations of dims that must hold
-    before any work is done, ``assertions`` those that the model itself asserts; what is proven or required already is
-    ``met``; ``bound`` are the symbols of sizes that are computed. ``fitting`` are the types whose sizes have been
-    checked, ``depth`` counts the regions around an op, through calls. ``callbacks`` are the records of calls back into
-    Python by number (:mod:`aotc.frontend.host_callbacks`); ``drop_callbacks`` leaves out those whose results nobody
-    reads. ``devices`` are those that the options name, ``default_device`` is theirs too. ``journal``, where there is
-    one, is told of every op, and tells ops apart by their places; without one those of a location share what is in
-    ``places``. ``quantized`` says that a quantized type has been seen, ``quantized_as`` what stands for such types now:
-    their ``storage`` type, their ``expressed`` type, or a dtype.
+    Attributes
+    ----------
+    symbols : mapping
+        The functions of the model, by name.
+    import_block, clone : callable
+        Import the ops of a block, and a callee, for importers of ops with regions or calls.
+    memo : dict
+        From a callee with argument types and shape values to its clone; ``open`` has those being cloned.
+    dynamic : bool
+        The module has dynamic shapes.
+    known : dict
+        The shape values of all clones; ``called`` has the callees with those of their arguments.
+    tests : dict
+        The undecided comparisons of shape values.
+    positive : dict
+        From each symbol that an assertion has proven positive to itself with that bound.
+    generators : int
+        Number of ops that draw random numbers without a state.
+    sizes : dict
+        From the symbols for values of integer arguments to argument and element.
+    requirements : list
+        Relations of dims that must hold before any work is done; ``assertions`` are those that the model itself
+        asserts, and
+        ``met`` those that are proven or required already.
+    bound : list
+        The symbols of computed sizes.
+    fitting : set
+        The types whose sizes have been checked.
+    depth : int
+        Number of nested regions around an op, through calls.
+    callbacks : sequence
+        The records of callbacks to Python, by number (:mod:`aotc.frontend.host_callbacks`); ``drop_callbacks`` drops
+        those
+        with unused results.
+    devices, default_device
+        From the options.
+    journal : Journal, optional
+        Records every op, and distinguishes ops by their locations; without it, ops with equal locations share an entry
+        of
+        ``places``.
+    quantized : bool
+        A quantized type has occurred.
+    quantized_as : str
+        The current substitute for quantized types: their ``storage`` type, their ``expressed`` type, or a dtype.
     """
 
     symbols: Mapping[str, Any]
@@ -129,13 +158,13 @@ class State:
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
         self.blocks: list[list[Op]] = [[]]
-        self.is_entry = False  # only an entry can compute the sizes of what it makes
+        self.is_entry = False  # only an entry can compute sizes at run time
         self.loc = Loc(session.path)
-        self.op = ""  # the name of the op that is imported, for messages
+        self.op = ""  # name of the current op, for messages
         self.count = 0
-        self.on_host: set[Any] = set()  # what ops of the host made
-        self.hosted = False  # in the regions of one
-        self.by_element = 0  # how many open computations are done element by element, where branches are selected
+        self.on_host: set[Any] = set()  # results of host ops
+        self.hosted = False  # inside the regions of a host op
+        self.by_element = 0  # number of open elementwise computations, whose branches become selects
 
     def value(self, v: ir.Value) -> Value:
         """Return the clone of a tensor."""
@@ -412,7 +441,7 @@ class State:
 
     def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""
-        nested = len(self.blocks) > 1  # a function's body is no region of an op
+        nested = len(self.blocks) > 1  # a function's body is not a region of an op
         if nested and self.session.depth >= MOST_NESTED:
             self.fail(f"regions are nested more than {MOST_NESTED} deep", hint="select between values")
         self.blocks.append([])

@@ -21,7 +21,7 @@ from aotc.guard import guard
 from aotc.options import Options
 
 _SYMBOL, _VISIBILITY = "sym_name", "sym_visibility"
-_OF_ALL = ("callbacks", "platforms")  # what the importer is told of the whole module
+_OF_ALL = ("callbacks", "platforms")  # metadata of the whole module
 
 
 def fetch_any(
@@ -99,7 +99,7 @@ def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names:
             whole.operation.attributes[key] = value
     symbols = [op.operation.attributes[_SYMBOL].value for op in module.body.operations if _is_symbol(op)]
     entry = public[0].operation.attributes[_SYMBOL].value
-    order = sorted(symbols, key=lambda old: old == entry)  # private ones make way for the public one
+    order = sorted(symbols, key=lambda old: old == entry)  # rename private ones in conflict with the public one
     for old in order:
         new = name if old == entry else old
         while old != entry and (new in table or new in names or (new != old and new in symbols)):

@@ -38,7 +38,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
         with jax.enable_x64(True):
             held = [jax.device_put(a, device) for a in arrays]
             return [np.asarray(r) for r in device.client.compile_and_load(text, [device]).execute(held)]
-    except Exception as error:  # whatever XLA and MLIR raise: they share no base class
+    except Exception as error:  # exceptions of XLA and MLIR have no common base class
         message = f"XLA cannot run the model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         raise CompileError.at(Loc(read.path), message, hint="--oracle=reference needs nothing of XLA") from None
 

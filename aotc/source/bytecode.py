@@ -30,7 +30,7 @@ def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
         sections = _sections(code)
         entries = [*_attributes(code, sections), *_resources(code, sections)]
         found = [_elements(code, *entry) for entry in entries if entry[1] - entry[0] >= least]
-    except (IndexError, ValueError):  # the format has changed, or the bytes are no bytecode
+    except (IndexError, ValueError):  # the format has changed, or the bytes are not bytecode
         return []
     return sorted({(a, b) for a, b in found if b - a >= least})
 

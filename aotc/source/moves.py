@@ -109,7 +109,7 @@ class Ways:
                         made[op.result] = (step, *way), first
                         self.of.setdefault(op.result.type, {})[made[op.result]] = None
                 elif op.name == "gather" and op.operands[0] in made and op.operands[0].type.rank == 2:
-                    # A product's panels may take its place (gather_panels), made of a constant that is its transpose.
+                    # gather_panels may replace the table by a matmul's panels, packed from its transpose.
                     table = op.operands[0].type
                     turned = TensorType(table.dtype, table.shape[::-1])
                     self.of.setdefault(turned, {})[(("transpose", (1, 0)),), table] = None

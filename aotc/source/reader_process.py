@@ -31,7 +31,7 @@ from aotc.vmfb.host.locks import after_fork, new_lock
 PIPE_BYTES = 1 << 20
 
 
-_LENGTHS = struct.Struct("<QQ")  # of the msgpack and of the bytes that follow
+_LENGTHS = struct.Struct("<QQ")  # lengths of the msgpack and of the following bytes
 # Seconds without a request after which the reader process ends: it takes 150 MB, and half a second to start.
 READER_IDLE_SECONDS = 60
 
@@ -123,7 +123,7 @@ class ReaderProcess:
 
 _LOCK = new_lock()
 _READERS: list[ReaderProcess] = []
-"""The child of this process, or nothing."""
+"""The child of this process, or empty."""
 
 
 @after_fork

@@ -18,11 +18,11 @@ RECORDED = (
     "devices", "default_device", "place", "max_transfers", "host_fallback", "host_target", "memory_limit",
     "stack_limit", "shared_memory_limit", "callbacks", "guard",
 )  # fmt: skip
-"""Options that a record may set: those that decide the code. The list is closed because records come from files that
-anybody may have written: an option that names a file, a folder or a process is never taken from one."""
+"""Options that a record may set: those that affect the code. The list is closed, as records come from untrusted files:
+an option that names a file, a folder or a process is never accepted."""
 
 OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs"})
-"""Options that decide a bundle's bytes and are stored elsewhere: in the record's targets, or in the bundle itself."""
+"""Options that affect a bundle's bytes and are stored elsewhere: in the record's targets, or in the bundle itself."""
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 

@@ -29,8 +29,8 @@ NAME = "reproducer.zip"
 _MODEL, _FACTS, _TRACE = "model", "reproducer.json", "traceback.txt"
 _VERSION = 1
 _PACKAGES = ("aotc", "jax", "jaxlib", "numpy", "ml_dtypes", "numba", "llvmlite", "numba-cuda", "nvidia-nvvm")
-_OF_WORK = ("jobs", "verify_each", "stop_after")  # options that change no byte of a bundle, and may break the compiler
-_ALLOWED = (*_OF_WORK, "target", "source", "costs")  # besides those of a record; a file of somebody else's sets no path
+_OF_WORK = ("jobs", "verify_each", "stop_after")  # do not affect a bundle, but may break the compiler
+_ALLOWED = (*_OF_WORK, "target", "source", "costs")  # besides those of a record; an untrusted file sets no path
 _SCHEMA = {
     "reproducer": int, "path": str, "metadata": {**KNOWN, "entries?": {str: KNOWN}}, "options": {str: ANY},
     "versions": {str: str}, "text": bool,

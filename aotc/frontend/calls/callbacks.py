@@ -20,7 +20,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
 from aotc.vmfb.messages import shown_as
 
 TARGET = "aotc.host_callback"
-"""The custom call that stands for one in a program that aotc has lowered."""
+"""The custom call that replaces a callback in a program that aotc has lowered."""
 
 CALLBACKS = frozenset({
     TARGET, "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",

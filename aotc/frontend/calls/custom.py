@@ -37,7 +37,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         ("it calls back into the partitioner of the process that traced the model", "export without such callbacks"),
     ),
 }  # fmt: skip
-"""Targets that no bundle can hold: the reason, and what to do."""
+"""Targets that no bundle supports: the reason, and a hint."""
 
 
 def _refusal(target: str) -> tuple[str, str] | None:

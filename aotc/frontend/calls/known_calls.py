@@ -149,7 +149,7 @@ FUNCTIONS = (
     "mhlo.acos", "mhlo.acosh", "mhlo.asin", "mhlo.asinh", "mhlo.atanh", "mhlo.cosh", "mhlo.sinh", "mhlo.tan",
     "mhlo.erf", "mhlo.erfc", "mhlo.erf_inv", "mhlo.lgamma", "mhlo.digamma",
 )  # fmt: skip
-"""Custom calls by which StableHLO names functions of CHLO; they are converted before the import."""
+"""Custom calls that are StableHLO's names of CHLO functions; they are converted before the import."""
 
 
 def _function(state: State, op: Any) -> None:
@@ -158,7 +158,7 @@ def _function(state: State, op: Any) -> None:
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
         state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")
-    state.bind(op, operands)  # the results that are stated are compared with it
+    state.bind(op, operands)  # stated results are compared with it
 
 
 _ANNOTATIONS = (

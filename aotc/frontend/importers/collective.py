@@ -70,7 +70,7 @@ def _reduce_to_root(state: State, op: Any) -> None:
     if group_size(attrs["groups"]) > 1:
         state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
     regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
-    operands = state.operands(op)[: len(op.results)]  # what may follow are the roots
+    operands = state.operands(op)[: len(op.results)]  # any further operands are the roots
     operands = state.promoted(operands, [state.dtype(r.type) for r in op.results])
     state.bind(op, state.emit("all_reduce", operands, attrs, (), regions))
 
@@ -83,7 +83,7 @@ def _broadcast(state: State, op: Any) -> None:
 
 
 def _permute(state: State, op: Any) -> None:
-    count = 1 if _channel(op) else _replicas(op)  # with a channel the pairs are of partitions
+    count = 1 if _channel(op) else _replicas(op)  # with a channel the ids are those of partitions
     if count > 1:
         state.fail(_exchange("collective_permute", count), hint=_ONE_DEVICE)
     attrs = {"pairs": _rows(state, op.attributes["source_target_pairs"]), "channel": _channel(op)}

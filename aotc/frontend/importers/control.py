@@ -33,7 +33,7 @@ def _while(state: State, op: Any) -> None:
         block = region.blocks[0]
         params = [state.new_value(v.type) for v in inits]
         for param, init, same in zip(params, inits, untouched):
-            # a carried value that the body hands back untouched keeps its shape value
+            # a carried value that the body does not change keeps its shape value
             if init in state.known and same:
                 state.known[param] = state.known[init]
         carried = [] if region is op.regions[0] else [v.type for v in inits]

@@ -37,7 +37,7 @@ COMPLEX_CHLO = {
     "chlo.acos": "acos", "chlo.acosh": "acosh", "chlo.asin": "asin", "chlo.asinh": "asinh", "chlo.atan": "atan",
     "chlo.atanh": "atanh",
 }  # fmt: skip
-"""Ops of CHLO that are ops here on complex numbers; jaxlib expands them on real ones."""
+"""CHLO ops that have an importer for complex numbers; jaxlib expands them for real ones."""
 
 
 def expands(op: Any, name: str) -> bool:
@@ -85,7 +85,7 @@ def _bitcast(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     dtype, shape = state.session.parts(op.results[0].type)
     dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
-    if len(shape) < x.type.rank:  # the last dim holds the parts of one element
+    if len(shape) < x.type.rank:  # the last dim has the parts of one element
         parts = DTYPES[dtype].bits // max(DTYPES[x.type.dtype].bits, 1)
         x = with_shape(state, x, (*x.type.shape[:-1], parts))
     state.bind(op, [state.one("bitcast", [x], {}, [TensorType(dtype, dims[: len(shape)])])])
@@ -144,8 +144,9 @@ def _hyperbolic(name: str) -> Importer:
     return importer
 
 
-# c and exp(c) / 2: c has 12 bits behind the point, so that |x| - c is exact where the error would grow. Of those
-# between 3/4 and 11/4 it is the one whose power is nearest to a number of the type, within 2e-4 units.
+# c and exp(c) / 2. c has 12 bits after the point, so that |x| - c is exact where its rounding error would matter. Among
+# such numbers between 3/4 and 11/4, its exp(c) / 2 is nearest to a number of the type, within 2e-4 units in the last
+# place.
 _HALF_POWERS = {"f32": (2.38916015625, 5.4521660804748535), "f64": (2.239990234375, 4.696619778069918)}
 
 
@@ -169,7 +170,7 @@ def _hyperbolic_of(state: State, x: Value, is_cosh: bool) -> Value:
 def _is_infinite(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
         (x,) = state.operands(op)
-        if x.type.dtype in SMALL_FLOATS:  # not all have an infinity to compare with
+        if x.type.dtype in SMALL_FLOATS:  # not all formats have an infinity to compare with
             x = state.convert(x, "f32")
         bound = np.array(-np.inf if name == "is_neg_inf" else np.inf).astype(to_numpy(x.type.dtype))
         x = state.one("abs", [x]) if name == "is_inf" else x
@@ -184,7 +185,7 @@ COMPOSITES: dict[str, Importer] = {
     **{f"chlo.{name}": _hyperbolic(name) for name in ("cosh", "sinh")},
     "chlo.square": _square,
 }
-"""Ops of CHLO, which ``jax.export`` writes as ``stablehlo.composite`` of their names."""
+"""CHLO ops that ``jax.export`` writes as ``stablehlo.composite`` with their names."""
 
 ELEMENTWISE: dict[str, Importer] = {
     **{name: _direct(ours) for name, ours in DIRECT.items()},

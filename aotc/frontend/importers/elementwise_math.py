@@ -21,7 +21,7 @@ _DIRECT = {
     "math.rsqrt": "rsqrt", "math.sin": "sin", "math.sqrt": "sqrt", "math.tan": "tan", "math.tanh": "tanh",
 }  # fmt: skip
 OF_CHLO = tuple(COMPLEX_CHLO.values())
-"""Ops on tensors that have CHLO's op of the same name in their place when the module is imported."""
+"""Ops on tensors that are replaced by the CHLO op of the same name at the import."""
 
 
 def _direct(name: str) -> Importer:
@@ -110,7 +110,7 @@ def _fma(state: State, op: Any) -> None:
 def _power_of_integer(state: State, op: Any) -> None:
     """Import a float to the power of an integer."""
     x, exponent = state.operands(op)
-    wide = "f64" if DTYPES[exponent.type.dtype].bits > 16 else "f32"  # which has every exponent of i32
+    wide = "f64" if DTYPES[exponent.type.dtype].bits > 16 else "f32"  # f64 represents every exponent of i32
     dtype = x.type.dtype
     power = state.one("pow", [state.convert(x, wide), state.convert(exponent, wide)])
     state.bind(op, [state.convert(power, dtype)])

@@ -56,7 +56,7 @@ def _torch_index_select(state: State, op: Any) -> None:
         ranks = f"operands of rank {x.type.rank} and {indices.type.rank}"
         message = f"{op.name}: dim {dim} and batch_dims {batch} do not fit {ranks}"
         state.fail(message, "batch_dims of at most dim, and dim below the rank of the first operand")
-    chosen = indices.type.rank - batch  # these dims of the result take the place of dim
+    chosen = indices.type.rank - batch  # these dims of the result replace dim
     pairs = tuple(range(batch))
     attrs = {
         "offset_dims": (*range(batch, dim), *range(dim + chosen, x.type.rank - 1 + chosen)),

@@ -32,11 +32,11 @@ _PREDICATES = {
     0: ("eq", ""), 1: ("ne", ""), 2: ("lt", "signed"), 3: ("le", "signed"), 4: ("gt", "signed"), 5: ("ge", "signed"),
     6: ("lt", "unsigned"), 7: ("le", "unsigned"), 8: ("gt", "unsigned"), 9: ("ge", "unsigned"),
 }  # fmt: skip
-"""Predicates of ``arith.cmpi`` by number, and the sign of the integers where it matters."""
+"""Predicates of ``arith.cmpi`` by number, with the sign of the integers where it matters."""
 _ORDERED = {1: "eq", 2: "gt", 3: "ge", 4: "lt", 5: "le", 13: "ne"}
 """Predicates of ``arith.cmpf`` that compare as StableHLO does, by number: false for NaN, except ``une``."""
 _OPPOSITE = {8: 6, 9: 5, 10: 4, 11: 3, 12: 2, 14: 7}
-"""Predicates of ``arith.cmpf`` that are true for NaN, and those that hold where they do not."""
+"""Predicates of ``arith.cmpf`` that are true for NaN, with their negations."""
 
 
 def _binary(name: str) -> Importer:
@@ -124,7 +124,7 @@ def _ceildivui(state: State, op: Any) -> None:
 def _cmpi(state: State, op: Any) -> None:
     predicate, sign = _PREDICATES[op.attributes["predicate"].value]
     operands = state.operands(op)
-    if operands[0].type.dtype == "i1":  # true is -1 where the sign counts
+    if operands[0].type.dtype == "i1":  # a signed true is -1
         operands = operands[::-1] if sign == "signed" else operands
     elif sign == "unsigned":
         operands = _unsigned(state, operands)

@@ -156,7 +156,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
 
 
 def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
-    """Return ``k`` and a term: added to ``c`` times ``x // d`` or ``x % d`` it gives ``k*x``; a number if none does."""
+    """Return ``k`` and a term that completes ``c`` times ``x // d`` or ``x % d`` to ``k*x``; a number if none does."""
     if atom.fn == "%":
         return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
     if isinstance(atom.b, Expr) or c % atom.b:

@@ -24,12 +24,12 @@ def _node_of(symbol: str, arity: int) -> type:
 
 
 ATOMIC_DTYPES = frozenset({"i32", "u32", "i64", "u64"})
-"""What GPUs combine in memory in one step."""
+"""Dtypes for which GPUs have atomic updates in memory."""
 
 OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
     _node_of(symbol, 1): name for name, symbol in PREFIX.items()
 }
-"""The scalar op that an operator of Python's syntax tree stands for."""
+"""The scalar op of each operator of Python's syntax tree."""
 
 
 def natural_dtype(fn: str, dtypes: tuple[str, ...]) -> str | None:

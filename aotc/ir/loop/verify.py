@@ -112,7 +112,7 @@ class _KernelCheck:
     scalars: dict[str, Var] = field(default_factory=dict)
     depth: int = 0
     never: bool = False
-    """Are we in a loop without iterations, or behind a test that never holds? Then there may be no element to name."""
+    """True inside a loop without iterations, or behind a test that never holds: indices need not be in bounds there."""
 
     def say(self, message: str) -> None:
         self.found.append(f"kernel {self.name}: {message}")

@@ -103,7 +103,7 @@ def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
 def _widen(array: np.ndarray) -> np.ndarray:
     """Return small floats as f32, integers of under 8 bits as int8; exact."""
     array = np.asarray(array)
-    if array.dtype.isbuiltin == 1 and array.dtype != np.float16:  # ml_dtypes gives f8E5M2 NumPy's kind "f"
+    if array.dtype.isbuiltin == 1 and array.dtype != np.float16:  # ml_dtypes' f8E5M2 has NumPy's kind "f"
         return array
     row = next(r for r in DTYPES.values() if to_numpy(r.name) == array.dtype)
     return array.astype({"f": np.float32, "i": np.int8, "u": np.uint8}[row.kind])

@@ -59,7 +59,7 @@ def power(a: Array, b: Array) -> Array:
     size_of_power = np.exp(exponent)
     value, flat, unknown = _exp(exponent, phase), phase == 0, ~np.isfinite(phase)
     x, y = np.where(flat, size_of_power, value.real), np.where(flat, phase, value.imag)
-    rounded = size_of_power.astype(np.float64)  # as in kernels: without a direction 0 or infinity
+    rounded = size_of_power.astype(np.float64)  # as in kernels: 0 or infinity in an unknown direction
     x = np.where(unknown, np.where((rounded == 0) | np.isinf(rounded), rounded, np.nan), x)
     y = np.where(unknown & (rounded == 0), 0, y)
     return np.where(b == 0, 1, _pair(x, y, a.dtype)).astype(a.dtype)

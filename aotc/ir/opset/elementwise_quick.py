@@ -32,7 +32,7 @@ def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callabl
     if one is int and scalar.result == "bool" and scalar.symbol:
         compare = _INFIX[scalar.symbol]
         return lambda a, b: np.bool_(compare(a, b))
-    if one in _COMPLEX and scalar.symbol == "*":  # which its operator rounds in another way
+    if one in _COMPLEX and scalar.symbol == "*":  # its operator rounds differently
         return np.multiply
     if scalar.symbol and one in _FLOATS | _INTEGERS | _COMPLEX | {np.bool_}:
         return (_PREFIX if scalar.arity == 1 else _INFIX)[scalar.symbol]

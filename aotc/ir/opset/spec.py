@@ -212,7 +212,7 @@ def tie(
     """Yield the constraint that two sizes, given as operand and dim, are equal; a number is the form of both."""
     (k, i), (m, j) = one, other
     if not (0 <= i < types[k].rank and 0 <= j < types[m].rank):
-        return  # the type rule says what is wrong
+        return  # the type rule reports the error
     x, y = types[k].shape[i], types[m].shape[j]
     if x == y:
         return

@@ -340,7 +340,7 @@ class _Flow:
         self.steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}
         written |= {s.result: s for s in self.cells if s.kind == "argument" and s.result >= 0}
-        untouched = program.taken.keys() - written.keys()  # arguments that are returned as they are
+        untouched = program.taken.keys() - written.keys()  # arguments that are returned unchanged
         for n, v in enumerate(function.body.results):
             if product(v.type.shape) != 0 and n not in untouched:
                 if n in written:

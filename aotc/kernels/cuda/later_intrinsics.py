@@ -11,7 +11,7 @@ from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F32, I1, I8, Emit, has_nan_extremes
 
 _TYPES = re.compile(r"(\.[if]\d+)+$")
-"""At the end of an intrinsic's name."""
+"""Type suffix of an intrinsic's name."""
 
 
 def add_body(function: ir.Function) -> None:

@@ -31,7 +31,7 @@ from aotc.kernels.llvm_text import Distinct
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
 
-# Iterations of a loop up to which LLVM is told not to unroll it, if the loop walks along its arrays or reduces into one
+# Iterations of a loop up to which LLVM must not unroll it, if the loop walks along its arrays or reduces into one
 # scalar. LLVM unrolls a loop fully, up to 300 instructions, before it vectorizes; it vectorizes longer loops anyway. ns
 # an f32 element with AVX-512, unrolled and vectorized: sums of rows of 15 to 64 elements 0.27 and 0.06, of 96 0.4 and
 # 0.05; x + u * v of 12 to 33 elements 0.6 and 0.1.

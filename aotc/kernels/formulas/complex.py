@@ -134,7 +134,7 @@ def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
         exponent, rest = split_exponent(m, a[0])
         size = real.exp(m, exponent)
     x, y = size * cosine * rest, size * sine * rest
-    # e**-inf is 0 in every direction; e**inf times 0 is 0, and inf in a direction that is not known
+    # e**-inf is 0 in any direction; e**inf times 0 is 0, and infinite in an unknown direction
     gone = a[0] == -real.INF
     x, y = (m.select(gone, m.copysign(m.const(0.0), v), v) for v in (x, y))
     x = m.select((a[0] == real.INF) & (x != x), a[0], x)
@@ -179,7 +179,7 @@ def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
     left = a[0] < 0.0
     x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
     near = x + 1.0
-    if not roomy:  # next to poles, where the power is -1, that would leave no digits
+    if not roomy:  # next to poles, where the exponential is -1, the sum would lose all digits
         half = real.cos(m, a[1] * 0.5)
         exact = m.multiply_add(real.expm1(m, -m.abs(a[0])), real.cos(m, a[1]), half * half * 2.0)
         near = m.select((m.abs(a[0]) < 1.0) & (x < -0.5), exact, near)
@@ -410,5 +410,5 @@ def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pai
     exponent, lost = two_sum(grown, shrunk)
     lost = lost + (m.fma(x, high, -grown) + x * low) - m.fma(y, turn, shrunk)
     exponent, rest = split_exponent(m, exponent)
-    # of exponents beyond the range it has no meaning, and of infinite ones it is NaN
+    # it is meaningless for exponents beyond the range, and NaN for infinite ones
     return exp_of_two_words(m, exponent, m.select(m.abs(lost) < 1.0, lost, m.const(0.0))), rest

@@ -18,7 +18,7 @@ from aotc.kernels.formulas.power import power_of_any
 from aotc.kernels.llvm_types import F64, I64, i64
 from aotc.kernels.symbol_table import declare
 
-_STEP = 11  # bits of the quotient that one integer division gives: a remainder has 53 of 64
+_STEP = 11  # bits of the quotient of one integer division: a remainder has 53 of 64 bits
 
 
 def emit_remainder(function: ir.Function) -> None:
@@ -82,10 +82,10 @@ RARE: dict[str, tuple[tuple[ir.Type, ...], Callable[[ir.Function], None]]] = {
     "root": ((F64, F64, I64), _part(partial(root, roomy=False), 1)),
     "root_of_narrow": ((F64, F64, I64), _part(partial(root, roomy=True), 1)),
 }
-"""The types of the arguments of each, and what emits its body; all return f64."""
+"""Argument types, and the emitter of the body, of each rare function; all return f64."""
 
 CHOICE = "aotc.rarely."
-"""How the functions begin that take a flag, the usual result and the arguments; ``emit.rare_calls`` defines them."""
+"""Prefix of the functions of a flag, the usual result and the arguments; ``emit.rare_calls`` defines them."""
 
 
 def choice_of(module: ir.Module, name: str) -> ir.Function:

@@ -96,7 +96,7 @@ class _Fma64:
         up = (twice_the_rest > one) | ((twice_the_rest == one) & ((kept & 1) != 0))
         whole = self.narrow(kept) + ScalarValue(self.builder, self.builder.zext(up.raw, I64))
         exponent = unit + drop
-        half = exponent >> 1  # in two steps: 2**exponent alone may be beyond all floats
+        half = exponent >> 1  # in two steps: 2**exponent alone may be out of range
         value = ScalarValue(self.builder, self.builder.sitofp(whole.raw, F64))
         return value * self.power_of_two(half) * self.power_of_two(exponent - half)
 

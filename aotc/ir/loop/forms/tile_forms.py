@@ -42,7 +42,7 @@ FORMS = {
 
 
 UNPACKED = ("i8_o8",)
-"""Forms whose right operand lies as a model has it alone: ``i8_o8`` multiplies i8 with what i8 is plus 128."""
+"""Forms that only support an unpacked right operand: ``i8_o8`` multiplies i8 by i8 with an offset of 128."""
 
 
 def operands_of_form(form: str) -> tuple[str, str]:

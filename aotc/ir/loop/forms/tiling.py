@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import prod
 
 FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
-"""What tensor cores call floats of 8 bits."""
+"""The tensor core names of 8-bit floats."""
 FP8_PAIRS = {f"{a}.{b}": (left, right) for left, a in FP8.items() for right, b in FP8.items()}
-"""The dtypes of A and of B of a product of floats of 8 bits, by its name: ``e4m3.e5m2``."""
+"""The dtypes of A and B of a matmul of 8-bit floats, by its name: ``e4m3.e5m2``."""
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1, **dict.fromkeys(FP8_PAIRS, 1)}
-"""The bytes of an element of what tensor cores multiply."""
+"""The bytes of an operand's element, by the name of the operands."""
 
 
 def stored_dtypes(operands: str) -> tuple[str, str]:

@@ -294,7 +294,7 @@ class DoubleProducts(WarpProducts):
 
 def store_tile(tiles: WarpTiles) -> Any:
     """Return the device function by which a warp stores its part of a tile."""
-    count = tiles.warp_cols // 2  # sums of 16 rows
+    count = tiles.warp_cols // 2  # accumulators of 16 rows
 
     def generate(context, builder, signature, arguments):
         sums, staging, lane, z, row, *others = arguments

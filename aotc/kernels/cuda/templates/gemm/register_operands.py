@@ -23,7 +23,7 @@ from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
 from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
-_STEPS = CHUNK // (4 * 8)  # of a stage of f32: 8 terms each
+_STEPS = CHUNK // (4 * 8)  # steps of a stage of f32: 8 terms each
 _HELD = types.UniTuple(INT, 4 * _STEPS)
 
 
