@@ -1,5 +1,4 @@
-"""Common parts of printer, parser and runner of the loop IR: its words, and the types and ranges that its text implies.
-"""
+"""Common parts of printer, parser and runner of the loop IR: its words, and what its text implies."""
 
 from __future__ import annotations
 

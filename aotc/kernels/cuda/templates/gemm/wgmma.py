@@ -89,13 +89,11 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
     return copy_tiles
 
 
+# Invariant: one group of products is in flight, so a stage is released one iteration after its products were issued. If
+# the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the tensor
+# cores from one to the other.
 def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return a consumer's loop: 64 rows of all tiles of the block.
-
-    Invariant: one group of products is in flight, so a stage is released one iteration after its products were issued.
-    If the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the
-    tensor cores from one to the other.
-    """
+    """Return a consumer's loop: 64 rows of all tiles of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
