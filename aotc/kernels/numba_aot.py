@@ -1,10 +1,13 @@
 """Numba as an ahead-of-time compiler: Python functions to native objects.
 
-Numba's CPU target compiles for this process and machine: it starts an MCJIT engine, links its reference-counting
-runtime and wraps functions for CPython. Three classes here replace those parts, so that the result is LLVM IR without
-Python symbols. Numba always compiles for one plain 64-bit little-endian machine, because its dispatchers cache their
-results. The IR is the same for all such machines; at the end it gets the triple and data layout of the
-:class:`~aotc.targets.Target`. The replacement is global to the process, so the compiler runs in a process of its own
+Numba's CPU target is made for this process and this machine: it starts an MCJIT
+engine, links its reference-counting runtime and wraps functions for CPython.
+The three classes here replace those parts, so that what comes out is LLVM IR
+with no Python symbol in it. Numba always works for one plain 64-bit
+little-endian machine, because its dispatchers remember what they compiled; the
+finished IR, which is the same for all such machines, is then given the triple
+and data layout of the :class:`~aotc.targets.Target`. The swap is global to the
+process, which is why the compiler lives in a process of its own
 (:mod:`aotc.kernels.jobs.worker`).
 """
 
@@ -110,14 +113,14 @@ class _Context(cpu.CPUContext):
         pass
 
     def get_executable(self, library, fndesc, env):
-        # A dispatcher accepts only builtins, and keys on their identity; this one is never called.
+        # A dispatcher accepts only builtins, and keys on their identity; nobody calls this one.
         doc, module, name = "", fndesc.lookup_module(), fndesc.qualname.split(".")[-1]
         return _dynfunc.make_function(module, name, doc, 1, env, (library,))
 
 
 @cache
 def _context() -> _Context:
-    """Return the replaced context, and make every dispatcher (``@njit`` helpers, overloads) compile with it."""
+    """Return our context, and make every dispatcher (``@njit`` helpers, overloads) compile with it."""
     context = _Context(cpu_target.typing_context)
     context.refresh()
     cpu_target.typing_context.refresh()
@@ -137,7 +140,7 @@ def _flags() -> compiler.Flags:
 
 
 def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
-    """Compile one Python function to unoptimized LLVM IR that defines the C function ``name``.
+    """Compile one Python function to unoptimised LLVM IR that defines the C function ``name``.
 
     Parameters
     ----------
@@ -151,7 +154,8 @@ def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
     Returns
     -------
     llvmlite.binding.ModuleRef
-        All other functions in it are internal, and ``alwaysinline`` unless the source made them ``noinline``.
+        All other functions in it are internal and ``alwaysinline`` unless the
+        source made them ``noinline``.
     """
     context = _context()
     result = compiler.compile_extra(
