@@ -1,7 +1,7 @@
 """Records of JAX's callbacks to Python, which the program has in place of the functions.
 
-A function is lowered with our own rules for the primitives that call back: each becomes a custom call ``TARGET`` with
-its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same
+A function is lowered with aotc's own rules for the primitives that call back: each becomes a custom call ``TARGET``
+with its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same
 information.
 
 A record has a ``kind``:
@@ -10,8 +10,7 @@ A record has a ``kind``:
 ``pass``        returns its first operands: equinox adds it after ``raise`` for devices that cannot raise
 ``check``       fails by ``checks`` (:mod:`aotc.frontend.checked_errors`): ``jax.experimental.checkify``
 anything else   the name of the function of JAX; ``name`` is that of the Python function, ``ordered`` is true if calls
-of
-                such functions keep their order
+                of such functions keep their order
 """
 
 from __future__ import annotations

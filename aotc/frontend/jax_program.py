@@ -128,7 +128,7 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 class _Again:
-    """A trace in the form of a jitted function, which jax.export traces and lowers with our own rules."""
+    """A trace in the form of a jitted function, which jax.export traces and lowers with aotc's own rules."""
 
     def __init__(self, traced: Any) -> None:
         self.traced, self.jaxpr, self.fun_name = traced, traced.jaxpr, traced.fun_name

@@ -189,7 +189,7 @@ class GridBarrier:
 
 
 WARP = 32
-"""Threads of a GPU that run in lockstep and can read each other's registers."""
+"""Threads of a warp, which a GPU runs together; they can read each other's registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +221,9 @@ class Tile:
     """Register-tiled matmul ``out[i, j] = sum_k a[i, k] * b[k, j]``.
 
     Shape ``rows x cols``; ``k`` runs over the loop nest ``levels`` (outermost first). Element ``a[i, k]`` is at flat
-    offset ``a_base + i*a_row + sum(k_l*a_step_l)`` of buffer ``a``. Row ``k`` of ``b`` starts at ``b_base +
-    sum(k_l*b_step_l)``, and its ``cols`` elements are contiguous. ``out[i, j]`` is at ``out_base + i*out_row + j``. All
-    offsets are in elements.
+    offset ``a_base + i*a_row + sum(k_l*a_step_l)`` of buffer ``a``. Row ``k`` of ``b`` starts at
+    ``b_base + sum(k_l*b_step_l)``, and its ``cols`` elements are contiguous. ``out[i, j]`` is at
+    ``out_base + i*out_row + j``. All offsets are in elements.
 
     If ``b_column`` is not 0, it is the stride between columns of ``b``, and the terms of the only level are contiguous
     in both operands: a tile of dot products, with any ``cols``. If ``b_inner`` is not 0, it is the stride between the

@@ -1,10 +1,10 @@
 """Contractions created by passes: ``matmul`` and ``conv``, and both with a packed right operand.
 
-Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)`` is ``rhs[s*group + g, p*cols +
-c]``, zero in the padding of K and N. A ``matmul`` with the attribute ``cols`` is computed in tiles of that many
-columns. A ``packed_conv`` with ``feature_groups`` has the panels of each group, one group after the other. Panels of a
-``packed_matmul`` with the attribute ``bits`` have quantized weights (:mod:`aotc.ir.loop.forms.quantized`), with a scale
-for each ``group`` of terms.
+Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)`` is
+``rhs[s*group + g, p*cols + c]``, zero in the padding of K and N. A ``matmul`` with the attribute ``cols`` is computed
+in tiles of that many columns. A ``packed_conv`` with ``feature_groups`` has the panels of each group, one group after
+the other. Panels of a ``packed_matmul`` with the attribute ``bits`` have quantized weights
+(:mod:`aotc.ir.loop.forms.quantized`), with a scale for each ``group`` of terms.
 
 A ``conv`` on a GPU may have three more attributes: ``padding`` is zero padding at both ends of its spatial dims.
 ``rhs_transposed``: its kernel is [spatial but the last, O, the last, C]. ``parts``: the taps and channels of its window

@@ -29,8 +29,8 @@ class ArgumentError(ValueError):
 class Hooks:
     """Hooks of an interpretation.
 
-    ``custom_call(op, operands, result types)`` computes a user's op, which has no reference. ``after(frame, op,
-    results)`` is called after every op, in regions too, and returns the results to continue with.
+    ``custom_call(op, operands, result types)`` computes a user's op, which has no reference.
+    ``after(frame, op, results)`` is called after every op, in regions too, and returns the results to continue with.
     """
 
     custom_call: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None

@@ -1,4 +1,4 @@
-"""Compile one loop-IR kernel to an image: numba.cuda's shell, our body, libNVVM, nvJitLink. No GPU is needed.
+"""Compile one loop-IR kernel to an image: numba.cuda's shell, an emitted body, libNVVM, nvJitLink. No GPU is needed.
 
 As on the CPU, the shell is Python compiled by Numba, and the body is emitted from the loop IR. libNVVM compiles both to
 LTO-IR, which nvJitLink compiles as one program. For a portable target libNVVM generates PTX, which the driver compiles.

@@ -359,7 +359,7 @@ class BodyEmitter:
         return backedge
 
     def _turn(self, loop: Stmt) -> None:
-        """Emit the start of an iteration: a poll, except on GPUs, which have no one to ask."""
+        """Emit the start of an iteration: a poll for cancellation; GPU kernels do not poll."""
         if self._polls is not None:
             self._polls.turn(loop, self._heap)
 

@@ -1,7 +1,7 @@
 """Device functions that the attention templates share: tile order, scores, online softmax.
 
-A lane has elements of two of its warp's 16 rows, in the layout of accumulators: lane l has rows ``l / 4`` and ``l / 4 +
-8``, and in each group of 8 columns two elements of each. The softmax statistics of its rows are six numbers
+A lane has elements of two of its warp's 16 rows, in the layout of accumulators: lane l has rows ``l / 4`` and
+``l / 4 + 8``, and in each group of 8 columns two elements of each. The softmax statistics of its rows are six numbers
 (``STATE``): the highest score so far of each row, the sum of weights of the lane's own elements, and the factor by
 which earlier sums are rescaled.
 """
