@@ -15,12 +15,12 @@ from aotc.frontend.compute_on import on_its_side
 from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
-from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import place_of, to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
+from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.requirements import spoken

@@ -16,9 +16,9 @@ from aotc.frontend.hidden_ops import operations_of, replace_op, shown
 from aotc.frontend.importers.elementwise import expands
 from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
-from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.limits import SHOWN_LINE
 from aotc.frontend.locations import to_loc
+from aotc.frontend.op_importers import IMPORTERS
 
 mhlo.register_mhlo_passes()
 

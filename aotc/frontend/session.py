@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, leaf_types, parts_of
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, integers, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims.algebra import Dim, Expr, Sym, lone_atom, sym
@@ -181,6 +181,14 @@ class State:
     def operands(self, op: ir.Operation) -> list[Value]:
         """Return the tensors of an op's operands; a tuple has several, a token none."""
         return [leaf for v in op.operands for leaf in self.leaves(v)]
+
+    def data_operands(self, op: ir.Operation) -> list[Value]:
+        """Return the operands of a custom call without those that only hold the shapes of results."""
+        operands = self.operands(op)
+        if "indices_of_shape_operands" not in op.attributes:
+            return operands
+        shapes = integers(op.attributes["indices_of_shape_operands"])
+        return [v for n, v in enumerate(operands) if n not in shapes]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
         """Record ``results``, tensor by tensor, as the clones of the op's results, whose types may state sizes."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, leaf_types
 from aotc.frontend.session import State
@@ -34,7 +33,7 @@ def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
     """Import one callback to Python, with results of the types ``given``."""
     target = op.attributes["call_target_name"].value
     record = _record(state, op, target)
-    operands = data_operands(state, op)
+    operands = state.data_operands(op)
     match record["kind"]:
         case "raise":
             state.bind(op, state.emit("fail", operands, {"messages": tuple(record["messages"])}, given))

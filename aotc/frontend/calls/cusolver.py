@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.lapack import data_operands, into_memory, options_of, out_of_memory, unpacked, without_factors
+from aotc.frontend.calls.lapack import into_memory, options_of, out_of_memory, unpacked, without_factors
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
@@ -28,7 +28,7 @@ def _plain(routine: str, state: State, op: Any) -> None:
 
 
 def _potrf(state: State, op: Any) -> None:
-    x = data_operands(state, op)[0]
+    x = state.data_operands(op)[0]
     factor = state.one("cholesky", [x], {"lower": bool(options_of(op)["lower"])})
     state.bind(op, [factor, state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))])
 
@@ -96,7 +96,7 @@ def _geqp3(state: State, op: Any) -> None:
 
 def _syrk(state: State, op: Any) -> None:
     """``alpha * a @ a.T + beta * c``."""
-    a, c, alpha, beta = data_operands(state, op)
+    a, c, alpha, beta = state.data_operands(op)
     inner = a.type.rank - (2 if options_of(op)["transpose"] else 1)
     batch = tuple(range(a.type.rank - 2))
     attrs = {"lhs_batch": batch, "rhs_batch": batch, "lhs_contract": (inner,), "rhs_contract": (inner,)}
@@ -109,7 +109,7 @@ def _syrk(state: State, op: Any) -> None:
 
 
 def _pivots_to_permutation(state: State, op: Any) -> None:
-    pivots = data_operands(state, op)[0]
+    pivots = state.data_operands(op)[0]
     size = state.session.parts(op.results[0].type)[1][-1]
     state.bind(op, [permutation_of(state, pivots, size)])
 

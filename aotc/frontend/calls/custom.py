@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,16 @@ from jaxlib.mlir.dialects import stablehlo
 from aotc.frontend.calls.callbacks import CALLBACKS, import_callback
 from aotc.frontend.calls.cusolver import CUSOLVER
 from aotc.frontend.calls.known_calls import KNOWN_CALLS
-from aotc.frontend.calls.lapack import LAPACK, data_operands
+from aotc.frontend.calls.lapack import LAPACK
 from aotc.frontend.calls.tpu_linalg import TPU_LINALG
 from aotc.frontend.importers.collective import COLLECTIVE_CALLS
+from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
-from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
-from aotc.ir.dims.algebra import Expr
-from aotc.ir.tensor.ir import TensorType, Value
+from aotc.ir.tensor.ir import TensorType
 
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"
@@ -51,32 +49,12 @@ def _shape_assertion(state: State, op: Any) -> None:
     assert_test(state, test, numbers, get_value(op, "error_message", "a shape assertion failed"))
 
 
-def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
-    """Assert that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
-    known = state.known.get(test)
-    if known is not None and not any(isinstance(k, Expr) for k in known):
-        if not all(known):
-            state.fail(f"an assertion never holds: {message}", "correct the model, or the shapes of its arguments")
-        return
-    if not state.assert_dims(test, numbers, message):
-        state.emit("assert", [_all_of(state, test), *numbers], {"message": message})
-    state.assume(test)
-
-
-def _all_of(state: State, test: Value) -> Value:
-    """Return whether every element of ``test`` holds."""
-    if test.type.rank == 0:
-        return test
-    fails = state.one("not", [test])
-    return state.one("not", [sum_over(state, fails, tuple(range(test.type.rank)))])
-
-
 def _csr_dot(state: State, op: Any) -> None:
-    state.bind(op, [state.one("csr_dot", data_operands(state, op))])
+    state.bind(op, [state.one("csr_dot", state.data_operands(op))])
 
 
 def _perturbed(state: State, op: Any) -> None:
-    state.bind(op, [state.one("tridiagonal_solve_perturbed", data_operands(state, op))])
+    state.bind(op, [state.one("tridiagonal_solve_perturbed", state.data_operands(op))])
 
 
 _CUSTOM: dict[str, Importer] = {
@@ -121,7 +99,7 @@ def _users(state: State, op: Any, target: str) -> None:
         "has_side_effect": bool(get_value(op, "has_side_effect", False)),
         "aliases": _aliases(op),
     }
-    state.bind(op, state.emit("custom_call", data_operands(state, op), attrs, _result_types(state, op)))
+    state.bind(op, state.emit("custom_call", state.data_operands(op), attrs, _result_types(state, op)))
 
 
 def _result_types(state: State, op: Any) -> list[TensorType]:

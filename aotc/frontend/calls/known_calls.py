@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.affinity import check_declared, device_of, placement_of
-from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, leaf_types
 from aotc.frontend.session import Importer, State
@@ -45,7 +44,7 @@ def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[
 
 def _approximate_top_k(state: State, op: Any) -> None:
     """Import approximate top-k as the exact one, as XLA does off the TPU: sort, then keep the first."""
-    operands = data_operands(state, op)
+    operands = state.data_operands(op)
     if "indices_of_shape_operands" not in op.attributes and op.attributes["call_target_name"].value != "ApproxTopK":
         operands = operands[:-1]  # the last one is k
     values = operands[: len(operands) // 2]
@@ -64,7 +63,7 @@ def _top_k(state: State, op: Any) -> None:
     The order is that of the comparator, if there is one; otherwise the smallest elements come first if ``largest`` is
     false.
     """
-    operands = data_operands(state, op)
+    operands = state.data_operands(op)
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
         state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")
@@ -154,7 +153,7 @@ FUNCTIONS = (
 
 def _function(state: State, op: Any) -> None:
     """Reject a call of an unconverted function: its result type is not its operand's."""
-    operands = data_operands(state, op)
+    operands = state.data_operands(op)
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
         state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")

@@ -34,15 +34,6 @@ def options_of(op: Any) -> LapackOptions:
     return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
 
 
-def data_operands(state: State, op: Any) -> list[Value]:
-    """Return the operands of a custom call without those that are shapes of results."""
-    operands = state.operands(op)
-    if "indices_of_shape_operands" not in op.attributes:
-        return operands
-    shapes = integers(op.attributes["indices_of_shape_operands"])
-    return [v for n, v in enumerate(operands) if n not in shapes]
-
-
 def _stored(state: State, v: Value, order: Sequence[int]) -> Value:
     """Return ``v`` with its dims permuted."""
     return v if list(order) == sorted(order) else state.one("transpose", [v], {"perm": tuple(order)})
@@ -58,7 +49,7 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
 
 def into_memory(state: State, op: Any) -> list[Value]:
     """Return the operands in the memory order of their layouts."""
-    values = data_operands(state, op)
+    values = state.data_operands(op)
     orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
     return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
 
@@ -128,7 +119,7 @@ def _shifted(state: State, x: Value, by: int) -> Value:
 
 def _potrf(state: State, op: Any) -> None:
     """Import potrf. LAPACK does not change the other triangle. A failure gives NaN, so the status is 0."""
-    x = data_operands(state, op)[0]
+    x = state.data_operands(op)[0]
     lower = options_of(op)["uplo"] == "L"
     factor = state.one("cholesky", [x], {"lower": lower})
     row, column = (
@@ -147,7 +138,7 @@ def _trsm(state: State, op: Any) -> None:
         "unit_diagonal": options["diag"] == "U",
         "transpose_a": _TRANSPOSES[options["trans_x"]],
     }
-    state.bind(op, [state.one("triangular_solve", data_operands(state, op)[:2], attrs)])
+    state.bind(op, [state.one("triangular_solve", state.data_operands(op)[:2], attrs)])
 
 
 LAPACK: dict[str, Importer] = {

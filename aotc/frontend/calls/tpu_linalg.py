@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.calls.cusolver import permutation_of
-from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.mlir_types import get_value
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import TensorType, Value
@@ -30,23 +29,23 @@ def _call(state: State, routine: str, operands: list[Value], options: Mapping[st
 
 
 def _qr(state: State, op: Any) -> None:
-    state.bind(op, _call(state, "geqrf", data_operands(state, op), {})[:2])
+    state.bind(op, _call(state, "geqrf", state.data_operands(op), {})[:2])
 
 
 def _product_of_reflectors(state: State, op: Any) -> None:
-    state.bind(op, _call(state, "orgqr", data_operands(state, op), {})[:1])
+    state.bind(op, _call(state, "orgqr", state.data_operands(op), {})[:1])
 
 
 def _eigh(state: State, op: Any) -> None:
     """Import eigh. The configuration is text: lower, sorted, iteration limit, tolerance."""
     lower = get_value(op, "backend_config", "1").split(",")[0] == "1"
     options = {"mode": "V", "uplo": "L" if lower else "U"}
-    state.bind(op, _call(state, "syevd", data_operands(state, op), options)[:2])
+    state.bind(op, _call(state, "syevd", state.data_operands(op), options)[:2])
 
 
 def _lu(state: State, op: Any) -> None:
     """Import LU. Pivots count from 0, LAPACK's from 1."""
-    (x,) = data_operands(state, op)
+    (x,) = state.data_operands(op)
     factors, pivots, _ = _call(state, "getrf", [x], {})
     one = state.constant(np.ones((), np.int32), TensorType("i32", pivots.type.shape))
     pivots = state.one("sub", [pivots, one])

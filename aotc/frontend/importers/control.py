@@ -1,4 +1,4 @@
-"""Import of control flow: while, case, if, calls, composites, custom calls."""
+"""Import of control flow: while, case, if, calls, composites, assertions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.affinity import moved
-from aotc.frontend.calls.custom import import_custom_call
 from aotc.frontend.entry_attrs import affinities
 from aotc.frontend.importers.elementwise import COMPOSITES, expands
 from aotc.frontend.importers.reduction import sum_over
@@ -163,6 +162,26 @@ def _composite(state: State, op: Any) -> None:
     check_results(state, op, f"composite {name!r}")
 
 
+def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
+    """Demand that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
+    known = state.known.get(test)
+    if known is not None and not any(isinstance(k, Expr) for k in known):
+        if not all(known):
+            state.fail(f"an assertion never holds: {message}", "correct the model, or the shapes of its arguments")
+        return
+    if not state.assert_dims(test, numbers, message):
+        state.emit("assert", [_all_of(state, test), *numbers], {"message": message})
+    state.assume(test)
+
+
+def _all_of(state: State, test: Value) -> Value:
+    """Return whether every element of ``test`` holds."""
+    if test.type.rank == 0:
+        return test
+    fails = state.one("not", [test])
+    return state.one("not", [sum_over(state, fails, tuple(range(test.type.rank)))])
+
+
 CONTROL: dict[str, Importer] = {
     "stablehlo.while": _while,
     "stablehlo.case": _case,
@@ -174,5 +193,4 @@ CONTROL: dict[str, Importer] = {
     **dict.fromkeys(("stablehlo.if", "scf.if"), _if),
     "func.call": _call,
     "stablehlo.composite": _composite,
-    "stablehlo.custom_call": import_custom_call,
 }

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.custom import assert_test
-from aotc.frontend.importers.control import branch
+from aotc.frontend.importers.control import assert_test, branch
 from aotc.frontend.mlir_types import integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import Region, TensorType, Value

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.random import PARITY, ROTATIONS
@@ -49,7 +48,7 @@ def _threefry2x32(state: State, op: Any) -> None:
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
     """
-    key0, key1, x0, x1 = data_operands(state, op)
+    key0, key1, x0, x1 = state.data_operands(op)
     emit = lambda fn, a, b: state.one(fn, [a, b])
     add = partial(emit, "add")
     keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, PARITY, key0))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.custom import assert_test
+from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.shape_broadcasting import common_size
 from aotc.frontend.importers.shape_tensor import dim_of, index_constant, joined
 from aotc.frontend.mlir_types import integers

@@ -1,7 +1,8 @@
-"""Table of importers: of StableHLO and CHLO ops, and of other MLIR dialects that occur next to them."""
+"""Table of importers: of StableHLO and CHLO ops, of other MLIR dialects that occur next to them, of custom calls."""
 
 from __future__ import annotations
 
+from aotc.frontend.calls.custom import import_custom_call
 from aotc.frontend.importers.collective import COLLECTIVE
 from aotc.frontend.importers.control import CONTROL
 from aotc.frontend.importers.control_scan import CONTROL_SCAN
@@ -26,5 +27,5 @@ from aotc.ir.opset.spec import merge
 IMPORTERS: dict[str, Importer] = merge(
     ELEMENTWISE, ELEMENTWISE_MATH, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING,
     REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
-    QUANTIZED,
+    QUANTIZED, {"stablehlo.custom_call": import_custom_call},
 )
