@@ -42,7 +42,7 @@ test-ray: .venv-ray/ready
 
 .venv-ray/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8'
+	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8' 'pytest-timeout>=2.3'
 	touch $@
 
 # Every model of docs/zoo.md in full beside jax.jit, some minutes and 4 GB: make zoo ZOO="resnet50 gpt2" takes these.
