@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from support.halves import half_of_pairs
 from support.small_models import array
 from vmfb.simulated_gpu import install
 from vmfb.test_cuda import gpu, sim
@@ -158,8 +159,7 @@ def kernels_of(data):
 
 
 @sim
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize(("name", "target"), half_of_pairs(SIMULATED, TARGETS))
 def test_products_on_a_simulated_gpu(name, target, monkeypatch):
     function, arguments, count, bound = SIMULATED[name]
     if name == "parts of a sum" and target != TARGETS[0]:

@@ -7,6 +7,7 @@ pytest.importorskip("numba_cuda")
 
 from gpu.poisoned import between_nans, check_margins
 from gpu.products import STORED, SUMS, product_text, simulate
+from support.halves import half_of_pairs
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
 from aotc.ir.loop.parser import parse_kernel
@@ -77,8 +78,9 @@ def reader(array, order):
     return lambda z, i, k: array[tuple({"z": z, "k": k}.get(d, i) for d in order.split(", "))]
 
 
-@pytest.mark.parametrize("sizes", [(72, 72, 144), (3, 136, 304), (16, 16, 0), (70, 33, 21), (72, 68, 40)])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "sizes"), half_of_pairs(FORMS, [(72, 72, 144), (3, 136, 304), (16, 16, 0), (70, 33, 21), (72, 68, 40)])
+)
 def test_products(name, sizes):
     tiling, dtype, orders = FORMS[name]
     if tiling.startswith("wgmma") and sizes == (70, 33, 21):

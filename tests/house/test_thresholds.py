@@ -1,6 +1,7 @@
 """A threshold stands above its only reader; a table keeps what several modules read (decision 251)."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,19 @@ def numbers(path):
     return found
 
 
+@functools.cache
+def trees():
+    """Return the syntax trees of the product's files."""
+    paths = [path for folder in ("aotc", "cli") for path in (ROOT / folder).rglob("*.py")]
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
 def readers(table):
     """Return the modules of the product that read each number of a table."""
     dotted = ".".join(table.relative_to(ROOT).with_suffix("").parts)
     package, _, last = dotted.rpartition(".")
     found = {}
-    for path in (p for folder in ("aotc", "cli") for p in (ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text())
+    for path, tree in trees().items():
         imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in imported if node.module == dotted for alias in node.names}
         aliases = [alias for node in imported if node.module == package for alias in node.names]

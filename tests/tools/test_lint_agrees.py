@@ -12,6 +12,7 @@ from jax import export
 from jax.experimental import checkify, io_callback
 from support.checklists.checklist import module
 from support.checklists.checklist_all import CASES
+from support.halves import half_of_pairs
 
 import aotc
 from aotc import CompileError, pipeline
@@ -160,8 +161,7 @@ OPTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out:UserWarning")
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "options"), half_of_pairs(PROGRAMS, OPTIONS))
 def test_every_option(name, options, machine_code, monkeypatch):
     monkeypatch.setattr(custom_calls, "_REGISTRY", {})
     for target in (*BOTH.split(","), BOTH):
