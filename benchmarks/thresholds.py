@@ -103,7 +103,7 @@ def readers(programs: list[Program], rows: dict[str, Any]) -> dict[str, list[Pro
         return object.__getattribute__(row, name)
 
     found: dict[str, list[Program]] = {}
-    CostRow.__getattribute__ = read  # type: ignore[method-assign, assignment]
+    CostRow.__getattribute__ = read
     try:
         for program in programs:
             seen.clear()

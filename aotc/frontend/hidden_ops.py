@@ -12,6 +12,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from aotc.frontend.mlir_types import inner_operations
+
 _CHLO, _STABLEHLO, _CALL = "chlo.", "stablehlo.", "stablehlo.custom_call"
 _OURS = "aotc."
 
@@ -21,7 +23,7 @@ def operations_of(module: ir.Module) -> Iterator[Any]:
     stack = [module.operation]
     while stack:
         op = stack.pop()
-        for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
+        for inner in inner_operations(op):
             stack.append(inner)
             yield inner
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.diagnostics import Finding, Loc
-from aotc.frontend.mlir_types import dtype_text, leaf_types
+from aotc.frontend.mlir_types import dtype_text, inner_operations, leaf_types
 
 IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 
@@ -45,7 +45,7 @@ class Journal:
 
 
 def _inner(op: Any) -> Iterator[Any]:
-    stack = [iter(_children(op))]
+    stack = [iter(inner_operations(op))]
     while stack:
         inner = next(stack[-1], None)
         if inner is None:
@@ -53,11 +53,7 @@ def _inner(op: Any) -> Iterator[Any]:
             continue
         if inner.results or inner.regions:  # a terminator has neither
             yield inner
-        stack.append(iter(_children(inner)))
-
-
-def _children(op: Any) -> list[Any]:
-    return [view.operation for region in op.regions for block in region.blocks for view in block.operations]
+        stack.append(iter(inner_operations(inner)))
 
 
 def _name(op: Any) -> str:

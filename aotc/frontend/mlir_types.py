@@ -31,6 +31,11 @@ _OF_SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
 _WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
 
 
+def inner_operations(op: Any) -> list[Any]:
+    """Return the ops directly in the regions of ``op``, in their order."""
+    return [view.operation for region in op.regions for block in region.blocks for view in block.operations]
+
+
 def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
     """Return the tensor types in a value of type ``t``.
 

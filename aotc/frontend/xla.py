@@ -14,7 +14,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir import read_source
-from aotc.frontend.mlir_types import DYNAMIC, entries
+from aotc.frontend.mlir_types import DYNAMIC, entries, inner_operations
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
@@ -69,7 +69,7 @@ def _drop_foreign(module: ir.Module) -> None:
                 del op.attributes[name]
             elif kept != attribute:
                 op.attributes[name] = kept
-        stack += [view.operation for region in op.regions for block in region.blocks for view in block.operations]
+        stack += inner_operations(op)
 
 
 def _without_foreign(attribute: Any) -> Any:

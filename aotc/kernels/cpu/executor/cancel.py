@@ -25,12 +25,12 @@ from aotc.vmfb.abi import (
     POOL_RELEASE,
 )
 
-# Times as long as the host's last word took: so long does the next one wait; where Python's other threads compute, its
-# lock comes after 5 ms each time. So that at most a fiftieth of the time is spent waiting for the lock
+# Interval between two notices to the host, in durations of the last one. A notice takes 5 ms while other Python threads
+# compute, because it needs the interpreter lock; so at most a fiftieth of the time is spent waiting for that lock
 # (benchmarks/beside_threads.py).
 HOST_SHARE = 50
-# Nanoseconds: the next word waits no longer, in a later call too; where threads are many, one may come late, and Ctrl-C
-# waits. HOST_SHARE times the 5 ms after which CPython's threads hand over its lock.
+# Maximum interval between two notices in nanoseconds, also across calls: HOST_SHARE times the 5 ms after which threads
+# of CPython hand over the interpreter lock. Ctrl-C waits this long if a notice once took long because of many threads.
 LONGEST_SILENCE = 250_000_000
 
 

@@ -15,16 +15,16 @@ from aotc.kernels.cpu.executor.words import LAG, MINE, PACE, SINCE, STOLEN, TALL
 from aotc.kernels.limits import LAG_MOST
 from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
-# Parts of a participant's speed: how far it lags behind the fastest is counted in these; 0 is as fast, 921 a tenth as
-# fast. A power of two.
+# Unit in which a participant's lag behind the fastest one is counted: 0 is equally fast, 921 a tenth of the speed. A
+# power of two.
 LAG_WHOLE = 1024
 
 
 PACE_BITS = 8  # of the fraction of the ticks that an item takes
 
 
-# Parts of a participant's speed, of LAG_WHOLE: who has half of the speed of the fastest claims as much at once; two
-# threads of a core, or noise, change nothing. The last claim then takes twice as long as others' do.
+# Lag, of LAG_WHOLE, up to which a participant claims as many items as the fastest: half of its speed, so that two
+# threads of one core, or noise, change nothing. The last claim then takes twice as long as the other participants'.
 LAG_FREE = 512
 
 

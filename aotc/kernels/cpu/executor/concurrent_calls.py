@@ -49,8 +49,8 @@ from aotc.kernels.cpu.executor.words import (
 from aotc.kernels.limits import RUNS
 from aotc.vmfb.abi import CALL_DEVICES, POOL_CORES
 
-# Parts of a thread: shares of calls in a device's threads are counted in these; up to 16 calls have exactly equal ones.
-# The least common multiple of 1 to 16.
+# Unit in which the shares of concurrent calls in one thread are counted: the least common multiple of 1 to 16, so that
+# up to 16 calls have exactly equal shares.
 SHARE_UNITS = 720720
 
 

@@ -111,10 +111,9 @@ def pick_claim(trial, items, grain, who, dice):
     return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain
 
 
-# Turns of some 15 ns: so long does a participant wait at most, now and then, in a trial that shuffles; as long as some
-# small kernels.
+# Maximum length, in iterations of about 15 ns, of the random pauses in a shuffled run: as long as some small kernels.
 SHUFFLE_PAUSES = 2000
-# Calls of sched_yield: as SHUFFLE_PAUSES; others run meanwhile where there are more threads than cores.
+# Maximum number of sched_yield calls in such a pause; if there are more threads than cores, others run meanwhile.
 SHUFFLE_YIELDS = 4
 
 

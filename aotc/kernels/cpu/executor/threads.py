@@ -49,7 +49,7 @@ from aotc.kernels.cpu.executor.words import (
 )
 from aotc.vmfb.abi import POOL_WAKEUPS
 
-# Seconds: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us.
+# Period in seconds in which a worker that no run needed exits, so after 2 to 4 seconds; a start takes about 30 us.
 KEEP_SECONDS = 2
 
 
@@ -64,7 +64,7 @@ def start(pool, workers):
     return 0
 
 
-# Seconds: a system that refused a thread is not asked for another before, as each refusal takes microseconds.
+# Seconds before another thread is requested after the system refused one, because each refusal takes microseconds.
 RETRY_SECONDS = 1
 
 
@@ -142,10 +142,10 @@ def join(pool, run, hint, who):
     return helped
 
 
-# Turns of a worker's waiting loop, of some 15 ns: after so many without work, about 60 us, a worker sleeps; a next call
-# may be near, and waking costs 50 us. Chosen by these times; where they were measured is not recorded.
+# Iterations, of about 15 ns, that a worker spins without work before it sleeps: about 60 us. The next call may be near,
+# and waking a worker takes 50 us.
 SPINS = 4000
-# Turns of a worker's waiting loop: as SPINS while a run is active; its next graph is nearer than the next call.
+# The same while a run is active, because its next graph comes sooner than a next call.
 ACTIVE_SPINS = 20 * SPINS
 
 

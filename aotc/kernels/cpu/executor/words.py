@@ -71,8 +71,7 @@ def place(command, number, first, slots, params):
     return slots[command[at_place + PLACE_SLOT]] + operand(command[at_place + PLACE_OFFSET], params)
 
 
-# Turns of a waiting loop: after so many a waiting thread gives its processor to others; there may be more threads than
-# cores. Half of SPINS.
+# Iterations after which a spinning thread yields its processor, as there may be more threads than cores: half of SPINS.
 YIELD_AFTER = 2000
 
 
