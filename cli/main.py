@@ -10,53 +10,62 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from aotc import __version__
-from aotc_cli.commands import (
-    bench,
-    check,
-    compile,
-    diff,
-    doctor,
-    dump,
-    explain,
-    inspect,
-    lint,
-    profile,
-    report,
-    run,
-    serve,
-    sign,
-    targets,
-    update_weights,
-    upgrade,
-    verify,
-)
 from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
 from aotc_cli.shared.iree_options import Spelled
 
+_NAMES = (
+    "compile", "run", "serve", "upgrade", "update-weights", "lint", "explain", "report", "diff", "check", "inspect",
+    "dump", "bench", "profile", "verify", "sign", "targets", "doctor",
+)  # fmt: skip
+"""The subcommands in the order of the help; each has a module of its name in ``aotc_cli.commands``."""
+
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
+_STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+class _Subcommands(Mapping[str, Any]):
+    """Subcommands by name. A lookup imports the module and builds its options, so a process pays for one command."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        module = import_module(f"aotc_cli.commands.{name.replace('-', '_')}")
+        alone = typer.Typer(**_STYLE)
+        alone.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
+        return get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+class _Aotc(TyperGroup):
+    """The ``aotc`` command with its subcommands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": _Subcommands()})
+
 
 app = typer.Typer(
+    cls=_Aotc,
     help="Compile JAX and StableHLO models ahead of time to one file, and run it without JAX.",
     epilog=_EPILOG,
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    **_STYLE,
 )
-
-for module in (
-    compile, run, serve, upgrade, update_weights, lint, explain, report, diff, check, inspect, dump, bench, profile,
-    verify, sign, targets, doctor,
-):  # fmt: skip
-    name = module.__name__.rpartition(".")[2].replace("_", "-")
-    app.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
 
 
 def _print_version(wanted: bool) -> None:

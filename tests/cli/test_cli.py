@@ -281,16 +281,23 @@ def test_wrong_cpu(aotc, tmp_path):
     assert aotc("inspect", path)[0] == 0
 
 
-def test_run_loads_no_compiler(bundle):
+def test_run_imports_no_compiler_and_no_other_command(bundle):
     code = (
         "import sys; sys.argv = ['aotc', 'run', sys.argv[1], '--zeros']\n"
         "from aotc_cli.main import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code\n"
-        "print(sorted({'jax', 'jaxlib', 'numba', 'llvmlite', 'rich', 'aotc.pipeline'} & set(sys.modules)))"
+        "print(sorted({'jax', 'jaxlib', 'numba', 'llvmlite', 'rich', 'aotc.pipeline'} & set(sys.modules)))\n"
+        "print([name for name in sys.modules if name.startswith('aotc_cli.commands.')])"
     )
     done = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-2:] == ["[]", "['aotc_cli.commands.run']"]
+
+
+def test_a_mistyped_command_names_the_one_meant(aotc):
+    code, _, err = aotc("rnu")
+    assert code == 2
+    assert "No such command 'rnu'. Did you mean 'run'?" in err
 
 
 def test_a_command_line_without_its_packages(tmp_path):
