@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -18,7 +19,10 @@ def main() -> None:
         if (error.name or "aotc").partition(".")[0].startswith("aotc"):
             raise
         _need(error.name)
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # else Python searches all imported packages for garbage at exit; the system frees their memory
 
 
 def _need(package: str | None) -> NoReturn:

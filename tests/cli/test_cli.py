@@ -310,6 +310,16 @@ def test_a_command_line_without_its_packages(tmp_path):
     assert second.startswith("  try: pip install ")
 
 
+def test_a_command_does_not_collect_garbage_at_exit(bundle):
+    """A collection finds only objects that the end of the process frees anyway, and takes a sixth of ``aotc run``."""
+    code = (
+        "import atexit, gc, sys; from aotc_cli.start import main; sys.argv = ['aotc', 'run', sys.argv[1], '--zeros']\n"
+        "atexit.register(lambda: print(len(gc.get_objects()) < 0.01 * gc.get_freeze_count())); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_missing_extra(aotc, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ModuleNotFoundError("No module named 'jax'", name="jax")
