@@ -63,6 +63,7 @@ from aotc.lowering.passes.pack_contractions.pack_contractions import pack_contra
 from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
 from aotc.lowering.passes.quantize_weights import quantize_weights
 from aotc.lowering.passes.set_precision import set_precision
+from aotc.lowering.passes.sink_transposes import sink_transposes
 from aotc.lowering.passes.softmax_by_reciprocal import softmax_by_reciprocal
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_attention import split_attention
@@ -140,6 +141,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(parallelize_gpu, required=True, establishes=invariants.runs_are_sorted),
     Pass(licm),
     Pass(vectorize_argmax),
+    Pass(sink_transposes),
     Pass(split_windows),
     Pass(split_rows),
     Pass(softmax_by_reciprocal),
@@ -191,6 +193,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, split_weights, "what packs them is what leaves the function"),
     (split_weights, fuse, "a kernel would hold what is prepared and what is not"),
     (pack_contractions, licm, "what a loop does not change would be packed in each iteration"),
+    (pack_contractions, sink_transposes, "tiles decide in which order a convolution is computed"),
+    (sink_transposes, fuse, "windows and transposes are in kernels by then"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
     (vectorize_argmax, split_reductions, "of a long row each of the two reductions is cut in parts"),

@@ -22,7 +22,7 @@ from jax import lax
 import aotc
 from aotc.lowering.program import tile_dependences as tile_edges
 
-NHWC = ("NHWC", "HWIO", "NHWC")
+NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 FORMS: dict[str, Callable[..., bool] | None] = {"whole": lambda *_: False, "tiles": lambda *_: True, "chosen": None}
 
 
@@ -35,6 +35,12 @@ def conv_pool(x: jax.Array, w: jax.Array) -> jax.Array:
     """A convolution with its activation, and a pooling."""
     y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC), 0)
     return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def conv_pool_first(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The same with channels first."""
+    y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NCHW), 0)
+    return lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 
 def conv_pool_conv(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -63,6 +69,8 @@ def layers(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 PROGRAMS: dict[str, tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]] = {
     "conv_pool": (conv_pool, [f32(1, 224, 224, 16), f32(3, 3, 16, 32)]),
     "conv_pool_thin": (conv_pool, [f32(1, 448, 448, 3), f32(3, 3, 3, 16)]),
+    "conv_pool_first": (conv_pool_first, [f32(1, 16, 224, 224), f32(32, 16, 3, 3)]),
+    "conv_pool_first_thin": (conv_pool_first, [f32(1, 3, 448, 448), f32(16, 3, 3, 3)]),
     "conv_pool_conv": (conv_pool_conv, [f32(1, 112, 112, 16), f32(3, 3, 16, 32), f32(3, 3, 32, 32)]),
     "rows": (rows, [f32(64, 1 << 17), f32(1 << 17), f32(1 << 17)]),
     "rows_in_one": (rows, [f32(4096, 1024), f32(1024), f32(1024)]),
@@ -104,7 +112,7 @@ def measure(name: str, forms: dict[str, bytes], threads: int, rounds: int) -> st
             times[form].append(clock() - start)
     ratios = {form: statistics.median(a / b for a, b in zip(ts, times["whole"])) for form, ts in times.items()}
     shown = (f"{form} {1e3 * statistics.median(ts):8.3f} ms {ratios[form]:.3f}" for form, ts in times.items())
-    return f"{name:16} {threads} threads: {'; '.join(shown)}"
+    return f"{name:20} {threads} threads: {'; '.join(shown)}"
 
 
 def main() -> None:

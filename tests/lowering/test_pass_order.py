@@ -104,6 +104,21 @@ def convolution(x):
     return lax.conv_general_dilated(x, f32(3, 3, 16, 32), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def pooled(x, w):
+    y = lax.conv_general_dilated(x, w, (1, 1), "SAME")
+    return lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def windows_over(*shape):
+    """Are the windows over an array of this shape?"""
+
+    def holds(module, count):
+        ops = (op for f in module.functions.values() for op in walk(f.body))
+        return {op.operands[0].type.shape for op in ops if op.name == "reduce_window"} == {shape}
+
+    return holds
+
+
 def invariant_call(x):
     return lax.fori_loop(0, 5, lambda i, c: c + jax.jit(jnp.sin)(x), x)
 
@@ -260,6 +275,10 @@ REASONS = {
     (QUANTIZED, "pack_contractions"): (lambda x: x @ LARGE, (f32(4, 256),), {}, of_few_bits),
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
     ("pack_contractions", "licm"): (steps, (f32(32, 64), f32(64, 64)), {}, outside_of_loops("transpose")),
+    ("pack_contractions", "sink_transposes"): (
+        pooled, (f32(1, 3, 64, 64), f32(2, 3, 3, 3)), {}, windows_over(1, 2, 64, 64)
+    ),
+    ("sink_transposes", "fuse"): (pooled, (f32(1, 16, 64, 64), f32(32, 16, 3, 3)), {}, windows_over(1, 64, 64, 32)),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("parallelize_gpu", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from support.differential import close
+from support.schedules.trials import Watched, trial
 from typer.testing import CliRunner
 
 import aotc
@@ -34,6 +35,14 @@ def pooled(x, w, v):
     return x
 
 
+def pooled_first(x, w, v):
+    """The same with channels first, in and out."""
+    for weights in (w, v):
+        x = lax.conv_general_dilated(x, weights, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+        x = lax.reduce_window(jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "SAME")
+    return x
+
+
 def rows(x, scale):
     y = jax.nn.softmax(x, -1)
     y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) * scale
@@ -52,6 +61,7 @@ def looped(x, a):
 
 PROGRAMS = {
     "pooled": (pooled, [(2, 40, 36, 3), (3, 3, 3, 8), (3, 3, 8, 8)]),
+    "pooled_first": (pooled_first, [(2, 3, 40, 36), (16, 3, 3, 3), (16, 16, 3, 3)]),
     "rows": (rows, [(13, 70_000), (70_000,)]),
     "sorts": (sorts, [(700, 96), (96,)]),
     "looped": (looped, [(300, 96), (96,)]),
@@ -116,7 +126,7 @@ def of_any_size(function, *types):
     return "\n".join(line for line in lines if "@shape_assertion" not in line).encode()
 
 
-@pytest.mark.parametrize("name", ["pooled", "rows", "sorts"])
+@pytest.mark.parametrize("name", ["pooled", "pooled_first", "rows", "sorts"])
 def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
     """One line is right for all of them; how many items there are is known when the call runs."""
     function, shapes = PROGRAMS[name]
@@ -201,6 +211,54 @@ def test_long_rows_are_worth_it_and_small_programs_are_not():
     assert all(set(row.halos) <= set(row.after) for row in report.rows)
     for name in ("sorts", "looped"):
         assert not edges(compiled(name)[0])
+
+
+LAYOUTS = {"first": ("NCHW", "OIHW", "NCHW"), "last": ("NHWC", "HWIO", "NHWC")}
+
+
+def pooling(layout, kind):
+    """A convolution with its activation, and a pooling, with channels first or last; and types of arguments."""
+
+    def function(x, w):
+        y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[layout]), 0)
+        window = [2 if axis in "HW" else 1 for axis in LAYOUTS[layout][0]]
+        init, combine = (-jnp.inf, lax.max) if kind == "max" else (0.0, lax.add)
+        return lax.reduce_window(y, init, combine, window, window, "VALID")
+
+    shapes = {"first": ((1, 16, 224, 224), (32, 16, 3, 3)), "last": ((1, 224, 224, 16), (3, 3, 16, 32))}
+    return function, [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes[layout]]
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_windows_wait_for_rows_of_their_convolution_in_both_layouts(kind):
+    """As the compiler chooses: a window needs the two rows under it, and one more item is a row of the halo at most."""
+    halos = []
+    for layout in LAYOUTS:
+        function, types = pooling(layout, kind)
+        report = explain_schedule(open_bundle(aotc.compile(function, *types, target="cpu:x86-64-v4")))
+        (convolution,) = [row.number for row in report.rows if "conv" in row.kernel]
+        (windows,) = [row for row in report.rows if "window" in row.kernel]
+        halos.append(windows.halos[convolution])
+    assert halos[0] == halos[1] <= 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_begin_before_their_convolution_has_ended(layout, monkeypatch):
+    """What a trace says of who claimed what when: a thread takes windows as soon as their rows are done."""
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    function, types = pooling(layout, "max")
+    arguments = [np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in types]
+    watched = Watched(aotc.compile(function, *types), 1).calls(arguments)
+    names = [kernel["name"] for kernel in watched.executable._variant["kernels"]]
+    (graph,) = watched.graphs(tiled=True)
+    named = {at: names[command.kernel] for at, (command, *_) in graph.items()}
+    with trial(1 << 14) as traced:
+        (got,) = watched.module.invoke("main", *arguments)
+        claims = traced.claims()
+    close([got], [jax.jit(function)(*arguments)], factor=40)
+    ended = max(c.ended for c in claims if "conv" in named[c.command])
+    windows = [c.began for c in claims if "window" in named[c.command]]
+    assert sum(began < ended for began in windows) > len(windows) // 2
 
 
 def test_parts_of_items_are_told(of_any_length, tmp_path):

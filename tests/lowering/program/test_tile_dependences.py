@@ -168,6 +168,11 @@ def pooled(x, w):
     return lax.reduce_window(jnp.maximum(y, 0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
+def pooled_first(x, w):
+    y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+    return lax.reduce_window(jnp.maximum(y, 0), -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
 def windows(stride, dilation, padding):
     def function(x, w):
         y = lax.conv_general_dilated(
@@ -194,6 +199,7 @@ def mixed(x, y):
 
 PROGRAMS = {
     "pooled": (pooled, [(1, 10, 8, 4), (3, 3, 4, 16)]),
+    "pooled_first": (pooled_first, [(1, 4, 10, 8), (16, 4, 3, 3)]),
     **{f"windows-{s}-{d}-{p}": (windows(s, d, p), [(2, 11, 4, 3), (3, 1, 3, 5)])
        for s, d, p in [(1, 1, "SAME"), (2, 1, "VALID"), (1, 2, "SAME"), (2, 2, "SAME")]},
     "rows": (rows, [(13, 6), (13, 6)]),

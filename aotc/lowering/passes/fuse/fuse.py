@@ -332,9 +332,9 @@ class _Fuser:
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
     def _writes_apart(self, op: Op, group: Group) -> bool:
-        """Tell if ``op`` is a transpose on a CPU that a loop over its operand would write with large strides."""
+        """Tell if ``op`` is a transpose on a CPU that loops over its operand would write with large strides."""
         turns = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
-        return turns and group.kind == "loop" and self.budget.target.kind == "cpu"
+        return turns and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""
