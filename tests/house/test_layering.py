@@ -23,7 +23,8 @@ CONTRACTS = (
 )  # fmt: skip
 FACTS = ("numpy", "aotc.ir", "aotc.lowering.threshold", *COMMON, *CONTRACTS)  # in the order of the rooms of lowering
 MODEL = ("aotc.lowering.analysis", *FACTS)
-PLANS = ("aotc.lowering.cost_model", *MODEL)
+ELEMENTS = ("aotc.lowering.cost_model", *MODEL)
+PLANS = ("aotc.lowering.elements", *ELEMENTS)
 PLACEMENT = ("aotc.lowering.plans", *PLANS)
 LOWERING = ("aotc.lowering.placement", *PLACEMENT)
 
@@ -42,6 +43,7 @@ MAY_IMPORT = {
     "aotc.lowering.threshold": ("aotc.ir",),
     "aotc.lowering.analysis": FACTS,
     "aotc.lowering.cost_model": MODEL,
+    "aotc.lowering.elements": ELEMENTS,
     "aotc.lowering.plans": PLANS,
     "aotc.lowering.placement": PLACEMENT,
     "aotc.lowering.passes": ("ml_dtypes", *LOWERING),

@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.loop.ir import Apply, Buffer, Const, Kernel, Load, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op
-from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.regions.common.library_call import LibraryCall, over
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target

@@ -11,8 +11,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import Elements, test_index
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import Elements, test_index
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES

@@ -29,13 +29,13 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import DEAR_WORK
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import all_of
 from aotc.lowering.plans.cpu_attention import AttentionPlan, RowsPlan, attention_plans, rounded_as
 from aotc.lowering.regions.attention.cpu_blocked_products import AttentionBlocks
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
 from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
 from aotc.lowering.regions.attention.gpu import lower_attention_cuda
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import all_of
 from aotc.targets import Target
 
 

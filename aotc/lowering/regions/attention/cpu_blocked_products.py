@@ -15,10 +15,10 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Scalar, Stmt, 
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_attention import AttentionPlan
 from aotc.lowering.plans.cpu_tiles import split_rows
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
-from aotc.lowering.regions.common.builder import RegionBuilder
 
 WIDENED = ("bf16", "f16")  # dtypes of values that f32 tiles read without a copy
 

@@ -12,7 +12,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.elements.builder import RegionBuilder
 
 Make = Callable[[list[Stmt], Dim], None]
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x

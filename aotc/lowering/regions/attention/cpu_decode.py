@@ -21,8 +21,8 @@ from aotc.ir.dims.algebra import Dim, maximum, minimum, sym
 from aotc.ir.loop.ir import Alloc, Apply, Const, For, If, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.elements import all_of
 from aotc.lowering.regions.attention.cpu_decode_products import AttentionProducts
-from aotc.lowering.regions.common.elements import all_of
 
 
 class AttentionRows(AttentionProducts):

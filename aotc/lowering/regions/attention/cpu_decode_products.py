@@ -13,9 +13,9 @@ from aotc.ir.loop.forms.tile_forms import FORMS, form_of_operands
 from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.lowering.analysis.attention_int_cache import INTEGERS
 from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.elements.nests import some_at_a_time
 from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.lowering.regions.attention.cpu_masks import AttentionSeen
-from aotc.lowering.regions.common.nests import some_at_a_time
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 

@@ -21,9 +21,9 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Sca
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_attention import RowsPlan
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
-from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 

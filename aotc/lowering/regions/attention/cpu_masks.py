@@ -17,9 +17,9 @@ from aotc.ir.opset.attention import ABSENT
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_attention import RowsPlan
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
-from aotc.lowering.regions.common.builder import RegionBuilder
 from aotc.vmfb.dtypes import size_of
 
 Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a row

@@ -1,1 +1,1 @@
-"""Shared parts of region lowering: builder, element expressions, loop nests, library calls."""
+"""Shared by the lowerings of regions: arrays row by row, library calls, roundings."""

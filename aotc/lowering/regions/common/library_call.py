@@ -10,7 +10,7 @@ from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder, nest
+from aotc.lowering.elements.builder import RegionBuilder, nest
 from aotc.vmfb.dtypes import size_of
 
 Place = tuple[Buffer, Index]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, minimum, product
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.common.builder import grid_item
+from aotc.lowering.elements.builder import grid_item
 
 Place = Callable[[Dim], Index]
 

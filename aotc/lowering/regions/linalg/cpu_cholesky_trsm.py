@@ -18,9 +18,9 @@ from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
 from aotc.lowering.threshold import BlockSize, Limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Function
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import Elements, constant_scalar
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import Elements, constant_scalar
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 

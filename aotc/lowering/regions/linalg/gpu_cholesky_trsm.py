@@ -17,9 +17,9 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
 from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
 from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, real_of, size_of

@@ -12,8 +12,8 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, sym
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Shuffle, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, real_of
 

@@ -15,9 +15,9 @@ from aotc.ir.dims.algebra import Dim, ceildiv, mod, static, sym
 from aotc.ir.loop.ir import Apply, Buffer, Const, For, If, Load, LoopKind, Scalar, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.gpu_jacobi import TurnedColumns
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.lowering.threshold import BlockSize

@@ -22,7 +22,7 @@ from aotc.ir.loop.ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Sto
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels, by_panels, larger
 

@@ -22,8 +22,8 @@ from aotc.ir.dims.algebra import Dim, mod, static, sym
 from aotc.ir.loop.ir import WARP, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
 from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, test2
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of

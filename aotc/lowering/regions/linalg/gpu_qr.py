@@ -18,8 +18,8 @@ from aotc.ir.dims.algebra import Dim, minimum, sym
 from aotc.ir.loop.ir import WARP, Apply, For, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.vmfb.dtypes import kind_of

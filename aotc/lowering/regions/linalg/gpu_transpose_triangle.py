@@ -6,8 +6,8 @@ from aotc.ir.dims.algebra import Dim, ceildiv, mod, sym
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, size_of
 

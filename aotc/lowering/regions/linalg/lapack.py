@@ -25,8 +25,8 @@ from aotc.ir.opset.linalg_lapack import (
 )
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import real_and_imaginary
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import real_and_imaginary
 from aotc.lowering.regions.common.library_call import LibraryCall, over
 from aotc.lowering.regions.linalg.gpu_eig_svd import eigen, singular
 from aotc.lowering.regions.linalg.gpu_lu import pivoted

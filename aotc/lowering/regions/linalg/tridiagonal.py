@@ -17,7 +17,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import real_of, to_numpy

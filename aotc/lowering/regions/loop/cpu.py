@@ -16,10 +16,9 @@ from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, inside, linearize
 from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, store_results
-from aotc.lowering.regions.common.elements import Elements, provide, test_index
-from aotc.lowering.regions.common.nests import (
+from aotc.lowering.elements.builder import RegionBuilder, combine, store_results
+from aotc.lowering.elements.elements import Elements, provide, test_index
+from aotc.lowering.elements.nests import (
     Emit,
     NestAxis,
     addresses,
@@ -31,7 +30,9 @@ from aotc.lowering.regions.common.nests import (
     serial,
     split_grid,
 )
-from aotc.lowering.regions.loop.cpu_transpose import loops_over_blocks, turned_blocks
+from aotc.lowering.plans.cpu_transpose import turned_blocks
+from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
+from aotc.lowering.regions.loop.cpu_transpose import loops_over_blocks
 from aotc.lowering.regions.loop.gpu import threads_over
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target

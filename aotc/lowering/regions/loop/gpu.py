@@ -19,10 +19,10 @@ from aotc.ir.loop.access import accesses
 from aotc.ir.loop.ir import Apply, For, If, Let, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import Elements
+from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, grid_loop, place
 from aotc.lowering.plans.thresholds import LANE_BYTES, LANE_ELEMENTS, LANE_THREADS
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import Elements
-from aotc.lowering.regions.common.nests import Emit, NestAxis, coefficient, grid_loop, place
 from aotc.lowering.regions.loop.gpu_transpose import tiles_over
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of

@@ -24,10 +24,10 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import Elements, Provide, all_of
+from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, place
 from aotc.lowering.plans.thresholds import BLOCK_THREADS, LANE_BYTES, LANE_ELEMENTS
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import Elements, Provide, all_of
-from aotc.lowering.regions.common.nests import Emit, NestAxis, coefficient, place
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 

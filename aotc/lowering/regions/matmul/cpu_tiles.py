@@ -20,9 +20,9 @@ from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.cost_model.machines import MATRIX_WORK
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.elements.elements import provide
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.regions.common.elements import provide
 from aotc.lowering.regions.matmul.loops import lower_contract_loops
 from aotc.lowering.regions.matmul.tile_stores import loops_of_tile
 from aotc.lowering.threshold import BlockSize, Limit

@@ -24,10 +24,10 @@ from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.elements.elements import constant_scalar, provide
 from aotc.lowering.plans.cpu_tiles import SLICE_PAD, Block, best_block
 from aotc.lowering.plans.gpu_conv import conv_padding
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.regions.common.elements import constant_scalar, provide
 from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_contract_tensor
 from aotc.lowering.regions.matmul.loops import conv_element, lower_contract_loops, sum_dtype
 from aotc.targets import Target

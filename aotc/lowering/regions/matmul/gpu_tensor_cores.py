@@ -13,10 +13,10 @@ from aotc.ir.loop.forms.tiling import FP8
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder, store_results
+from aotc.lowering.elements.elements import constant_scalar, provide
 from aotc.lowering.plans.gpu_conv import conv_padding, conv_pixels, kernel_sizes, sum_dtype_of, window_of
 from aotc.lowering.plans.gpu_matmul_tiles import best_tiling, is_for_tensor_cores
-from aotc.lowering.regions.common.builder import RegionBuilder, store_results
-from aotc.lowering.regions.common.elements import constant_scalar, provide
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 

@@ -11,11 +11,11 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stm
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.elements.elements import Elements, constant_scalar, provide
+from aotc.lowering.elements.nests import NestAxis, serial
 from aotc.lowering.plans.gpu_conv import conv_padding
 from aotc.lowering.plans.matmul import UNROLLED_TERMS
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.regions.common.elements import Elements, constant_scalar, provide
-from aotc.lowering.regions.common.nests import NestAxis, serial
 from aotc.lowering.regions.loop.cpu import loops_over
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import ALIGNMENT

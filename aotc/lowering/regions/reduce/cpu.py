@@ -25,14 +25,14 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
+from aotc.lowering.plans.operand_reuse import Reads, is_light
 from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS, FETCH_LINE
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, join_turned, operands_at, relocate
-from aotc.lowering.regions.common.elements import provide
-from aotc.lowering.regions.common.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.regions.reduce.cpu_columns import lower_columns
 from aotc.lowering.regions.reduce.cpu_short_rows import ShortRows
 from aotc.lowering.regions.reduce.cpu_transposed_rows import TurnedRows
-from aotc.lowering.regions.reduce.operand_reuse import Reads, is_light
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target

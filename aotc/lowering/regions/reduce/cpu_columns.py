@@ -24,11 +24,11 @@ from aotc.ir.dims.algebra import Dim, Expr, minimum, product, static, sym
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
+from aotc.lowering.plans.operand_reuse import Reads, is_light
 from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS, FETCH_LINE
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
-from aotc.lowering.regions.common.elements import provide
-from aotc.lowering.regions.common.nests import grid_loop, make_axes, place, serial, some_at_a_time
-from aotc.lowering.regions.reduce.operand_reuse import Reads, is_light
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 

@@ -23,10 +23,10 @@ from aotc.ir.opset import ACCUMULATED, SCALARS
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
-from aotc.lowering.regions.common.builder import RegionBuilder, relocate
-from aotc.lowering.regions.common.elements import provide
-from aotc.lowering.regions.common.nests import NestAxis, place, serial
-from aotc.lowering.regions.reduce.operand_reuse import is_light
+from aotc.lowering.elements.builder import RegionBuilder, relocate
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.nests import NestAxis, place, serial
+from aotc.lowering.plans.operand_reuse import is_light
 from aotc.lowering.regions.reduce.rows import Rows
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import kind_of, size_of

@@ -27,12 +27,13 @@ from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.nests import NestAxis, grid_loop, make_axes, place, serial
+from aotc.lowering.plans.cpu_transpose import equal_parts, is_turned, line_of, loads_of
 from aotc.lowering.plans.region_work import kept_values
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, ITEM_ELEMENTS, TURNED_OPERANDS, TURNED_TILE
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.nests import NestAxis, grid_loop, make_axes, place, serial
-from aotc.lowering.regions.loop.cpu_transpose import equal_parts, is_turned, line_of, loads_of, reading
+from aotc.lowering.regions.loop.cpu_transpose import reading
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.vmfb.dtypes import size_of
 

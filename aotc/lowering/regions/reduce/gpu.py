@@ -44,11 +44,11 @@ from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowLoop
+from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item, join_turned, relocate
+from aotc.lowering.elements.elements import Provide, provide
+from aotc.lowering.elements.nests import NestAxis, make_axes, place
 from aotc.lowering.plans.gpu_rows import ALONE, RowPlan, is_small, kept_registers, row_plan
 from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, grid_item, join_turned, relocate
-from aotc.lowering.regions.common.elements import Provide, provide
-from aotc.lowering.regions.common.nests import NestAxis, make_axes, place
 from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.lowering.threshold import BlockSize, Limit

@@ -21,8 +21,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
-from aotc.lowering.regions.common.builder import (
+from aotc.lowering.elements.builder import (
     RegionBuilder,
     combine,
     grid_item,
@@ -31,8 +30,9 @@ from aotc.lowering.regions.common.builder import (
     relocate,
     store_all,
 )
-from aotc.lowering.regions.common.elements import provide
-from aotc.lowering.regions.common.nests import make_axes, place
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.nests import make_axes, place
+from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
 from aotc.lowering.regions.reduce.rows import Accumulators
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of

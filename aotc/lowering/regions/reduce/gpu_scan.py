@@ -24,9 +24,9 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.lowering.analysis.prefix_scans import Scan
 from aotc.lowering.analysis.thresholds import BANKS
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.plans.gpu_column_scans import ColumnBlocks
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import all_of, test_index
 from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of

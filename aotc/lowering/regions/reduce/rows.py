@@ -10,11 +10,9 @@ from aotc.ir.opset import ELEMENTWISE
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.plans.thresholds import ITEM_ELEMENTS
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
-from aotc.lowering.regions.common.elements import Provide, provide
-from aotc.lowering.regions.common.nests import (
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.elements.elements import Provide, provide
+from aotc.lowering.elements.nests import (
     NestAxis,
     addresses,
     grid_loop,
@@ -24,7 +22,9 @@ from aotc.lowering.regions.common.nests import (
     serial,
     split_grid,
 )
-from aotc.lowering.regions.loop.cpu_transpose import loads_of
+from aotc.lowering.plans.cpu_transpose import loads_of
+from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.plans.thresholds import ITEM_ELEMENTS
 from aotc.lowering.threshold import Limit
 
 Accumulators = dict[Op, list[Buffer]]

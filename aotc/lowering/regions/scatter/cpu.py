@@ -8,8 +8,8 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.parallel_scatters import is_side_by_side
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, nest
-from aotc.lowering.regions.common.elements import all_of
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
+from aotc.lowering.elements.elements import all_of
 from aotc.lowering.regions.scatter.gpu import lower_scatter_cuda
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
 from aotc.lowering.threshold import BlockSize

@@ -17,8 +17,8 @@ from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.regions.common.builder import RegionBuilder, combine, grid_item
-from aotc.lowering.regions.common.elements import Elements, all_of, constant_scalar, test_index
+from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item
+from aotc.lowering.elements.elements import Elements, all_of, constant_scalar, test_index
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target

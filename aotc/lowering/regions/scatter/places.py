@@ -9,8 +9,8 @@ from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
-from aotc.lowering.regions.common.builder import RegionBuilder, combine
-from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.elements.builder import RegionBuilder, combine
+from aotc.lowering.elements.elements import Elements
 
 
 def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:

@@ -8,8 +8,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item, nest
-from aotc.lowering.regions.common.elements import Elements, test_index
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
+from aotc.lowering.elements.elements import Elements, test_index
 from aotc.targets import Target
 
 

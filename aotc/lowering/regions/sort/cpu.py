@@ -13,8 +13,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import Elements
 from aotc.lowering.regions.common.row_axis import Place, rows_of
 from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, Word, integer, words_of
 from aotc.lowering.threshold import Estimate, Limit

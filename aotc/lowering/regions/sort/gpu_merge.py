@@ -22,10 +22,10 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import MERGE_WORK
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.plans.resources import counted, run_cells
 from aotc.lowering.plans.thresholds import MERGED_EACH
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import all_of, test_index
 from aotc.lowering.regions.reduce.gpu_scan import padded
 from aotc.lowering.regions.sort.cpu_radix import integer
 from aotc.lowering.regions.sort.gpu_merge_unknown import CountedSort

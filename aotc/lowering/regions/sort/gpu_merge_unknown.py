@@ -13,8 +13,8 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, product, s
 from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import all_of, test_index
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import GPU_ALIGNMENT
 

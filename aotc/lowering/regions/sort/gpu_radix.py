@@ -37,9 +37,9 @@ from aotc.ir.opset.sorting import RADIX
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.cost_model.work import DIGIT_WORK
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
 from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS
-from aotc.lowering.regions.common.builder import RegionBuilder, grid_item
-from aotc.lowering.regions.common.elements import all_of, constant_scalar, test_index
 from aotc.lowering.regions.sort.cpu_radix import unsigned_key
 from aotc.targets import Target
 

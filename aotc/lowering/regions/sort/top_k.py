@@ -18,8 +18,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.common.builder import RegionBuilder
-from aotc.lowering.regions.common.elements import Elements
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import Elements
 from aotc.lowering.regions.common.row_axis import rows_of
 from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, integer, key_bytes, unsigned_key
 from aotc.lowering.threshold import BlockSize, Estimate, Limit

@@ -35,7 +35,7 @@ from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.analysis.softmax_facts import softmax_facts
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.regions.common.elements import Elements, all_of
+from aotc.lowering.elements.elements import Elements, all_of
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

@@ -16,10 +16,10 @@ from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.elements.builder import RegionBuilder, operands_at
+from aotc.lowering.elements.elements import Elements
+from aotc.lowering.elements.nests import coefficient
 from aotc.lowering.plans.thresholds import SHARED_ROWS
-from aotc.lowering.regions.common.builder import RegionBuilder, operands_at
-from aotc.lowering.regions.common.elements import Elements
-from aotc.lowering.regions.common.nests import coefficient
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
 

@@ -1,0 +1,103 @@
+"""Which loops of a region read across its rows: strided reads that a block transposes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, Expr, Sym
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import Let, Load, Stmt, Store, walk
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.index_maps import linearize
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.nests import NestAxis, coefficient
+from aotc.lowering.plans.resources import memory_limits
+from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS, TURNED_TILE
+from aotc.lowering.threshold import BlockSize
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedBlocks:
+    """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one.
+
+    The blocks of a tile of ``rows`` and ``columns`` follow each other; an item has ``tiles`` adjacent tiles.
+    ``is_copied`` is True if operands are transposed into thread-local memory first; a region that only copies does not
+    need that.
+    """
+
+    axes: tuple[NestAxis, ...]
+    height: int
+    width: int
+    rows: int
+    columns: int
+    tiles: int
+    is_copied: bool
+
+
+TURNED_ELEMENTS = BlockSize(
+    1 << 15,
+    "elements per grid item of a blocked transpose, at most",
+    "some microseconds of one core",
+)
+
+
+def turned_blocks(
+    b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
+) -> TurnedBlocks | None:
+    """Return the blocks of a region whose element ``trial`` computes; None if it transposes nothing, or too much.
+
+    ``is_copy`` is True for a region that copies one operand without computation.
+    """
+    if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
+        return None
+    along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+    if along is None or beside is None:
+        return None
+    found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_turned(x, along, beside)}
+    if not found or not TURNED_OPERANDS.holds(len(found)):
+        return None
+    sizes = [size_of(x.buffer.dtype) for x in found.values()]
+    line = FETCH_LINE.value // min(sizes)
+    height, width = (_part(axis.extent, line) for axis in (outer[-1], inner[-1]))
+    fits = is_copy or height * width * sum(sizes) <= memory_limits(b.target)["private"][1]
+    if not height or not width or not fits:
+        return None
+    axes = (*outer, inner[-1])
+    rows, columns = (equal_parts(axis.extent, n, TURNED_TILE.value) for axis, n in zip(axes[-2:], (height, width)))
+    tiles = equal_parts(inner[-1].extent, columns, TURNED_ELEMENTS.value // rows) // columns
+    return TurnedBlocks(axes, *((rows, columns) if is_copy else (height, width)), rows, columns, tiles, not is_copy)
+
+
+def _is_plain_store(stmt: Stmt) -> bool:
+    return isinstance(stmt, Store) and not stmt.reduce
+
+
+def loads_of(body: Sequence[Stmt]) -> list[Load]:
+    """Return every load of ``body``."""
+    return [x for s in walk(tuple(body)) for x in leaves(operands(s)) if isinstance(x, Load)]
+
+
+def is_turned(x: Load, along: Sym, beside: Sym) -> bool:
+    """Return True if elements are contiguous along the rows, and strided along the loop."""
+    at = linearize(x.index, x.buffer.shape)
+    step = coefficient(at, beside)
+    return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
+
+
+def _part(extent: Dim, line: int) -> int:
+    """Return ``line`` or half of it if it divides ``extent``; 0 if neither does, or ``extent`` is unknown or short."""
+    if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
+        return 0
+    return line_of(extent, line)
+
+
+def line_of(extent: int, line: int) -> int:
+    """Return ``line`` or half of it if it divides ``extent``, else 0."""
+    return next((n for n in (line, line // 2) if extent % n == 0), 0)
+
+
+def equal_parts(extent: Dim, part: int, most: int) -> int:
+    """Return the largest multiple of ``part`` up to ``most`` that divides ``extent``; else ``part``."""
+    return next((n for n in range(most // part * part, part, -part) if extent % n == 0), part)
