@@ -26,7 +26,8 @@ COLOURS = ("#f4f1ea", "#e8eef4", "#eaf4ec", "#f4eaf0", "#f0f0e4", "#e9e9f4", "#f
 ROOMS = (
     "cli", "aotc/tools", "aotc", "aotc/serve", "aotc/source", "aotc/frontend", "aotc/lowering", "aotc/lowering/passes",
     "aotc/lowering/regions", "aotc/lowering/program", "aotc/lowering/placement", "aotc/lowering/plans",
-    "aotc/lowering/cost_model", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir", "aotc/vmfb",
+    "aotc/lowering/elements", "aotc/lowering/cost_model", "aotc/lowering/analysis", "aotc/kernels", "aotc/ir",
+    "aotc/vmfb",
 )  # fmt: skip
 # What every room may ask, and no box of its own.
 GROUND = (

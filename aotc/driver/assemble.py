@@ -278,6 +278,7 @@ def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
         for k in v.kernels:
             kernels[f"{v.target.name}/{k.name}"] = {
                 "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
+                **({"plan": k.plan} if k.plan else {}),
             }  # fmt: skip
     # One JSON string: the loader parses the rest of the manifest but never this part.
     buffers = json.dumps({v.target.name: _buffers(v) for v in variants})

@@ -87,12 +87,13 @@ class Variant:
 
     @property
     def text(self) -> str:
-        """Return the text of the kernels and of the steps of each function, with the reason for each copy."""
+        """Return the text of kernels and their plans, and of each function's steps with the reason for each copy."""
         programs = [
             "".join([*(f"# copy: {line}\n" for line in steps.copies), print_program(steps, name)])
             for name, steps in self.steps.items()
         ]
-        return "\n".join([*map(print_kernel, self.kernels), *programs])
+        plans = (f"# plan: {k.plan}\n" if k.plan else "" for k in self.kernels)
+        return "\n".join([*map(str.__add__, plans, map(print_kernel, self.kernels)), *programs])
 
 
 def nobody(variant: Variant) -> None:
@@ -315,7 +316,7 @@ def _lower_regions(
 def _stages(
     b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
 ) -> list[Stage]:  # fmt: skip
-    """Plan memory, and encode a command buffer for each stretch of steps.
+    """RegionPlan memory, and encode a command buffer for each stretch of steps.
 
     A stretch ends where the host reads values from memory: those of checks, and sizes that a call computes.
     """

@@ -86,6 +86,8 @@ def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iter
         if wanted in row["name"]:
             entry = texts.get(f"{variant['target']}/{row['name']}", {"text": "", "loc": ""})
             yield f"# {variant['target']} {row['name']}{' from ' + entry['loc'] if entry['loc'] else ''}"
+            if plan := entry.get("plan"):
+                yield f"# plan: {plan}"
             yield entry["text"]
 
 

@@ -193,6 +193,8 @@ def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     for region in report.regions:
         print()
         print_line(f"{region.name}: {', '.join(region.ops)}", 2)
+        if region.plan:
+            print_line(f"  plan: {region.plan}", 4)
         for n in region.neighbours:
             verdict = "took" if n.taken else "refused"
             print_line(f"  {verdict} {', '.join(n.ops)} ({_some(n.lines)}): {n.reason}", 4)

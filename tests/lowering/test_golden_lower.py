@@ -20,6 +20,8 @@ from aotc.ir.tensor.text import parse_module
 from aotc.ir.tensor.verify import verify
 from aotc.lowering.analysis.fft_tables import twiddles
 from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.plans.plan_region import PLANNERS
+from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
 from aotc.targets import resolve
 from aotc.vmfb.dtypes import to_numpy
@@ -104,7 +106,8 @@ def test_golden(case, update):
     assert verify(module) == []
     function = module.functions["k"]
     cpu = next((target for name, target in OTHER_CPUS.items() if case.stem.startswith(name)), CPU)
-    kernel = lower_region(function, CUDA if case.parent.name.endswith("_cuda") else cpu)
+    target = CUDA if case.parent.name.endswith("_cuda") else cpu
+    kernel = lower_region(function, target)
     assert verify_kernel(kernel) == []
     op, arrays = function.body.ops[-1], arguments([p.type for p in function.body.params])
     if function.attrs["kind"] == "single" and op.name in PREPARE:
@@ -112,6 +115,9 @@ def test_golden(case, update):
     rounding = 2**-5 if case.stem.startswith("short_floats") else 0.0
     close(run(function, kernel, arrays), interpret(module, *arrays, function="k"), rounding)
     text = print_kernel(kernel)
+    if kernel.plan:
+        text = f"# plan: {kernel.plan}\n{text}"
+        assert lower_region(function, target, parse_plan(kernel.plan)) == kernel
     if update:
         case.write_text(f"{head}{before}====\n{text}")
     else:
@@ -121,7 +127,8 @@ def test_golden(case, update):
 def test_every_kind_has_cases():
     """Three for each kind of region, those of a lowering for CUDA alone apart, and one for each op of ``SINGLES``."""
     folders = [c.parent.name for c in CASES]
-    kinds = {kind if lowering is KINDS[kind, "cpu"] else f"{kind}_{of}" for (kind, of), lowering in KINDS.items()}
+    ways = KINDS | PLANNERS
+    kinds = {kind if way is ways[kind, "cpu"] else f"{kind}_{of}" for (kind, of), way in ways.items()}
     assert all(folders.count(name) >= 3 for name in kinds | {*folders})
     functions = [parse_module(sections(c)[1]).functions["k"] for c in CASES]
     ops = {f.body.ops[-1].name for f in functions if f.attrs["kind"] == "single"}

@@ -11,7 +11,7 @@ ranges, so its iterations must be independent.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims.algebra import Dim
@@ -334,6 +334,9 @@ class Kernel:
         Work of the whole grid, for the cost model.
     tiling : Tiling, optional
         The body is a matmul as :mod:`aotc.ir.loop.forms.matmul` reads it, and a template computes it.
+    plan : str
+        The text of the plan that it was lowered by, for readers. It says how the kernel came about, not what it does:
+        kernels that differ in it alone are equal.
     """
 
     name: str
@@ -346,6 +349,7 @@ class Kernel:
     flops: Dim = 0
     bytes: Dim = 0
     tiling: Tiling | None = None
+    plan: str = field(default="", compare=False)
 
 
 def needs_block(kernel: Kernel) -> bool:

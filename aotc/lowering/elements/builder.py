@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from itertools import product as product_of
 
@@ -61,6 +61,7 @@ class RegionBuilder:
         self.function, self.target = function, target
         body, skip = function.body, overwritten(function)
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
+        self.named = {v.name: v for v in self.ops}
         named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
         self.inputs = tuple(named[skip:])
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
@@ -87,7 +88,15 @@ class RegionBuilder:
 
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
-        e = Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
+        return self._elements(self.fresh)
+
+    def trial_elements(self) -> Elements:
+        """Return an emitter for statements that a plan reads and nobody keeps: it takes no names of the kernel."""
+        numbers = count()
+        return self._elements(lambda prefix: f"{prefix}{next(numbers)}")
+
+    def _elements(self, names: Callable[[str], str]) -> Elements:
+        e = Elements(self.ops, self.buffers, names, self.function.body.results)
         e.known = self.known
         return e
 

@@ -10,7 +10,6 @@ from aotc.ir.loop.access import bounds_of, leaves, operands
 from aotc.ir.loop.ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.threshold import Limit
 
 Emit = Callable[[list[Stmt], Index], None]
 
@@ -126,16 +125,17 @@ def serial(
     symbols: list[Dim],
     emit: Callable[[list[Stmt], list[Dim]], None],
     block: list[Stmt],
-    unroll: Limit | None = None,
+    unroll: int | None = None,
 ) -> None:
-    """Write serial loops over ``axes`` around the statements of ``emit``; those within ``unroll`` are unrolled."""
+    """Write serial loops over ``axes`` around the statements of ``emit``; up to extent ``unroll`` they are unrolled."""
     if not axes:
         emit(block, symbols)
         return
     axis = axes[0]
     inner: list[Stmt] = []
     serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
-    kind: LoopKind = "unroll" if unroll is not None and unroll.holds(axis.extent) else "serial"
+    short = unroll is not None and isinstance(axis.extent, int) and axis.extent <= unroll
+    kind: LoopKind = "unroll" if short else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 

@@ -13,6 +13,7 @@ from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.ir import WARP
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import (
     BLOCK_THREADS,
     KEPT_REGISTERS_LONG,
@@ -27,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowGroup(RegionPlan):
     """Threads of a region with reductions along its last axes.
 
     Attributes
@@ -53,11 +54,11 @@ class RowPlan:
         return self.group * self.rows
 
 
-ALONE = RowPlan(1, 1, 1, 0)
+ALONE = RowGroup(1, 1, 1, 0)
 """One thread reduces a row alone, one element after the other."""
 
 
-def row_plan(stages: RowStages, target: Target) -> RowPlan:
+def row_group(stages: RowStages, target: Target) -> RowGroup:
     """Return how many threads share a row. Only rows along the last axis are shared, and not if they are tiny."""
     anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
@@ -73,13 +74,13 @@ def row_plan(stages: RowStages, target: Target) -> RowPlan:
         group = _group(work, rows, width, words)
         steps = -(-work // (group * width))
         kept_steps = steps if steps * width * words <= ROW_REGISTERS.value else 0
-        plan = RowPlan(group, max(BLOCK_THREADS.value // 2 // group, 1), width, kept_steps)
+        plan = RowGroup(group, max(BLOCK_THREADS.value // 2 // group, 1), width, kept_steps)
     else:
-        plan = RowPlan(BLOCK_THREADS.value, 1, 1, 0)
+        plan = RowGroup(BLOCK_THREADS.value, 1, 1, 0)
     return plan if shared_bytes(plan, stages) <= target.shared else ALONE
 
 
-def shared_bytes(plan: RowPlan, stages: RowStages) -> int:
+def shared_bytes(plan: RowGroup, stages: RowStages) -> int:
     """Return the bytes of shared memory of a block: one partial result per warp, if several warps share a row."""
     if plan.group <= WARP:
         return 0
@@ -94,7 +95,7 @@ KEPT_REGISTERS = BlockSize(
 )
 
 
-def kept_registers(plan: RowPlan) -> int:
+def kept_registers(plan: RowGroup) -> int:
     """Return the registers of a thread that may hold values of its row from one loop to the next."""
     most = KEPT_REGISTERS_LONG if plan.threads == LONG_ROW_THREADS.value else KEPT_REGISTERS
     return most.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import count
 
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.dims.symbols import symbols
@@ -17,7 +16,6 @@ from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.work import work_of
 from aotc.lowering.elements.builder import RegionBuilder, operands_at
-from aotc.lowering.elements.elements import Elements
 from aotc.lowering.elements.nests import coefficient
 from aotc.lowering.plans.thresholds import SHARED_ROWS
 from aotc.lowering.threshold import Limit
@@ -50,8 +48,7 @@ class Reads:
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
         self.b, self.ops = b, ops
-        names = count()
-        self.e = Elements(b.ops, b.buffers, lambda prefix: f"{prefix}{next(names)}", b.function.body.results)
+        self.e = b.trial_elements()
         self.elements = self.at(b.anchors.space)
         self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)

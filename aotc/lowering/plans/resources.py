@@ -16,7 +16,7 @@ from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.machines import L3_SIZE
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.plans.gpu_registers import estimate_registers
-from aotc.lowering.plans.gpu_rows import RowPlan, kept_registers, row_plan, shared_bytes
+from aotc.lowering.plans.gpu_rows import RowGroup, kept_registers, row_group, shared_bytes
 from aotc.lowering.plans.thresholds import KEPT_REGISTERS_LONG, LONG_ROW_THREADS, MERGED_EACH
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -31,7 +31,7 @@ ROW_SCRATCH = Limit(
 
 def row_threads(stages: RowStages, target: Target) -> int:
     """Return the number of GPU threads that share a row of a region."""
-    return row_plan(stages, target).group
+    return row_group(stages, target).group
 
 
 def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
@@ -44,7 +44,7 @@ def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
     size = sum(sizes)
     if target.kind == "cpu":
         return ROW_SCRATCH.holds(size) and size <= target.l2 // 2
-    plan = row_plan(stages, target)
+    plan = row_group(stages, target)
     if plan.group == 1:
         return size <= target.stack
     if plan.steps:
@@ -59,7 +59,7 @@ def row_registers(stages: RowStages) -> int:
     return estimate_registers(stages.ops, [v for loop in stages.loops for v in loop.stores])
 
 
-def _register_bytes(plan: RowPlan) -> int:
+def _register_bytes(plan: RowGroup) -> int:
     """Return the bytes of a row that the registers of the threads sharing it hold."""
     return 4 * plan.group * kept_registers(plan)
 
@@ -120,7 +120,7 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
     """Return the name and the bytes of the memory in which a worker stores values of a row between loops."""
     if target.kind == "cpu":
         return memory_limits(target)["scratch"]
-    plan = row_plan(stages, target)
+    plan = row_group(stages, target)
     if plan.group == 1:
         return memory_limits(target)["private"]
     if plan.steps:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from aotc.diagnostics import CompileError
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
+from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
+from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
+from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
+from aotc.lowering.plans.plan_region import PLANNERS, plan_region
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
@@ -20,9 +28,13 @@ from aotc.lowering.regions.loop.cpu import lower_loop
 from aotc.lowering.regions.matmul.cpu_tiles import lower_contract
 from aotc.lowering.regions.matmul.gpu_shared import lower_contract_cuda
 from aotc.lowering.regions.random import lower_rng_bit_generator
-from aotc.lowering.regions.reduce.cpu import lower_reduction
+from aotc.lowering.regions.reduce.cpu_columns import lower_columns
+from aotc.lowering.regions.reduce.cpu_row_blocks import lower_row_blocks
+from aotc.lowering.regions.reduce.cpu_rows import lower_rows
 from aotc.lowering.regions.reduce.cpu_scan import lower_scan
-from aotc.lowering.regions.reduce.gpu import lower_reduction_cuda
+from aotc.lowering.regions.reduce.cpu_transposed_rows import lower_transposed_rows
+from aotc.lowering.regions.reduce.gpu import lower_group_rows, lower_thread_rows
+from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
 from aotc.lowering.regions.scatter.cpu import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
 from aotc.lowering.regions.scatter.select_and_scatter import lower_select_and_scatter
 from aotc.lowering.regions.sort.cpu import lower_sort
@@ -39,14 +51,20 @@ KINDS: dict[tuple[str, str], Lowering] = {
     ("loop", "cuda"): lower_loop,
     ("window", "cpu"): lower_loop,
     ("window", "cuda"): lower_loop,
-    ("row", "cpu"): lower_reduction,
-    ("row", "cuda"): lower_reduction_cuda,
-    ("reduce", "cpu"): lower_reduction,
-    ("reduce", "cuda"): lower_reduction_cuda,
     ("contract", "cpu"): lower_contract,
     ("contract", "cuda"): lower_contract_cuda,
     ("update", "cpu"): lower_dynamic_update_slice,
     ("update", "cuda"): lower_update_cuda,
+}
+
+LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
+    ColumnPlan: lower_columns,
+    GpuColumnPlan: lower_columns_cuda,
+    GroupRowPlan: lower_group_rows,
+    RowBlockPlan: lower_row_blocks,
+    RowPlan: lower_rows,
+    ThreadRowPlan: lower_thread_rows,
+    TransposedRowPlan: lower_transposed_rows,
 }
 
 SINGLES: dict[str, Lowering] = {
@@ -71,8 +89,8 @@ SINGLES: dict[str, Lowering] = {
 }
 
 
-def lower_region(function: Function, target: Target) -> Kernel:
-    """Lower an outlined region to a kernel.
+def lower_region(function: Function, target: Target, plan: RegionPlan | None = None) -> Kernel:
+    """Lower an outlined region to a kernel, by ``plan`` if it is given, else by the one that ``plan_region`` makes.
 
     Raises
     ------
@@ -80,6 +98,11 @@ def lower_region(function: Function, target: Target) -> Kernel:
         If the region is an op that has no lowering for ``target``.
     """
     kind = function.attrs["kind"]
+    if (kind, target.kind) in PLANNERS:
+        b = RegionBuilder(function, target)
+        plan = plan or plan_region(b)
+        kernel = fuse_rounding(LOWERINGS[type(plan)](b, plan), target)
+        return replace(kernel, plan=str(plan))
     if kind != "single":
         return fuse_rounding(KINDS[kind, target.kind](function, target), target)
     op = function.body.ops[-1]

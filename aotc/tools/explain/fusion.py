@@ -57,6 +57,8 @@ class FusionRegion:
     threads, registers, occupancy : int
         On a GPU: threads of a block, estimated registers of a thread, and the percentage of a multiprocessor's threads
         that such blocks fill; else 0.
+    plan : str
+        How the region becomes a kernel: every choice of its lowering, as text that reads back.
     """
 
     function: str
@@ -74,6 +76,7 @@ class FusionRegion:
     threads: int = 0
     registers: int = 0
     occupancy: int = 0
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,7 @@ def _region(
         caller, function.name, function.attrs["kind"], device, target.name, tuple(op.name for op in ops), _lines(ops),
         str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
         tuple(_neighbour(v) for v in record.about(record.groups[function.name])), *_occupancy(function, kernel, target),
+        kernel.plan,
     )  # fmt: skip
 
 

@@ -17,70 +17,40 @@ accumulated in the same pass::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product as product_of
 
-from aotc.ir.dims.algebra import Dim, Expr, minimum, product, static, sym
+from aotc.ir.dims.algebra import Dim, minimum, static, sym
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
-from aotc.lowering.plans.operand_reuse import Reads, is_light
-from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS, FETCH_LINE
-from aotc.lowering.threshold import BlockSize, Limit
+from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.operand_reuse import Reads
+from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.vmfb.dtypes import size_of
 
-REDUCED_COLUMNS = BlockSize(
-    128,
-    "columns that a grid item reduces at once; wider items have a multiple of it",
-    "8 vectors of 16 f32, which stay in registers",
-)
 
-
-@dataclass(frozen=True, slots=True)
-class ColumnPlan:
-    """The partition of a region: axes that an item has as a whole, its columns, and the terms added at a time."""
-
-    together: tuple[int, ...]
-    width: int
-    terms: int
-
-
-def lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
+def lower_columns(b: RegionBuilder, plan: ColumnPlan) -> Kernel:
     """Reduce leading axes: a block of columns accumulates while rows stream by."""
-    return _ColumnBlocks(b, kept, reduced).lower()
-
-
-NARROW_CPU_COLUMNS = Limit(
-    128,
-    "columns of a grid item to which one row is added at a time",
-    "their accumulators stay in registers",
-)
-ACCUMULATOR_PERCENT = BlockSize(
-    75,
-    "percent of the L1 cache for the accumulators of a grid item's columns, at most",
-    "Zen 5, one core, 1 row x 4096 x 4096 of f32, GB/s: 128 columns 28, 512 columns 38, 1024 columns 53, all columns "
-    "51",
-)
+    return _ColumnBlocks(b, plan).lower()
 
 
 class _ColumnBlocks:
     """Emitter of the reductions of a region over leading axes."""
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
-        self.b, self.e = b, b.elements()
+    def __init__(self, b: RegionBuilder, plan: ColumnPlan) -> None:
+        self.b, self.e, self.plan = b, b.elements(), plan
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
         self.reads = Reads(b, self.ops)
-        self.plan = self._plan(kept, reduced)
-        (self.last,) = make_axes(b.shape, [(kept[-1],)])
-        self.outer = make_axes(b.shape, [(k,) for k in kept[:-1] if k not in self.plan.together])
-        self.together = make_axes(b.shape, [(k,) for k in self.plan.together])
-        self.middle = make_axes(b.shape, [(k,) for k in reduced])
+        (self.last,) = make_axes(b.shape, [plan.kept[-1:]])
+        self.outer = make_axes(b.shape, [(k,) for k in plan.kept[:-1] if k not in plan.together])
+        self.together = make_axes(b.shape, [(k,) for k in plan.together])
+        self.middle = make_axes(b.shape, [(k,) for k in plan.reduced])
         self.beside = list(product_of(*(range(static(a.extent)) for a in self.together)))
-        self.streams = self.reads.streams([*reduced, kept[-1]]) if self.plan.terms > 1 else []
+        self.streams = [b.inputs[n] for n in plan.streams]
 
     def lower(self) -> Kernel:
         extent, width = self.last.extent, self.plan.width
@@ -89,27 +59,6 @@ class _ColumnBlocks:
         else:
             grid, body = grid_loop(self.outer, (self.last, width), self._item)
         return self.b.kernel(grid, body, self.b.cost())
-
-    # --- the plan ---
-
-    def _plan(self, kept: list[int], reduced: list[int]) -> ColumnPlan:
-        shape, column, target = self.b.shape, kept[-1], self.b.target
-        light = is_light(self.b, self.ops)
-        together = self.reads.few(kept[:-1], [*reduced, kept[-1]]) if light else ()
-        rows = static(product(shape[k] for k in together))
-        bytes_each = rows * sum(size_of(v.type.dtype) for op in self.ops for v in op.results)
-        most = target.l1 * ACCUMULATOR_PERCENT.value // 100 // bytes_each // REDUCED_COLUMNS.value
-        most = max(most, 1) * REDUCED_COLUMNS.value
-        others = product(shape[k] for k in kept[:-1] if k not in together)
-        width = _width(shape[column], most if light else REDUCED_COLUMNS.value, others, product(shape))
-        if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
-            return ColumnPlan(together, width, 1)
-        room = COLUMN_TERMS.value * min(target.registers, 32) // 32
-        sums = rows * len(self.ops)
-        terms = max(min(room // 3, room // sums), room // 6) if sums > 1 else room // 6
-        extent = shape[reduced[-1]]
-        even = (t for t in range(terms, terms // 2, -1) if isinstance(extent, int) and extent % t == 0)
-        return ColumnPlan(together, width, next(even, terms))
 
     # --- an item ---
 
@@ -199,29 +148,3 @@ class _ColumnBlocks:
                     index = relocate(b, v, here)
                     finish.append(Store(out, index, e.at(v, index)))
             block.append(For(self.last.name, begin, end, tuple(finish)))
-
-
-COLUMN_ITEM_ELEMENTS = BlockSize(
-    1 << 14,
-    "elements per grid item of columns, at least",
-    "some microseconds of one core",
-)
-UNKNOWN_COLUMNS = BlockSize(
-    512,
-    "columns per grid item, at most, where only a call knows their number",
-    "long contiguous reads, and still items for several cores",
-)
-
-
-def _width(extent: Dim, most: int, others: Dim, elements: Dim) -> int:
-    """Return the columns per item: long pieces of rows, but enough items with enough elements for all cores."""
-    if not isinstance(extent, int):
-        return min(most, UNKNOWN_COLUMNS.value)
-    if most == REDUCED_COLUMNS.value:
-        return min(extent, most)
-    wanted = COLUMN_ITEMS.value if isinstance(others, Expr) else -(-COLUMN_ITEMS.value // max(others, 1))
-    if isinstance(elements, int) and isinstance(others, int):
-        wanted = min(wanted, elements // max(others, 1) // COLUMN_ITEM_ELEMENTS.value)
-    chunks = max(-(-extent // most), min(wanted, extent // REDUCED_COLUMNS.value), 1)
-    step = REDUCED_COLUMNS.value // 2
-    return min(extent, -(-extent // chunks // step) * step)

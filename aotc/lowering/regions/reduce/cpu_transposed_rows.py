@@ -24,77 +24,49 @@ from aotc.ir.dims.algebra import Dim, Expr, Sym, static, sym
 from aotc.ir.dims.symbols import substitute_symbols, symbols
 from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
-from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, grid_loop, make_axes, place, serial
-from aotc.lowering.plans.cpu_transpose import equal_parts, is_turned, line_of, loads_of
-from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.plans.resources import memory_limits
-from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, ITEM_ELEMENTS, TURNED_OPERANDS, TURNED_TILE
+from aotc.lowering.plans.cpu_reductions import TransposedRowPlan
+from aotc.lowering.plans.cpu_transpose import is_turned, loads_of
+from aotc.lowering.plans.thresholds import FETCH_LINE, TURNED_TILE
 from aotc.lowering.regions.loop.cpu_transpose import reading
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.vmfb.dtypes import size_of
 
 
-class TurnedRows(Rows):
-    """Rows of which ``height`` neighbours along the axis ``beside`` are transposed together; 0 without such an axis."""
+def lower_transposed_rows(b: RegionBuilder, plan: TransposedRowPlan) -> Kernel:
+    """Reduce rows of which some neighbours are transposed together."""
+    return _TransposedRows(b, plan).lower()
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
-        super().__init__(b, kept, reduced)
-        self.inner = self._inner_axes()
-        self.beside = next((k for k in self._axes_beside() if self._turned_along(k)), -1)
-        self.height = self._rows_together() if self.beside >= 0 else 0
+
+class _TransposedRows(Rows):
+    def __init__(self, b: RegionBuilder, plan: TransposedRowPlan) -> None:
+        super().__init__(b, plan)
+        self.plan, self.height = plan, plan.height
 
     def lower(self) -> Kernel:
-        if self.beside not in self.kept:
-            return super().lower()
-        b = self.b
+        b, beside, some = self.b, self.plan.beside, self.plan.rows
+        if beside not in self.kept:
+            return self.in_items(self.plan.item_axes)
         self._keep_for_later("scratch")
-        outer = make_axes(b.shape, [(k,) for k in self.kept if k != self.beside])
-        (rows,) = make_axes(b.shape, [(self.beside,)])
-        most = ITEM_ELEMENTS.value // static(self.inner[-1].extent)
+        outer = make_axes(b.shape, [(k,) for k in self.kept if k != beside])
+        (rows,) = make_axes(b.shape, [(beside,)])
 
         def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
             self._together(
-                block, begin, some if some != rows.extent else static(rows.extent),
+                block, begin, some,
                 lambda inside, r: self._row(inside, place(b.anchors.space, b.shape, [*outer, rows], [*at, r])),
             )  # fmt: skip
 
-        some = equal_parts(rows.extent, self.height, most)
         grid, body = grid_loop(outer, (rows, some), item)
         return b.kernel(grid, body, b.cost())
-
-    # --- the plan ---
-
-    def _axes_beside(self) -> list[int]:
-        """Return the axes whose rows may be taken together: kept axes, or the reduced axis before the last."""
-        lone = len(self.stages.loops) == 1 and not self.outs
-        before = [axis.members for axis in self.inner[-2:-1] if lone and len(axis.members) == 1]
-        return [*reversed(self.kept), *(k for members in before for k in members)]
-
-    def _turned_along(self, k: int) -> list[Load]:
-        """Return the loads that are contiguous along the axis ``k``, and strided along rows."""
-        space = self.b.anchors.space
-        beside, along = axis_of(space[k]), axis_of(space[self.inner[-1].members[-1]]) if self.inner else None
-        return [x for x in self.loads if beside and along and is_turned(x, beside, along)]
-
-    def _rows_together(self) -> int:
-        extent, length, found = self.b.shape[self.beside], self.inner[-1].extent, self._turned_along(self.beside)
-        if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
-            return 0
-        line = FETCH_LINE.value // min(size_of(x.dtype) for x in found)
-        height = line_of(extent, line)
-        turned = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
-        kept = length * sum(size_of(v.type.dtype) for v in kept_values(self.stages, self.b.target))
-        fits = turned + kept <= memory_limits(self.b.target)["scratch"][1]
-        return height if fits and TURNED_OPERANDS.holds(len(found)) else 0
 
     # --- rows together ---
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
-        if self.beside in self.kept:
+        if self.plan.beside in self.kept:
             super()._over_the_row(block, at, loop, accs)
             return
         *others, rows, last = self.inner

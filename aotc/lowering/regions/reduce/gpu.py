@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, mod, product, static, sym
-from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import leaves, operands
 from aotc.ir.loop.ir import (
     WARP,
@@ -39,42 +38,25 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.opset import ACCUMULATED
-from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item, join_turned, relocate
+from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item, relocate
 from aotc.lowering.elements.elements import Provide, provide
-from aotc.lowering.elements.nests import NestAxis, make_axes, place
-from aotc.lowering.plans.gpu_rows import ALONE, RowPlan, is_small, kept_registers, row_plan
-from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
+from aotc.lowering.elements.nests import make_axes, place
+from aotc.lowering.plans.gpu_reductions import GroupRowPlan, ThreadRowPlan, row_reads
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.lowering.threshold import BlockSize, Limit
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
 
 
-def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
-    """Reduce with groups of threads if rows are contiguous, by columns if those are, else with a thread per row."""
-    b = RegionBuilder(function, target)
-    reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    plan = row_plan(b.row_stages(), target)
-    if plan is not ALONE:
-        return _GroupRows(b, kept, reduced, plan).lower()
-    work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, kept))
-    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced) and not is_small(work, rows):
-        return lower_columns_cuda(b, kept, reduced) or _ThreadRows(b, kept, reduced).lower()
-    return _ThreadRows(b, kept, reduced).lower()
+def lower_thread_rows(b: RegionBuilder, plan: ThreadRowPlan) -> Kernel:
+    """Reduce with a thread per row."""
+    return Rows(b, plan).in_items(0)
 
 
-class _ThreadRows(Rows):
-    """Rows in the grid, one thread per row."""
-
-    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
-        return axes, []
+def lower_group_rows(b: RegionBuilder, plan: GroupRowPlan) -> Kernel:
+    """Reduce with a group of threads per row."""
+    return _GroupRows(b, plan).lower()
 
 
 ROW_STATEMENTS = Limit(
@@ -92,84 +74,49 @@ UNROLLED_VECTORS = BlockSize(
 class _GroupRows(Rows):
     """Several rows per block, a group of threads per row."""
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int], plan: RowPlan) -> None:
-        super().__init__(b, kept, reduced)
-        self.plan, self.name = plan, b.fresh("t")
-        self.thread = sym(self.name, 0, plan.threads)
-        self.member = mod(self.thread, plan.group)
+    def __init__(self, b: RegionBuilder, plan: GroupRowPlan) -> None:
+        super().__init__(b, plan)
+        self.threads, self.name = plan.threads, b.fresh("t")
+        self.thread = sym(self.name, 0, self.threads.threads)
+        self.member = mod(self.thread, self.threads.group)
         self.part = (self.thread,)
+        reads = list(row_reads(b, self.stages, plan.reduced, list(self.stored))) if plan.held else []
+        self.read_again = [reads[n] for n in plan.held]
         self.held: dict[Buffer, tuple[Value, Index]] = {}  # input elements by the registers that hold them
 
     def lower(self) -> Kernel:
         """Return the kernel."""
-        b, plan = self.b, self.plan
+        b, plan = self.b, self.threads
         outer = make_axes(b.shape, [(k,) for k in self.kept])
-        self.inner = self._inner_axes()
         extents = [a.extent for a in outer]
         rows = product(extents)
         grid = (rows + (plan.rows - 1)) // plan.rows
         row = grid_item(grid) * plan.rows + self.thread // plan.group
         self.exists = [Apply("lt", (IndexScalar(row), IndexScalar(rows)), "i1")] if mod(rows, plan.rows) != 0 else []
         block: list[Stmt] = []
-        self._plan_registers()
+        self._keep()
         self._row(block, place(b.anchors.space, b.shape, outer, delinearize(row, extents)))
         return b.grid(grid, block, b.cost())
 
     # --- what stays from one loop to the next ---
 
-    def _plan_registers(self) -> None:
-        """Keep expensive and multiply-read values in registers, within the register budget."""
-        b, plan = self.b, self.plan
-        kept = kept_values(self.stages, b.target)
-        if not plan.steps:
-            self.scratch = {
-                v: Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), "shared") for v in kept
-            }
-            return
-        shape = (plan.threads, plan.steps * plan.width)
-        most = kept_registers(plan)
-        live = [0] * len(self.stages.loops)
-        for v in kept:
-            loops = [n for n, loop in enumerate(self.stages.loops) if v in loop.cone]
-            if _take(live, loops, _words(v.type.dtype) * shape[1], most):
+    def _keep(self) -> None:
+        """Allocate what stays from one loop to the next: in registers, or in shared memory if rows are long."""
+        b, threads = self.b, self.threads
+        shape = (threads.threads, threads.steps * threads.width)
+        for v in self.stored:
+            if threads.steps:
                 self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, shape, "private")
-        for (value, index), loops in self._reads().items():
-            again = len(loops) > 1 or (loops == [0] and not all(map(_is_free, self.stages.loops[0].ops)))
-            if again and _take(live, loops, _words(value.type.dtype) * shape[1], most):
-                self.held[Buffer(b.fresh("x"), value.type.dtype, shape, "private")] = value, index
-
-    def _reads(self) -> dict[tuple[Value, Index], list[int]]:
-        """Return the input elements that vary along a row, with the numbers of the loops that read them."""
-        b, e = self.b, self.e
-        values = {buffer.name: v for v, buffer in b.buffers.items()}
-        names = {s.name for k in self.reduced for s in symbols(b.anchors.space[k])}
-        found: dict[tuple[Value, Index], list[int]] = {}
-        made: set[Value] = set()
-        e.anchored.clear()
-        for n, loop in enumerate(self.stages.loops):
-            trial: list[Stmt] = []
-            e.enter(trial)
-            join_turned(b, e, b.anchors.space)
-            for op in loop.ops:
-                for v in op.inputs:
-                    e.bind(e.at(v, b.anchors.reads[op]))
-            for v in loop.stores:
-                e.bind(e.at(v, b.index[v]))
-            for leaf in leaves(x for s in walk(tuple(trial)) for x in operands(s)):
-                if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
-                    row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
-                    row += [n] if n not in row else []
-            made.update(v for v in self.scratch if v in loop.cone)
-            for v in (*made, *(v for op in loop.ops for v in op.results)):
-                e.anchor(v, provide(Const(0, v.type.dtype)))
-        e.anchored.clear()
-        return found
+            else:
+                self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), "shared")
+        for value, index in self.read_again:
+            self.held[Buffer(b.fresh("x"), value.type.dtype, shape, "private")] = value, index
 
     def _kept_at(self, flat: Dim) -> Index:
-        return (self.thread, flat) if self.plan.steps else (flat,)
+        return (self.thread, flat) if self.threads.steps else (flat,)
 
     def _from_scratch(self, value: Value, here: Index) -> Provide:
-        if not self.plan.steps:
+        if not self.threads.steps:
             return super()._from_scratch(value, here)
         return provide(Load(self.scratch[value], (self.thread, self.at_hand)), here)
 
@@ -223,14 +170,14 @@ class _GroupRows(Rows):
             body = [If(Apply("eq", (IndexScalar(alone), Const(0, "i64")), "i1"), tuple(body))]
         for test in self.exists:
             body = [If(test, tuple(body))]
-        return For(self.name, 0, self.plan.threads, tuple(body), "thread")
+        return For(self.name, 0, self.threads.threads, tuple(body), "thread")
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             self._enter(inside)
             here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             self.at_hand = number
-            if self.plan.steps:
+            if self.threads.steps:
                 for v in self.ready:
                     self.e.anchored[v] = self._from_scratch(v, here)
             inputs: dict[Value, dict[Index, Load]] = {}
@@ -238,14 +185,14 @@ class _GroupRows(Rows):
                 inputs.setdefault(v, {})[self.b.anchors.move(index, here)] = Load(buffer, (self.thread, number))
             for v, known in inputs.items():
                 self.e.anchored[v] = known.get
-            self._element(inside, here, number if self.plan.steps else flat, loop, accs)
+            self._element(inside, here, number if self.threads.steps else flat, loop, accs)
 
         used = {acc.name for held in accs.values() for acc in held}
         trial: list[Stmt] = []
         element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
         loads = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
         chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
-        few = ROW_STATEMENTS.holds(max(self.plan.steps, 1) * self.plan.width * len(trial))
+        few = ROW_STATEMENTS.holds(max(self.threads.steps, 1) * self.threads.width * len(trial))
         self._steps(block, element, few, "unroll" if chained else "lanes")
 
     def _fetch(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
@@ -267,7 +214,7 @@ class _GroupRows(Rows):
 
         ``element(block, flat, number)`` writes one step, for element ``flat`` of the row and ``number`` of the part.
         """
-        plan, work = self.plan, self.stages.elements
+        plan, work = self.threads, self.stages.elements
         width, stride = plan.width, plan.group * plan.width
         here = self.member * width
         if plan.steps:
@@ -304,22 +251,22 @@ class _GroupRows(Rows):
         number: Dim = 0,
     ) -> For:  # fmt: skip
         """Return the loop over elements of a thread's part from ``number`` on; the group's vectors are interleaved."""
-        name, width = self.b.fresh("e"), self.plan.width
+        name, width = self.b.fresh("e"), self.threads.width
         number = number + sym(name, 0, count)
         inside: list[Stmt] = []
-        flat = first + (number // width * self.plan.group + self.member) * width + number % width
+        flat = first + (number // width * self.threads.group + self.member) * width + number % width
         element(inside, flat, number)
         return For(name, 0, count, tuple(inside), kind)
 
     # --- the threads' results together ---
 
     def _buffers(self, ops: Sequence[Op], prefix: str) -> Accumulators:
-        shape = (self.plan.threads,)
+        shape = (self.threads.threads,)
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
     def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
         """Combine results so that every thread of a group has that of the whole row."""
-        plan, t = self.plan, self.thread
+        plan, t = self.threads, self.thread
         others = self._buffers(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]
         self._exchange(block, accs, others, min(plan.group, WARP))
@@ -347,24 +294,5 @@ class _GroupRows(Rows):
                 pairs = zip(others[op], held, strict=True)
                 block += [Shuffle(other, acc, mask) for other, acc in pairs]
                 combine(self.b, self.e, op, held, [Load(x, self.part) for x in others[op]], [], self.part)
-            block.append(For(self.name, 0, self.plan.threads, tuple(body), "thread"))
+            block.append(For(self.name, 0, self.threads.threads, tuple(body), "thread"))
             mask //= 2
-
-
-def _is_free(op: Op) -> bool:
-    """Return True if elements may be combined in any order, and so in parallel."""
-    return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
-
-
-def _words(dtype: str) -> int:
-    return max(size_of(dtype) // 4, 1)
-
-
-def _take(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
-    """Reserve registers from the first of some loops up to the last, if all have enough left; return True if so."""
-    span = range(min(loops), max(loops))
-    if any(live[n] + words > most for n in span):
-        return False
-    for n in span:
-        live[n] += words
-    return True

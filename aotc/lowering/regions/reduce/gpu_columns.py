@@ -18,7 +18,6 @@ from aotc.ir.dims.algebra import Dim, mod, product, sym
 from aotc.ir.loop.access import leaves, operands
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Stmt, Store, walk
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import (
@@ -32,79 +31,35 @@ from aotc.lowering.elements.builder import (
 )
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import make_axes, place
-from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
+from aotc.lowering.plans.gpu_reductions import GpuColumnPlan
+from aotc.lowering.plans.thresholds import BLOCK_THREADS
 from aotc.lowering.regions.reduce.rows import Accumulators
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.dtypes import size_of
 
 
-def lower_columns_cuda(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
-    """Reduce blocks of columns, or return None if the partial results do not fit in shared memory."""
-    columns = _Columns(b, kept, reduced)
-    return columns.lower() if columns.bytes <= b.target.shared else None
-
-
-COLUMN_ROWS = BlockSize(4, "rows that a thread of a column reduction has in flight at once", "as UNROLLED_VECTORS")
-NARROW_BYTES = BlockSize(
-    32,
-    "bytes of adjacent columns per block of a column reduction, at least",
-    "one sector, the unit of a memory read",
-)
-NARROW_ROWS = BlockSize(
-    8,
-    "rows that a thread of a block with few columns has in flight at once, at most",
-    "a multiprocessor has one such block",
-)
+def lower_columns_cuda(b: RegionBuilder, plan: GpuColumnPlan) -> Kernel:
+    """Reduce blocks of columns."""
+    return _Columns(b, plan).lower()
 
 
 class _Columns:
     """Emitter of the reductions of a region over leading axes."""
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+    def __init__(self, b: RegionBuilder, plan: GpuColumnPlan) -> None:
         self.b, self.e = b, b.elements()
-        beside = [k for k in kept if k > max(reduced)]
-        self.outer = make_axes(b.shape, [(k,) for k in kept if k not in beside])
-        self.middle = make_axes(b.shape, [(k,) for k in reduced])
+        beside = [k for k in plan.kept if k > max(plan.reduced)]
+        self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in beside])
+        self.middle = make_axes(b.shape, [(k,) for k in plan.reduced])
         self.beside = make_axes(b.shape, [(k,) for k in beside])
         self.columns, self.work = (product(a.extent for a in axes) for axes in (self.beside, self.middle))
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
-        self.size = max(size_of(v.type.dtype) for op in self.ops for v in op.inputs)
-        self.width = self._width()
-        self.across = self._across()
+        self.width, self.across, self.rows = plan.width, plan.across, plan.rows
         self.down = BLOCK_THREADS.value // self.across
-        self.rows = self._rows()
         self.block = self.across * self.width
         self.name = b.fresh("t")
         self.thread = sym(self.name, 0, BLOCK_THREADS.value)
         self.accs = self._buffers("acc", (BLOCK_THREADS.value, self.width), "private")
         self.partial = self._buffers("partial", (self.down, self.block), "shared")
-        self.bytes = bytes_of_all(p for held in self.partial.values() for p in held)
-
-    def _width(self) -> int:
-        width, last = max(LANE_BYTES.value // self.size, 1), self.beside[-1].extent
-        while width > 1 and (mod(last, width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
-            width //= 2
-        return width
-
-    def _across(self) -> int:
-        """Return the threads of a block along columns: no more than needed, and fewer if there are few blocks."""
-        across, outer = COLUMN_THREADS.value, product(a.extent for a in self.outer)
-        while isinstance(self.columns, int) and across > 1 and across // 2 * self.width >= self.columns:
-            across //= 2
-        size = product((outer, self.work, self.columns))
-        if not NARROW_ELEMENTS.holds(size) or not isinstance(self.columns, int) or not isinstance(outer, int):
-            return across
-        least = max(NARROW_BYTES.value // (self.width * self.size), 1)
-        while across > least and GPU_IDLE_ROWS.holds(outer * -(-self.columns // (across * self.width))):
-            across //= 2
-        return across
-
-    def _rows(self) -> int:
-        """Return the rows that a thread has in flight."""
-        if self.across == COLUMN_THREADS.value or not isinstance(self.work, int):
-            return COLUMN_ROWS.value
-        return max(min(self.work // self.down, NARROW_ROWS.value), 1)
 
     def _buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
         def made(op: Op) -> list[Buffer]:

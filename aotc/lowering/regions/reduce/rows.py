@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, Stmt, Store, Var
-from aotc.ir.opset import ELEMENTWISE
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
@@ -14,51 +13,42 @@ from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, 
 from aotc.lowering.elements.elements import Provide, provide
 from aotc.lowering.elements.nests import (
     NestAxis,
-    addresses,
     grid_loop,
     make_axes,
-    mergeable,
     place,
     serial,
-    split_grid,
 )
-from aotc.lowering.plans.cpu_transpose import loads_of
-from aotc.lowering.plans.region_work import kept_values
-from aotc.lowering.plans.thresholds import ITEM_ELEMENTS
-from aotc.lowering.threshold import Limit
+from aotc.lowering.plans.row_values import RowLoopsPlan, results_along_rows
 
 Accumulators = dict[Op, list[Buffer]]
 
 
-SHORT_ROW = Limit(
-    63,
-    "elements of a reduced row, up to which a grid item takes several rows",
-    "claiming an item would cost more than reducing one row",
-)
 
 
 class Rows:
     """Rows in the grid; each stage is one loop over the reduced axes of a row."""
 
-    unroll: Limit | None = None  # loops over reduced axes that are unrolled
-
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
-        self.b, self.kept, self.reduced = b, kept, reduced
+    def __init__(self, b: RegionBuilder, plan: RowLoopsPlan) -> None:
+        self.b, self.kept, self.reduced = b, plan.kept, plan.reduced
+        self.stored = {b.named[s.name]: b.named.get(s.in_result) for s in plan.stored}
         self.e = b.elements()
         self.scratch: dict[Value, Buffer] = {}
         self.replaced: dict[Value, Value] = {}  # for values stored in the place of a result: that result
         self.part: Index = ()  # index of the accumulators for the current steps
+        self.unroll: int | None = None  # the extent up to which loops over reduced axes are unrolled
         results = b.function.body.results
-        self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
+        self.outs = results_along_rows(b)
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
         self.stages = b.row_stages()
+        self.inner = make_axes(b.shape, plan.inner)
         self.known: dict[Value, tuple[Index, Scalar]] = {}
 
-    def lower(self) -> Kernel:
+    def in_items(self, item_axes: int) -> Kernel:
+        """Return the kernel of which a grid item has all rows along the last ``item_axes`` kept axes."""
         b = self.b
-        self.inner = self._inner_axes()
-        self._keep_for_later("private" if self.unroll else "scratch")
-        outer, tail = self._split(make_axes(b.shape, [(k,) for k in self.kept]))
+        self._keep_for_later("private" if self.unroll is not None else "scratch")
+        axes = make_axes(b.shape, [(k,) for k in self.kept])
+        outer, tail = axes[: len(axes) - item_axes], axes[len(axes) - item_axes :]
         grid, body = grid_loop(outer, None, lambda block, syms, begin, end: self._item_of(block, outer, tail, syms))
         return b.kernel(grid, body, b.cost())
 
@@ -67,55 +57,13 @@ class Rows:
         b, axes = self.b, [*outer, *tail]
         serial(tail, syms, lambda inner, s: self._row(inner, place(b.anchors.space, b.shape, axes, s)), block)
 
-    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
-        """Return the axes of the grid, and those of the rows of one item: several rows if a row is short."""
-        work = product(a.extent for a in self.inner)
-        if axes and isinstance(work, int) and SHORT_ROW.holds(work):
-            return split_grid(axes, max(ITEM_ELEMENTS.value // max(work, 1), 1))
-        return axes, []
-
-    def _inner_axes(self) -> list[NestAxis]:
-        """Merge the reduced axes as far as all addresses of the body allow."""
-        b = self.b
-        trial: list[Stmt] = []
-        self.e.enter(trial)
-        reductions = [op for loop in self.stages.loops for op in loop.ops]
-        for op in reductions:
-            for v in op.results:
-                acc = Buffer("acc", v.type.dtype, (), "private")
-                self.e.anchor(v, provide(Load(acc, ())))
-        for op in reductions:
-            for v in op.inputs:
-                self.e.bind(self.e.at(v, b.anchors.reads[op]))
-        for v, out in self.outs.items():
-            trial.append(Store(out, b.index[v], self.e.at(v, b.index[v])))
-        self.e.anchored.clear()
-        self.loads = loads_of(trial)
-        return make_axes(b.shape, mergeable(b.anchors.space, b.shape, self.reduced, addresses(trial)))
-
     def _keep_for_later(self, space: Space) -> None:
         """Allocate buffers for values that their first loop stores for later loops."""
-        b = self.b
-        for v in kept_values(self.stages, b.target):
-            result = self._last_reader(v) if space == "scratch" and b.target.kind == "cpu" else None
+        for v, result in self.stored.items():
             if result is None:
-                self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
+                self.scratch[v] = Buffer(self.b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
             else:
                 self.scratch[v], self.replaced[v] = self.outs[result], result
-
-    def _last_reader(self, kept: Value) -> Value | None:
-        """Return the result that is stored, alone, by the last loop that reads a stored value of the same size.
-
-        The value may occupy the place of that result meanwhile; the nearest cache then holds only a row and its result.
-        """
-        b, last = self.b, self.stages.loops[-1]
-        if last.ops or len(last.stores) != 1:
-            return None
-        (result,) = last.stores
-        between = self.stages.cone(last.stores, (kept,))
-        moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {kept, *between} & {*b.ops[v].operands}]
-        fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
-        return result if fits and not moved and result not in (kept, *self.replaced.values()) else None
 
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""

@@ -17,16 +17,16 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RegionPlan:
     """Base of all plans and of their parts; ``str`` is a text that :func:`parse_plan` reads back."""
 
-    CLASSES: ClassVar[dict[str, type[Plan]]] = {}
+    CLASSES: ClassVar[dict[str, type[RegionPlan]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Plan.CLASSES[cls.__name__] = cls
+        RegionPlan.CLASSES[cls.__name__] = cls
 
 
-def parse_plan(text: str) -> Plan:
+def parse_plan(text: str) -> RegionPlan:
     """Return the plan whose ``str`` is ``text``.
 
     Raises
@@ -38,15 +38,15 @@ def parse_plan(text: str) -> Plan:
         plan = _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError) as error:
         raise ValueError(f"{text!r} is no plan: {error}") from None
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, RegionPlan):
         raise ValueError(f"{text!r} is no plan")
     return plan
 
 
 def _value(node: ast.expr) -> object:
     match node:
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=fields) if name in Plan.CLASSES:
-            return Plan.CLASSES[name](**{f.arg: _value(f.value) for f in fields if f.arg is not None})
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=fields) if name in RegionPlan.CLASSES:
+            return RegionPlan.CLASSES[name](**{f.arg: _value(f.value) for f in fields if f.arg is not None})
         case ast.Tuple(elts=parts):
             return tuple(map(_value, parts))
         case ast.Constant(value=value):

@@ -21,115 +21,22 @@ from itertools import product as product_of
 from aotc.ir.dims.algebra import Dim, minimum, product, static, sym
 from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.analysis.prefix_scans import combiner
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
-from aotc.lowering.plans.operand_reuse import Reads, is_light
-from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS, FETCH_LINE
-from aotc.lowering.regions.reduce.cpu_columns import lower_columns
-from aotc.lowering.regions.reduce.cpu_short_rows import ShortRows
-from aotc.lowering.regions.reduce.cpu_transposed_rows import TurnedRows
+from aotc.lowering.plans.cpu_reductions import RowBlockPlan
+from aotc.lowering.plans.operand_reuse import Reads
+from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
-from aotc.lowering.threshold import BlockSize, Limit
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.lowering.threshold import BlockSize
 
 
-def lower_reduction(function: Function, target: Target) -> Kernel:
-    """Lower a region with reductions for a CPU: row by row, or a block of rows or columns at a time."""
-    b = RegionBuilder(function, target)
-    reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    turned = _lower_turned(b, kept, reduced) if any(op.name == "transpose" for op in function.body.ops) else None
-    if turned is not None:
-        return turned
-    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
-        return lower_columns(b, kept, reduced)
-    return _lower_rows(b, kept, reduced)
+def lower_row_blocks(b: RegionBuilder, plan: RowBlockPlan) -> Kernel:
+    """Reduce some rows at a time with the operand that they share."""
+    return _RowBlocks(b, plan).lower()
 
 
-def _lower_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
-    rows = _RowBlocks(b, kept, reduced)
-    return rows.lower() if rows.block is not None else ShortRows(b, kept, reduced).lower()
-
-
-def _lower_turned(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel | None:
-    """Reduce along the contiguous axis of the operands, whatever the order of axes, or transpose some rows first."""
-    near = _nearest(b, kept)
-    if near in kept:
-        return lower_columns(b, _ending_with(near, kept), reduced)
-    if near is not None:
-        return _lower_rows(b, kept, _ending_with(near, reduced))
-    if kept and kept[-1] > max(reduced):
-        return None
-    rows = TurnedRows(b, kept, reduced)
-    return rows.lower() if rows.height else None
-
-
-def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
-    """Return the contiguous axis of the reads, if the region has a single loop over its rows.
-
-    A kept axis also qualifies for reductions without a plain combiner, such as ``argmax``: these go by columns.
-    """
-    loops = b.row_stages().loops
-    near = Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
-    return near if near in kept or all(map(combiner, loops[0].ops)) else None
-
-
-def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
-    return sorted(axes, key=lambda k: k == axis)
-
-
-BLOCK_ROWS = BlockSize(
-    4,
-    "rows reduced at a time with the operand that they share",
-    "Zen 5, 4096 x 4096, with 1, 2, 4, 8 rows at a time: times 1 column 2.19, 1.85, 1.73, 1.95 ms; times 4 columns "
-    "16, 20, 29 GB/s; bf16 times 1 column 0.92, 1.61, 1.42 ms",
-)
-FEW_BLOCK_ROWS = Limit(3, "rows that are reduced one by one", "fewer than BLOCK_ROWS")
-SHORT_BLOCK_ROW = Limit(
-    63,
-    "elements of a row, up to which rows are reduced one by one",
-    "Zen 5, one core, time in blocks relative to one by one: 1000 rows of 64 to 100 elements times a column 0.64, in "
-    "batches 0.74 to 0.97",
-)
-ROW_BLOCK_ELEMENTS = BlockSize(
-    1 << 15,
-    "elements of the rows of a grid item that reduces them in blocks",
-    "some microseconds of one core",
-)
-UNFETCHED_COLUMNS = Limit(
-    2,
-    "columns multiplied with a matrix, up to which its rows are not prefetched",
-    "Zen 5, one core, 4096 x 4096, ms without and with prefetch: 1 column (in C) 1.38 and 1.71, 2 columns 1.91 and "
-    "1.83, 8 columns 4.3 and 3.7",
-)
-FETCHED_BYTES = BlockSize(
-    2048,
-    "prefetch distance in bytes along the rows of a matrix that is multiplied with some columns",
-    "Zen 5, one core, 4096 x 4096 times 8 columns, ms: distance 512 3.89, 1024 3.70, 2048 3.73, 4096 3.74, none 4.25",
-)
-WHOLE_COLUMNS = Limit(
-    4,
-    "columns multiplied with a matrix, up to which its rows are reduced whole, not in parts",
-    "one core of a busy Zen 5, time in parts relative to whole rows: 4096 x 4096 times 3 columns 1.05, 4 columns "
-    "1.03, 8 columns 0.81; 2048 x 2048 times 5 columns 0.80",
-)
-PART_BYTES = BlockSize(
-    2048,
-    "bytes of a part of a row",
-    "Zen 5, one core, in C, 4096 x 4096 times 8 columns, ms: parts of 1024 bytes 1.94, 2048 1.67, 4096 1.86, whole "
-    "rows 3.3",
-)
-PART_ROWS = BlockSize(
-    96,
-    "rows per grid item, at least, where rows are reduced in parts",
-    "as PART_BYTES: 24 rows 1.78 ms, 96 rows 1.67 ms; their sums are 48 KiB with 8 columns",
-)
 FETCHED_TURNS = BlockSize(
     1,
     "blocks of rows between the prefetch of a part and its reduction",
@@ -140,61 +47,22 @@ FETCHED_TURNS = BlockSize(
 class _RowBlocks(Rows):
     """A loop over rows of the axis ``block``, several at a time, each with all steps of the axes ``together``."""
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
-        super().__init__(b, kept, reduced)
-        self.block: int | None = None
-        if self.outs or len(self.stages.loops) != 1:
-            return
+    def __init__(self, b: RegionBuilder, plan: RowBlockPlan) -> None:
+        super().__init__(b, plan)
+        self.plan, self.at_once, self.lanes = plan, plan.at_once, plan.lanes
         self.ops = self.stages.loops[0].ops
-        self.length = product(b.shape[k] for k in reduced)
-        if SHORT_BLOCK_ROW.holds(self.length) or not is_light(b, self.ops):
-            return
-        reads = self.reads = Reads(b, self.ops)
-        self.together = reads.few(kept, reduced)
-        large = [k for k in kept if k not in self.together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
-        few = self._sums_of_row()
-        if few == 1 and reads.size < size_of("f32"):
-            return  # one row of short floats at a time is faster
-        room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
-        self.at_once = max(min(BLOCK_ROWS.value, room // few), 1)
-        self.block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
+        self.reads = Reads(b, self.ops)
+        self.streams = [b.inputs[n] for n in plan.streams]
+        self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in (*plan.together, plan.block)])
+        self.beside = make_axes(b.shape, [(k,) for k in plan.together])
+        (self.rows_axis,) = make_axes(b.shape, [(plan.block,)])
 
     def lower(self) -> Kernel:
-        b = self.b
-        assert self.block is not None
-        self.inner = self._inner_axes()
-        self.streams = self._streams()
-        self.parts = bool(self.streams) and not WHOLE_COLUMNS.holds(self._sums_of_row())
-        self.lanes = b.target.vector_bytes // max(size_of(v.type.dtype) for op in self.ops for v in op.results)
-        self.outer = make_axes(b.shape, [(k,) for k in self.kept if k not in self.together and k != self.block])
-        self.beside = make_axes(b.shape, [(k,) for k in self.together])
-        (self.rows_axis,) = make_axes(b.shape, [(self.block,)])
-        grid, body = grid_loop(self.outer, (self.rows_axis, self._rows_of_item()), self._item)
-        return b.kernel(grid, body, b.cost())
-
-    def _sums_of_row(self) -> int:
-        return static(product(self.b.shape[k] for k in self.together)) * len(self.ops)
-
-    def _streams(self) -> list[Buffer]:
-        """Return the operands to prefetch during sums along rows, if these can be written as vectors."""
-        floats = all(combiner(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in self.ops)
-        short = isinstance(self.length, int) and self.length * self.reads.size <= FETCHED_BYTES.value
-        if UNFETCHED_COLUMNS.holds(self._sums_of_row()) or short or not floats or len(self.inner) != 1:
-            return []
-        assert self.block is not None
-        return self.reads.streams([*self.reduced, self.block])
-
-    def _rows_of_item(self) -> int:
-        """Return the rows per item, a multiple of the rows at a time: enough elements, and enough items."""
-        length = self.length if isinstance(self.length, int) else UNKNOWN_TERMS.value
-        rows = max(ROW_BLOCK_ELEMENTS.value // max(length, 1), PART_ROWS.value if self.parts else self.at_once)
-        extent, others = self.rows_axis.extent, product(a.extent for a in self.outer)
-        if isinstance(extent, int) and isinstance(others, int):
-            rows = min(rows, max(extent * others // COLUMN_ITEMS.value, self.at_once))
-        return max(rows // self.at_once, 1) * self.at_once
+        grid, body = grid_loop(self.outer, (self.rows_axis, self.plan.rows), self._item)
+        return self.b.kernel(grid, body, self.b.cost())
 
     def _item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-        if self.parts:
+        if self.plan.part:
             self._in_parts(block, at, begin, end)
             return
         self._some_rows(block, begin, end, lambda inner, rows: self._some(inner, at, rows))
@@ -249,7 +117,7 @@ class _RowBlocks(Rows):
         first = sym(axis.name, 0, whole) * self.lanes
         block.append(For("l", 0, self.lanes, tuple(Store(v, (lane,), Const(-0.0, v.dtype)) for v, _ in pairs)))
         step: list[Stmt] = []
-        ahead = minimum(first + FETCHED_BYTES.value // self.reads.size, axis.extent - 1)
+        ahead = minimum(first + self.plan.ahead, axis.extent - 1)
         for there in places:
             step += self.reads.ahead(self.streams, place(there, b.shape, self.inner, [ahead]))
         inside: list[Stmt] = []
@@ -301,11 +169,11 @@ class _RowBlocks(Rows):
         b, (axis,) = self.b, self.inner
         results = [v for op in self.ops for v in op.results]
         few = static(product(a.extent for a in self.beside))
-        shape = (self._rows_of_item() * few, self.lanes)
+        shape = (self.plan.rows * few, self.lanes)
         self.sums = {v: Buffer(b.fresh("sums"), v.type.dtype, shape, "scratch") for v in results}
-        per = PART_BYTES.value // self.reads.size // self.lanes
+        per = self.plan.part
         pitch = per * self.lanes + FETCH_LINE.value // self.reads.size
-        near = [x.buffer for x in self.reads.beside(self.block, self.reduced)]
+        near = [x.buffer for x in self.reads.beside(self.plan.block, self.reduced)]
         self.near = {x: Buffer(b.fresh("near"), x.dtype, (few, pitch), "scratch") for x in near}
         block += [Alloc(x) for x in (*self.sums.values(), *self.near.values())]
         r, lane = sym("r", 0, shape[0]), sym("l", 0, self.lanes)

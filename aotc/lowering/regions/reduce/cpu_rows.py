@@ -18,75 +18,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import Dim, static, sym
-from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Load, Stmt, Store, Var
-from aotc.ir.opset import ACCUMULATED, SCALARS
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Stmt, Store, Var
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.elements.builder import RegionBuilder, relocate
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import NestAxis, place, serial
-from aotc.lowering.plans.operand_reuse import is_light
+from aotc.lowering.plans.cpu_reductions import RowPlan
 from aotc.lowering.regions.reduce.rows import Rows
-from aotc.lowering.threshold import Limit
-from aotc.vmfb.dtypes import kind_of, size_of
-
-UNROLLED_ROW = Limit(
-    8,
-    "elements of a row that is unrolled on a CPU, so that neighbouring rows share vectors",
-    "Zen 5, 8192 rows of f32, us in loops and unrolled: sums of 3 4.1 and 0.6, of 8 3.1 and 2.8, of 9 6.4 and 17; "
-    "norms of 8 9.0 and 3.0",
-)
-UNROLLED_LONGER_ROW = Limit(
-    14,
-    "elements of an unrolled row, if their number is even or expensive functions are applied to them",
-    "Zen 5, 8192 rows of f32, us in loops and unrolled: sums of 14 50 and 25, of 16 5 and 29; log-sum-exp of 13 181 "
-    "and 59",
-)
-LIGHT_NUMBERS = Limit(
-    8,
-    "vector operations on the per-row scalars of a short row, up to which each row computes them alone",
-    "Zen 5, 8192 rows of 20 f32, us alone and for 16 rows at once: logistic (work 14) of sums 42 and 22, x / norm "
-    "(work 6) 26 and 34",
-)
 
 
-class ShortRows(Rows):
+def lower_rows(b: RegionBuilder, plan: RowPlan) -> Kernel:
+    """Reduce row by row, short rows in vectors."""
+    return _ShortRows(b, plan).in_items(plan.item_axes)
+
+
+class _ShortRows(Rows):
     """Rows, of which those that are short enough share vectors."""
 
-    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
-        super().__init__(b, kept, reduced)
-        if self._is_written_out():
-            self.unroll = UNROLLED_LONGER_ROW
+    def __init__(self, b: RegionBuilder, plan: RowPlan) -> None:
+        super().__init__(b, plan)
+        self.lanes = plan.lanes
+        self.unroll = static(self.stages.elements) if plan.unrolled else None
 
     def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
-        lanes = self._lanes(tail)
+        lanes = self.lanes
         if not lanes:
             super()._item_of(block, outer, tail, syms)
             return
         serial(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
-
-    def _is_written_out(self) -> bool:
-        """Return True if rows are so short that vectors along them do not help.
-
-        LLVM vectorises odd numbers of cheap elements by itself.
-        """
-        ops = [op for loop in self.stages.loops for op in loop.ops]
-        n = self.stages.elements
-        if not all(combiner(op) in ACCUMULATED and kind_of(op.result.type.dtype) == "f" for op in ops):
-            return False
-        if UNROLLED_ROW.holds(n) or self.outs:
-            return UNROLLED_ROW.holds(n)
-        return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light(self.b, ops))
-
-    def _lanes(self, tail: Sequence[NestAxis]) -> int:
-        """Return how many rows compute their scalars together; 0 if each row computes its own."""
-        numbers = [v for v in self.b.ops if self.stages.is_row(v)]
-        work = sum(SCALARS[op.name].vector_work for v in numbers if (op := self.b.ops[v]).name in SCALARS)
-        if self.unroll or self.scratch or not tail or LIGHT_NUMBERS.holds(work):
-            return 0
-        lanes = self.b.target.vector_bytes // max(size_of(v.type.dtype) for v in numbers)
-        return lanes if isinstance(tail[-1].extent, int) and tail[-1].extent >= lanes else 0
 
     def _along(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
         """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""

@@ -1,0 +1,209 @@
+"""How a GPU reduces: a group of threads per row, blocks of columns, or one thread per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, mod, product
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.ir import Const, Load, Stmt, walk
+from aotc.ir.loop.scratch import shared_array_bytes
+from aotc.ir.opset import ACCUMULATED
+from aotc.ir.tensor.ir import Op, Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.elements.builder import RegionBuilder, join_turned
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small, kept_registers, row_group
+from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.plans.row_values import (
+    ReductionPlan,
+    RowLoopsPlan,
+    StoredValue,
+    merged_axes,
+    row_trial,
+    stored_values,
+)
+from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
+from aotc.lowering.threshold import BlockSize
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRowPlan(RowLoopsPlan):
+    """A group of threads shares each row.
+
+    Attributes
+    ----------
+    threads : RowGroup
+        The threads of a row and of a block.
+    held : tuple of int
+        Numbers, in :func:`row_reads`, of the elements of operands that stay in registers from one loop to the next.
+    """
+
+    threads: RowGroup
+    held: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRowPlan(RowLoopsPlan):
+    """Each thread reduces a row alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuColumnPlan(ReductionPlan):
+    """A block of threads has some columns, and its threads take their rows round-robin.
+
+    Attributes
+    ----------
+    width : int
+        Adjacent columns that a thread loads at once.
+    across : int
+        Threads of a block along columns.
+    rows : int
+        Rows that a thread has in flight.
+    """
+
+    width: int
+    across: int
+    rows: int
+
+
+def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuColumnPlan:
+    """Reduce with groups of threads if rows are contiguous, by columns if those are, else with a thread per row."""
+    reduced = sorted(b.anchors.reduced or ())
+    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    stages = b.row_stages()
+    group = row_group(stages, b.target)
+    if group is not ALONE:
+        return _plan_group_rows(b, kept, reduced, group)
+    work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, kept))
+    columns = None
+    if b.function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced) and not is_small(work, rows):
+        columns = _plan_columns(b, kept, reduced)
+    if columns is not None:
+        return columns
+    inner = merged_axes(b, reduced, row_trial(b, stages))
+    return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored_values(b, stages, in_results=False))
+
+
+# --- a group of threads per row ---
+
+
+def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], group: RowGroup) -> GroupRowPlan:
+    """Keep expensive and multiply-read values in registers, within the register budget."""
+    stages = b.row_stages()
+    inner = merged_axes(b, reduced, row_trial(b, stages))
+    axes, values = (tuple(kept), tuple(reduced)), kept_values(stages, b.target)
+    if not group.steps:
+        return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in values), group)
+    each, most = group.steps * group.width, kept_registers(group)
+    live = [0] * len(stages.loops)
+    stored: list[Value] = []
+    for v in values:
+        loops = [n for n, loop in enumerate(stages.loops) if v in loop.cone]
+        if _take(live, loops, _words(v.type.dtype) * each, most):
+            stored.append(v)
+    held = []
+    for n, ((value, _), loops) in enumerate(row_reads(b, stages, reduced, stored).items()):
+        again = len(loops) > 1 or (loops == [0] and not all(map(_is_free, stages.loops[0].ops)))
+        if again and _take(live, loops, _words(value.type.dtype) * each, most):
+            held.append(n)
+    return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in stored), group, tuple(held))
+
+
+def row_reads(
+    b: RegionBuilder, stages: RowStages, reduced: Sequence[int], stored: Sequence[Value]
+) -> dict[tuple[Value, Index], list[int]]:
+    """Return the input elements that vary along a row, with the numbers of the loops that read them."""
+    e = b.trial_elements()
+    values = {buffer.name: v for v, buffer in b.buffers.items()}
+    names = {s.name for k in reduced for s in symbols(b.anchors.space[k])}
+    found: dict[tuple[Value, Index], list[int]] = {}
+    made: set[Value] = set()
+    for n, loop in enumerate(stages.loops):
+        trial: list[Stmt] = []
+        e.enter(trial)
+        join_turned(b, e, b.anchors.space)
+        for op in loop.ops:
+            for v in op.inputs:
+                e.bind(e.at(v, b.anchors.reads[op]))
+        for v in loop.stores:
+            e.bind(e.at(v, b.index[v]))
+        for leaf in leaves(x for s in walk(tuple(trial)) for x in operands(s)):
+            if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
+                row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
+                row += [n] if n not in row else []
+        made.update(v for v in stored if v in loop.cone)
+        for v in (*made, *(v for op in loop.ops for v in op.results)):
+            e.anchor(v, provide(Const(0, v.type.dtype)))
+    return found
+
+
+def _is_free(op: Op) -> bool:
+    """Return True if elements may be combined in any order, and so in parallel."""
+    return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
+
+
+def _words(dtype: str) -> int:
+    return max(size_of(dtype) // 4, 1)
+
+
+def _take(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
+    """Reserve registers from the first of some loops up to the last, if all have enough left; return True if so."""
+    span = range(min(loops), max(loops))
+    if any(live[n] + words > most for n in span):
+        return False
+    for n in span:
+        live[n] += words
+    return True
+
+
+# --- columns ---
+
+COLUMN_ROWS = BlockSize(4, "rows that a thread of a column reduction has in flight at once", "as UNROLLED_VECTORS")
+NARROW_BYTES = BlockSize(
+    32,
+    "bytes of adjacent columns per block of a column reduction, at least",
+    "one sector, the unit of a memory read",
+)
+NARROW_ROWS = BlockSize(
+    8,
+    "rows that a thread of a block with few columns has in flight at once, at most",
+    "a multiprocessor has one such block",
+)
+
+
+def _plan_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuColumnPlan | None:
+    """Return the plan of columns, or None if the partial results do not fit in shared memory."""
+    ops = [op for loop in b.row_stages().loops for op in loop.ops]
+    size = max(size_of(v.type.dtype) for op in ops for v in op.inputs)
+    width = max(LANE_BYTES.value // size, 1)
+    while width > 1 and (mod(b.shape[kept[-1]], width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
+        width //= 2
+    outer, work = product(b.shape[k] for k in kept if k < max(reduced)), product(b.shape[k] for k in reduced)
+    across = _threads_across(outer, work, product(b.shape[k] for k in kept if k > max(reduced)), width, size)
+    rows = COLUMN_ROWS.value
+    if across != COLUMN_THREADS.value and isinstance(work, int):
+        rows = max(min(work // (BLOCK_THREADS.value // across), NARROW_ROWS.value), 1)
+    partial = BLOCK_THREADS.value // across * across * width
+    shared = sum(shared_array_bytes(partial * size_of(v.type.dtype)) for op in ops for v in op.results)
+    return GpuColumnPlan(tuple(kept), tuple(reduced), width, across, rows) if shared <= b.target.shared else None
+
+
+def _threads_across(outer: Dim, work: Dim, columns: Dim, width: int, size: int) -> int:
+    """Return the threads of a block along columns: no more than needed, and fewer if there are few blocks."""
+    across = COLUMN_THREADS.value
+    while isinstance(columns, int) and across > 1 and across // 2 * width >= columns:
+        across //= 2
+    if not NARROW_ELEMENTS.holds(product((outer, work, columns))):
+        return across
+    if not isinstance(columns, int) or not isinstance(outer, int):
+        return across
+    least = max(NARROW_BYTES.value // (width * size), 1)
+    while across > least and GPU_IDLE_ROWS.holds(outer * -(-columns // (across * width))):
+        across //= 2
+    return across

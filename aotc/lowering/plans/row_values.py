@@ -1,0 +1,117 @@
+"""Loops along the rows of a region with reductions: which axes merge, and which values stay between loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.loop.ir import Buffer, Load, Stmt, Store
+from aotc.ir.opset import ELEMENTWISE
+from aotc.ir.tensor.ir import Value
+from aotc.lowering.cost_model.row_stages import RowStages
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.nests import addresses, mergeable
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.region_work import kept_values
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPlan(RegionPlan):
+    """Base of the plans of reductions: the order of the loops.
+
+    Attributes
+    ----------
+    kept, reduced : tuple of int
+        Axes of the region's iteration space, in the order of their loops.
+    """
+
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue(RegionPlan):
+    """A value that the first loop over a row stores for later ones.
+
+    Attributes
+    ----------
+    name : str
+        The value's name.
+    in_result : str
+        The result in whose place it is stored; empty if it has memory of its own.
+    """
+
+    name: str
+    in_result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoopsPlan(ReductionPlan):
+    """Base of the plans of reductions row by row.
+
+    Attributes
+    ----------
+    inner : tuple of tuple of int
+        The reduced axes of each loop along a row.
+    stored : tuple of StoredValue
+        Values that stay from one loop along a row to the next.
+    """
+
+    inner: Groups
+    stored: tuple[StoredValue, ...]
+
+
+def results_along_rows(b: RegionBuilder) -> dict[Value, Buffer]:
+    """Return the results with an element for each step along a row, and their buffers."""
+    pairs = zip(b.outputs, b.function.body.results, strict=True)
+    return {v: out for out, v in pairs if not b.anchors.is_row(v)}
+
+
+def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
+    """Return the statements of a step along a row: the operands of all reductions and all results."""
+    e, trial = b.trial_elements(), list[Stmt]()
+    e.enter(trial)
+    reductions = [op for loop in stages.loops for op in loop.ops]
+    for op in reductions:
+        for v in op.results:
+            acc = Buffer("acc", v.type.dtype, (), "private")
+            e.anchor(v, provide(Load(acc, ())))
+    for op in reductions:
+        for v in op.inputs:
+            e.bind(e.at(v, b.anchors.reads[op]))
+    for v, out in results_along_rows(b).items():
+        trial.append(Store(out, b.index[v], e.at(v, b.index[v])))
+    return trial
+
+
+def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt]) -> Groups:
+    """Return the reduced axes of each loop: merged as far as all addresses of a step allow."""
+    return tuple(mergeable(b.anchors.space, b.shape, reduced, addresses(trial)))
+
+
+def stored_values(b: RegionBuilder, stages: RowStages, in_results: bool) -> tuple[StoredValue, ...]:
+    """Return the values to store between loops, with ``in_results`` in the place of results where that is possible."""
+    replaced: dict[Value, Value] = {}
+    for v in (kept := kept_values(stages, b.target)):
+        result = _last_reader(b, stages, v, replaced) if in_results else None
+        if result is not None:
+            replaced[v] = result
+    return tuple(StoredValue(v.name, replaced[v].name if v in replaced else "") for v in kept)
+
+
+def _last_reader(b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]) -> Value | None:
+    """Return the result that is stored, alone, by the last loop that reads a stored value of the same size.
+
+    The value may occupy the place of that result meanwhile; the nearest cache then holds only a row and its result.
+    """
+    last = stages.loops[-1]
+    if last.ops or len(last.stores) != 1:
+        return None
+    (result,) = last.stores
+    between = stages.cone(last.stores, (kept,))
+    moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {kept, *between} & {*b.ops[v].operands}]
+    fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
+    return result if fits and not moved and result not in (kept, *replaced.values()) else None

@@ -1,0 +1,37 @@
+"""Plans of regions are values: they print, and their text reads back to an equal plan."""
+
+import pytest
+
+from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.gpu_reductions import GroupRowPlan
+from aotc.lowering.plans.gpu_rows import RowGroup
+from aotc.lowering.plans.region_plan import parse_plan
+from aotc.lowering.plans.row_values import StoredValue
+
+pytestmark = pytest.mark.ir
+
+PLANS = (
+    ColumnPlan(kept=(0, 2), reduced=(1,), together=(0,), width=200, terms=8, streams=(1,)),
+    GroupRowPlan((0,), (1,), ((1,),), (StoredValue("5"), StoredValue("7", "9")), RowGroup(32, 4, 4, 2), (0,)),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: type(p).__name__)
+def test_reads_back(plan):
+    assert parse_plan(str(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "is no plan"),
+        ("ColumnPlan(kept=(0,)", "is no plan"),
+        ("ColumnPlan(kept=(0,))", "is no plan: .*missing"),
+        ("Unknown(kept=(0,))", r"'Unknown\(kept=\(0,\)\)' is no part of a plan"),
+        ("__import__('os').abort()", "is no part of a plan"),
+        ("(1, 2)", "is no plan"),
+    ],
+)
+def test_other_text_is_refused(text, found):
+    with pytest.raises(ValueError, match=found):
+        parse_plan(text)
