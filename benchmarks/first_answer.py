@@ -1,14 +1,15 @@
 """Milliseconds from the start of a process to its first result as a NumPy array, by step.
 
 ``python benchmarks/first_answer.py [cuda:sm_90 | cpu]``: each row is a process of its own that loads a bundle and calls
-it. The first rows read files that are not in the page cache yet. After the rows of a model come medians of processes
-that import NumPy alone, also import aotc, also load the bundle, also call it; they run in turn with the rows.
+it. The first rows read files that are not in the page cache yet. After the rows of a model come medians of as many
+other processes: time and processor time up to each step, and their part after the import of NumPy. That part is a
+difference within a process, so it varies less than the times of processes do on a machine that others use. The exit is
+not in it: there Python collects garbage, 15 ms of processor time after the import of NumPy alone.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -47,18 +48,24 @@ def answer(path: str, began: float) -> None:
     print(", ".join(f"{name} {took * 1e3:.1f}" for name, took in rows), (points[-1][1] - began) * 1e3)
 
 
-def begin(step: str, path: str, began: float) -> None:
-    """Do the first of ``STEPS``, up to ``step``, and print the time of this process."""
+def begin(path: str, began: float) -> None:
+    """Print the time and the processor time of this process at the end of each of ``STEPS``."""
+    clocks = [began]
+
+    def note() -> None:
+        clocks.extend((time.time() - began, time.process_time()))
+
     import numpy as np
 
-    last = STEPS.index(step)
-    if last > 0:
-        import aotc
-    if last > 1:
-        module = aotc.load(path)
-    if last > 2:
-        module.invoke("main", *ones(np, module))
-    print((time.time() - began) * 1e3)
+    note()
+    import aotc
+
+    note()
+    module = aotc.load(path)
+    note()
+    module.invoke("main", *ones(np, module))
+    note()
+    print(*clocks[1:])
 
 
 def ones(np: Any, module: Any) -> list[Any]:
@@ -67,19 +74,14 @@ def ones(np: Any, module: Any) -> list[Any]:
     return [np.ones(row["dims"], row["dtype"].replace("f", "float")) for row in arguments]
 
 
-def run(*words: str) -> tuple[str, float, float]:
-    """Run this file in a process; return what it prints before its last number, that number, and processor time in ms.
+def run(*words: str) -> str:
+    """Run this file in a process; return what it prints.
 
-    Processor time says more than time on a machine that others use. Compiled modules are kept, whatever the environment
-    says of it: else each process would compile the sources.
+    Compiled modules are kept, whatever the environment says of it: else each process would compile the sources.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, __file__, *words, repr(time.time())]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env=kept).stdout
-    row, _, took = found.strip().rpartition(" ")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return row, float(took), 1e3 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=kept).stdout.strip()
 
 
 def make(folder: str, target: str) -> dict[str, str]:
@@ -106,26 +108,29 @@ def make(folder: str, target: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print a row for each process, and for each model the medians of its steps next to the import of NumPy."""
+    """Print a row for each process, and for each model the medians of its steps."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in make(folder, (sys.argv[1:] or ["cuda:sm_90"])[0]).items():
-            samples: dict[str, list[tuple[float, float]]] = {step: [] for step in STEPS}
+            samples = []
             for _ in range(ROUNDS):
-                for step in STEPS:
-                    samples[step].append(run("--begin", step, path)[1:])
-                row, took, _ = run("--answer", path)
-                print(f"{name}: {took:.0f} ms: {row}")
-            alone = [median(column) for column in zip(*samples[STEPS[0]])]
-            for step in STEPS:
-                times = [median(column) for column in zip(*samples[step])]
-                texts = [f"{a:.1f} ms, {a - b:.1f} beyond, {a / b:.2f}x" for a, b in zip(times, alone, strict=True)]
-                print(f"{name}: up to {step}: {texts[0]}; processor time {texts[1]}")
+                samples.append([1e3 * float(text) for text in run("--begin", path).split()])
+                row, _, took = run("--answer", path).rpartition(" ")
+                print(f"{name}: {float(took):.0f} ms: {row}")
+            for step, wall, processor in zip(STEPS, beyond(samples, 0), beyond(samples, 1), strict=True):
+                print(f"{name}: up to {step}: {wall}; processor time {processor}")
+
+
+def beyond(samples: list[list[float]], kind: int) -> list[str]:
+    """Return the median of a kind of time (0: time, 1: processor time) up to each step, and after the first one."""
+    times = [sample[kind::2] for sample in samples]
+    parts = [[time - row[0] for time in row] for row in times]
+    return [f"{median(a):.1f} ms, {median(b):.1f} beyond NumPy" for a, b in zip(zip(*times), zip(*parts), strict=True)]
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--answer"]:
         answer(sys.argv[2], float(sys.argv[3]))
     elif sys.argv[1:2] == ["--begin"]:
-        begin(sys.argv[2], sys.argv[3], float(sys.argv[4]))
+        begin(sys.argv[2], float(sys.argv[3]))
     else:
         main()
