@@ -2,12 +2,12 @@
 
 Arrays are stored under the names of results and arguments. ``.json`` has an object ``{"dtype", "shape", "data"}`` for
 each, with complex numbers as pairs and the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` for non-finite numbers.
+Formats import their modules when a file has them: ``aotc run`` without files needs none.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,6 @@ import numpy as np
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.files import write_whole
-from aotc.vmfb.weights.safetensors import NAMES, OWN_DTYPES, decode_header, encode_header, make_row
 
 Named = Mapping[str, np.ndarray]
 _WIDEST = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}  # of numbers; c: of parts
@@ -43,7 +42,14 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
         raise VmError("", f"--output={path}: {suffix} is no form of results", expected=known, hint="another name")
     if append and suffix in WRITERS:
         raise VmError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
-    for r in results if suffix == ".safetensors" else ():
+    if suffix == ".safetensors":
+        _check_safetensors(path, results)
+
+
+def _check_safetensors(path: str, results: Sequence[Mapping[str, Any]]) -> None:
+    from aotc.vmfb.weights.safetensors import NAMES
+
+    for r in results:
         if r["dtype"] not in NAMES:
             hint = "a .npz holds all types"
             raise VmError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
@@ -79,6 +85,8 @@ def _to_bin(arrays: Named) -> list[Any]:
 
 
 def _to_json(arrays: Named) -> list[Any]:
+    import json
+
     held = {
         name: {"dtype": from_numpy(a.dtype), "shape": list(a.shape), "data": _numbers(_plain(a))}
         for name, a in arrays.items()
@@ -103,6 +111,8 @@ def _numbers(data: Any) -> Any:
 
 
 def _to_safetensors(arrays: Named) -> list[Any]:
+    from aotc.vmfb.weights.safetensors import encode_header, make_row
+
     header, parts, at = {}, [], 0
     for name, array in arrays.items():
         header[name] = make_row(from_numpy(array.dtype), array.shape, at)
@@ -163,6 +173,8 @@ def _from_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
 
 
 def _from_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    import json
+
     held = json.loads(Path(path).read_bytes())
     if not isinstance(held, dict):  # the values of one argument
         held = {room[0]["name"] if room else "": {"dtype": room[0]["dtype"] if room else "f32", "data": held}}
@@ -185,6 +197,8 @@ def _parsed(data: Any) -> Any:
 
 
 def _from_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    from aotc.vmfb.weights.safetensors import OWN_DTYPES, decode_header
+
     data = np.fromfile(path, np.uint8)
     header, start = decode_header(data.data)
     found = {}
