@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
 import os
@@ -42,8 +43,8 @@ def run(
     """Run ``case(number)`` for each number, until the time is over.
 
     A case returns a word for what became of it. What it raises and what ends its process is a failure. A case that
-    takes longer than ``patience`` seconds gets a Ctrl-C: what it makes of the ``KeyboardInterrupt`` is up to it, and
-    one that does not come back then is a failure.
+    takes longer than ``patience`` seconds, without those in which it waits for a core, gets a Ctrl-C: what it makes of
+    the ``KeyboardInterrupt`` is up to it, and one that does not come back then is a failure.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def _child(
             if not heard:
                 os.kill(child, signal.SIGINT)
             asked = not heard
-            heard = bool(select.select([pipe], [], [], GRACE if asked else patience)[0])
+            heard = _hears(pipe, child, GRACE if asked else patience)
             if not heard:
                 continue
             data = pipe.read(1 << 16)
@@ -100,6 +101,24 @@ def _child(
     if not heard:
         os.kill(child, signal.SIGKILL)
     return _ended(child, heard, current, numbers, outcomes, failures)
+
+
+def _hears(pipe: io.FileIO, child: int, patience: float) -> bool:
+    """Return True if a child writes within ``patience`` seconds; those in which it waited for a core do not count."""
+    begin, before = time.monotonic(), _queued(child)
+    while (rest := patience + _queued(child) - before - (time.monotonic() - begin)) > 0:
+        if select.select([pipe], [], [], rest)[0]:
+            return True
+    return False
+
+
+def _queued(process: int) -> float:
+    """Return the seconds that a process has waited for a core; 0 on systems that do not count them."""
+    try:
+        with open(f"/proc/{process}/schedstat") as f:
+            return int(f.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _ended(

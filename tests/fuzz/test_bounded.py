@@ -87,6 +87,14 @@ def test_failures_are_seen():
     assert [text.split(":")[0] for text in failures] == ["case 3", "case 5", "case 7", "case 8"]
 
 
+def test_a_case_that_waits_for_a_core_is_no_failure(monkeypatch):
+    """Other processes may leave a case no core for longer than its patience."""
+    monkeypatch.setattr(children, "_queued", lambda process: children.time.monotonic())
+    slow = {1: lambda: children.time.sleep(1) or "slow"}
+    outcomes, failures = children.run(lambda n: slow[n]() if n in slow else "fine", range(3), patience=0.2)
+    assert (outcomes, failures) == ({"fine": 2, "slow": 1}, [])
+
+
 def end():
     children.os.kill(children.os.getpid(), children.signal.SIGTERM)
 
