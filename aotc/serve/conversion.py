@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.background_threads import run_aside
-from aotc.serve.converter import Job, read, write
 from aotc.serve.errors import BAD, CLOSED, TOO_LONG, RequestFault
+from aotc.serve.job_pipe import Job, read, write
 from aotc.serve.limits import INLINE_BYTES, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import (
     HEADER_LENGTH,

@@ -3,8 +3,6 @@
 Python parses JSON, and creates lists of numbers, while holding the GIL: a document of 60 MB would block the event loop
 for seconds even on another thread. So the server sends large documents to a separate process with a memory limit. The
 process replaces numbers by bytes, in the protocol's format of binary tensors, and returns the result.
-
-Each message on its pipes is a line of JSON, followed by the number of bytes that it specifies.
 """
 
 from __future__ import annotations
@@ -14,21 +12,19 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from traceback import format_exc
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from aotc.serve.errors import BAD, TOO_LONG, RequestFault, text_of
+from aotc.serve.job_pipe import Job, read, write
 from aotc.serve.limits import INLINE_BYTES, MOST_TOKENS, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse_infer, parse_object
-from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes
+from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes
 from aotc.vmfb.dtypes import from_numpy
 
-MESSAGES = "aotc.serve.grpc.tensors"  # imported for the first gRPC message: gRPC is a separate library
-Job = dict[str, Any]
 Done = tuple[bytes, int | None]  # the bytes, and the length of their JSON part
 
 
@@ -98,35 +94,21 @@ def _with_head(document: dict[str, Any], tensors: list[bytes], where: str) -> Do
 
 def raw_message(job: Job, body: bytes) -> Done:
     """Replace the numbers of a gRPC request by bytes."""
-    return import_module(MESSAGES).with_raw_inputs(body, job["most"]), None
+    from aotc.serve.grpc.tensors import with_raw_inputs  # gRPC is optional
+
+    return with_raw_inputs(body, job["most"]), None
 
 
 def number_message(job: Job, body: bytes) -> Done:
     """Replace the bytes of a gRPC response by numbers; with ``stream``, wrap it as a response of a stream."""
-    return import_module(MESSAGES).with_number_outputs(body, job["stream"]), None
+    from aotc.serve.grpc.tensors import with_number_outputs  # gRPC is optional
+
+    return with_number_outputs(body, job["stream"]), None
 
 
 JOBS: dict[str, Callable[[Job, bytes], Done]] = {
     f.__name__: f for f in (json_request, json_answer, json_tokens, raw_message, number_message)
 }
-
-
-def write(pipe: IO[bytes], head: Job, *body: Buffer) -> None:
-    """Write a message, whose body is in parts, to a pipe."""
-    pipe.write(json.dumps({**head, "size": sum(map(len, body))}).encode() + b"\n")
-    for part in body:
-        pipe.write(part)
-    pipe.flush()
-
-
-def read(pipe: IO[bytes]) -> tuple[Job, bytes] | None:
-    """Read a message from a pipe; None at its end."""
-    line = pipe.readline()
-    if not line.endswith(b"\n"):
-        return None
-    head = json.loads(line)
-    body = pipe.read(head["size"])
-    return (head, body) if len(body) == head["size"] else None
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from logging import Logger
 from typing import Any
 
@@ -29,7 +28,6 @@ from aotc.vmfb.errors import VmError
 BACKLOG = 1024
 
 
-GRPC = "aotc.serve.grpc.service"  # imported if a gRPC port is requested: gRPC is a separate library
 Started = Callable[[Engine, int, int | None], None]
 
 
@@ -116,7 +114,9 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
     http = _HttpServer(_config(engine, connections))
     grpc = None
     if settings.grpc_port is not None:
-        grpc = await import_module(GRPC).start(engine)
+        from aotc.serve.grpc import service  # gRPC is optional
+
+        grpc = await service.start(engine)
     serving = asyncio.create_task(http.serve([listener]))
     watching = asyncio.create_task(engine.repository.watch())
     closing = asyncio.create_task(connections.watch())

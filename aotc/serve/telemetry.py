@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from logging import getLogger
 from typing import Any
 
@@ -30,7 +29,7 @@ def open_traces(wanted: bool) -> Span:
     if not wanted:
         return no_span
     try:
-        trace, propagate = import_module("opentelemetry.trace"), import_module("opentelemetry.propagate")
+        from opentelemetry import propagate, trace  # optional
     except ImportError:
         hint = "pip install opentelemetry-api opentelemetry-sdk"
         raise VmError("", "traces need OpenTelemetry", hint=hint) from None

@@ -1,278 +1,30 @@
-"""The device interface of the VM, and the table of device kinds.
+"""The tables of modules that are imported by name, and the selection of devices for a bundle.
 
-A kind of device is a module with the functions of :class:`Device` and a row in :data:`DEVICES`. It is imported when a
-bundle has a variant of its kind, so the import must succeed on machines without the hardware: a missing driver is an
-obstacle, which :func:`choose` reports together with those of other variants.
-
-Arrays are NumPy arrays in host memory, C-contiguous and aligned, with the dtypes of the signature. When the function of
-``replay``, or ``submit``, returns, the results are written and the arguments are no longer read. Functions of an
-executable are called from several threads at the same time; a session belongs to one call.
+A kind of device is a module with the functions of :class:`aotc.vmfb.interfaces.Device` and a row in :data:`DEVICES`. It
+is imported when a bundle has a variant of its kind, so the import must succeed on machines without the hardware: a
+missing driver is an obstacle, which :func:`choose` reports together with those of other variants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
+from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import Buffers
-from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.memory.pointers import BYTES, EMPTY
+from aotc.vmfb.errors import BundleError
 
-
-class Unread:
-    """An integer in memory that is read in each call, not when a plan is made."""
-
-    __slots__ = ("dtype", "offset", "slot")
-
-    def __init__(self, slot: int, offset: int, dtype: str) -> None:
-        self.slot = slot
-        self.offset = offset
-        self.dtype = dtype
-
-
-class Judgement:
-    """An assertion on computed data: it fails with a message if a byte in memory is 0.
-
-    Attributes
-    ----------
-    after : int
-        Number of completed submissions at which it is checked.
-    condition : Unread
-        The location of the byte.
-    """
-
-    __slots__ = ("_message", "_values", "_where", "after", "condition")
-
-    def __init__(
-        self, where: str, after: int, condition: Unread, message: str, values: Sequence[int | Unread]
-    ) -> None:
-        self._where, self._message, self._values = where, message, values
-        self.after, self.condition = after, condition
-
-    def failure(self, read: Callable[[int, int, str], int]) -> VmError:
-        """Return the error of a failed assertion; its message has values read by ``read(slot, offset, dtype)``."""
-        from aotc.vmfb.messages import render  # only for a failure
-
-        values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
-        return VmError(self._where, render(self._message, values))
-
-
-class Plan:
-    """The work of a call whose shapes are known: the trace of a host program.
-
-    A plain class, for fast start-up (:class:`aotc.vmfb.abi.Record`).
-
-    Attributes
-    ----------
-    arguments : int
-        Number of arguments.
-    results : tuple of (tuple of int, dtype)
-        Shape and NumPy dtype of each result.
-    arena : int
-        Bytes of the arena.
-    submissions : tuple of (int, tuple of int)
-        Command buffers in order, each with its parameters.
-    empty : tuple of int
-        Arguments and results without elements, numbered as in the pointer table.
-    judgements : tuple of Judgement
-        In order, to be checked after each submission by :func:`judge`.
-    taken : tuple of (int, int)
-        Results that share the memory of a donated argument, each with the argument's number: they are the same array,
-        and command buffers use the argument's slot.
-    others : tuple of int
-        Bytes of the arena in each memory except the first.
-    homes : tuple of int
-        The memory of each argument and result, if there are several.
-    """
-
-    __slots__ = (
-        "arena", "arguments", "empty", "homes", "judgements", "others", "results", "submissions", "taken",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        arguments: int,
-        results: tuple[tuple[tuple[int, ...], np.dtype], ...],
-        arena: int,
-        submissions: tuple[tuple[int, tuple[int, ...]], ...],
-        empty: tuple[int, ...] = (),
-        judgements: tuple[Judgement, ...] = (),
-        taken: tuple[tuple[int, int], ...] = (),
-        others: tuple[int, ...] = (),
-        homes: tuple[int, ...] = (),
-    ) -> None:
-        self.arguments = arguments
-        self.results = results
-        self.arena = arena
-        self.submissions = submissions
-        self.empty = empty
-        self.judgements = judgements
-        self.taken = taken
-        self.others = others
-        self.homes = homes
-
-    def slots_of_results(self) -> list[int]:
-        """Return the slot of each result in the pointer table: its own, or that of the argument whose memory it has."""
-        layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
-        return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
-
-    def judged_after(self) -> list[tuple[Judgement, ...]]:
-        """Return the assertions to check before the first submission, after the first, after the second..."""
-        stages = range(len(self.submissions) + 1)
-        return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
-
-
-def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
-    """Check assertions; ``read(slot, offset, dtype)`` returns an integer in memory.
-
-    Raises
-    ------
-    VmError
-        If an assertion fails.
-    """
-    for judgement in judgements:
-        place = judgement.condition
-        if not read(place.slot, place.offset, place.dtype):
-            raise judgement.failure(read)
-
-
-def run_judged(
-    calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: Any
-) -> VmError | None:
-    """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""
-    failure = _first_failure(judged[0], slots)
-    for call, after in zip(calls, judged[1:]):
-        if failure is not None:
-            break
-        if call():
-            raise SystemExit  # the interpreter exits, and this is a daemon thread
-        failure = _first_failure(after, slots)
-    return failure
-
-
-def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
-    """Return the error of the first failed assertion, or None."""
-    for judgement in judgements:
-        place = judgement.condition
-        if not BYTES[slots[place.slot] + place.offset]:
-            from aotc.vmfb.devices.cpu.session import read_scalar  # only for a failure
-
-            return judgement.failure(partial(read_scalar, slots))
-    return None
-
-
-def without_empty(
-    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
-) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-    """Wrap ``run`` to replace arrays without elements by :data:`EMPTY`."""
-
-    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-        every = [*arrays, *results]
-        for n in plan.empty:
-            every[n] = EMPTY
-        run(every[: plan.arguments], every[plan.arguments :])
-
-    return call
-
-
-class DeviceSession(Protocol):
-    """One interpreted call of a function with data-dependent control flow."""
-
-    def arena(self, size: int) -> None:
-        """Allocate an arena; the content of an earlier one of this call is copied."""
-
-    def arena_in(self, space: int, size: int) -> None:
-        """Allocate an arena in a memory other than the first; only for devices with several memories."""
-
-    def bind(self, slot: int, array: np.ndarray) -> None:
-        """Bind an argument or a result to its slot in the pointer table."""
-
-    def submit(self, number: int, parameters: list[int]) -> None:
-        """Run a command buffer and wait for it."""
-
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        """Return the integer at a byte offset of a slot."""
-
-    def stepper(self, make: Callable[..., Any]) -> Any:
-        """Return a stepper for submissions: see :class:`aotc.vmfb.profile.trace.Stepper`."""
-
-    def block(self, slot: int, offset: int, size: int) -> None:
-        """Make a block of a slot accessible and protect the rest of it; for debugging, on host devices only."""
-
-    def close(self) -> None:
-        """Release the resources of the call."""
-
-
-class Executable(Protocol):
-    """A variant of a bundle, loaded on a device.
-
-    Attributes
-    ----------
-    buffers : Buffers
-        Its command buffers, decoded by :func:`aotc.vmfb.devices.buffers.load_buffers`.
-    constants_bytes : int
-    """
-
-    buffers: Buffers
-    constants_bytes: int
-
-    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return a function that runs a plan on argument and result arrays.
-
-        It raises VmError if an assertion of the plan fails.
-        """
-
-    def session(self, layout: Slots) -> DeviceSession:
-        """Start a call with a pointer table of this layout."""
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters and facts to show to users."""
-
-    def trim(self) -> int:
-        """Free the memory that no call uses; return the number of bytes."""
-
-
-class Device(Protocol):
-    """A module that drives one kind of device."""
-
-    def obstacle(self, variant: dict[str, Any]) -> str:
-        """Return why this machine cannot run the variant, or an empty string."""
-
-    def rank(self, variant: dict[str, Any]) -> Any:
-        """Return a comparable rank of a variant; the highest one without an obstacle runs."""
-
-    def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-        """Check a variant as far as any machine can: command buffers, kernel entries, presence of the code.
-
-        Raises BundleError if something is wrong.
-        """
-
-    def open_executable(
-        self,
-        bundle: OpenedBundle,
-        variant: dict[str, Any],
-        threads: int | None,
-        ordinal: Any,
-        custom_calls: Mapping[str, Any],
-    ) -> Executable:
-        """Load a variant on device number ``ordinal`` of the kind; for a mix, a mapping of device names to devices.
-
-        ``threads`` and ``custom_calls``, Python functions by name, are for host devices only.
-
-        Raises BundleError if the variant is damaged or the device does not exist.
-        """
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import Device
 
 
 DEVICES = {"cpu": "aotc.vmfb.devices.cpu.device", "cuda": "aotc.vmfb.devices.cuda.device"}
 MIX = "mix"
 """The kind of a variant with devices of several kinds, or devices with their own memory."""
-_MIX = "aotc.vmfb.devices.mixed.mix"
+EXTRAS = {"sign": "aotc.tools.sign", "compile": "aotc.recompile"}
+"""Modules outside of the runtime, by the extra of the package that installs what they need."""
 
 
 def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:
@@ -311,7 +63,7 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
             raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(asked), model)
         if ":" not in asked[name]:
             counts[kind] = number = counts.get(kind, -1) + 1
-            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else device_module(MIX).default_gpu(number)}"}
+            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else _mix().default_gpu(number)}"}
     return {name: asked[name] for name in wanted}
 
 
@@ -321,7 +73,7 @@ def _listed(devices: Mapping[str, str]) -> str:
 
 def choose(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None
-) -> tuple[dict[str, Any], Any, int]:
+) -> tuple[dict[str, Any], Device, int]:
     """Select the variant to run; return it, the module of its device, and the device's number.
 
     Parameters
@@ -337,7 +89,7 @@ def choose(
     """
     ordinals, several = _requested_ordinals(bundle.where, devices)
     obstacles: list[str] = []
-    usable: list[tuple[str, Any, dict[str, Any], Any]] = []
+    usable: list[tuple[str, Any, dict[str, Any], Device]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
         if kind == MIX and "devices" not in variant:
@@ -351,7 +103,7 @@ def choose(
         obstacle = _version_problem(variant) or (
             module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
         )
-        if obstacle:
+        if obstacle or module is None:
             obstacles.append(f"{target}: {obstacle}")
         else:
             usable.append((kind, module.rank(variant), variant, module))
@@ -395,7 +147,7 @@ def _version_problem(variant: dict[str, Any]) -> str:
     return ""
 
 
-def module_of(variant: Mapping[str, Any]) -> Any:
+def module_of(variant: Mapping[str, Any]) -> Device | None:
     """Return the module for the devices of a variant, or None if this aotc has none."""
     return device_module(MIX if "spaces" in variant else variant["kind"])
 
@@ -406,9 +158,22 @@ def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
     return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
-def device_module(kind: str) -> Any:
+def _mix() -> ModuleType:
+    from aotc.vmfb.devices.mixed import mix  # imports the drivers of all devices
+
+    return mix
+
+
+def extra(name: str) -> Any:
+    """Import a module of :data:`EXTRAS`; raise ImportError if it, or a library that it needs, is not installed."""
+    return import_module(EXTRAS[name])
+
+
+def device_module(kind: str) -> Device | None:
     """Return the module for this kind of device, or None if this aotc has none."""
-    module = _MIX if kind == MIX else DEVICES.get(kind)
+    if kind == MIX:
+        return _mix()
+    module = DEVICES.get(kind)
     if module is None:
         return None
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.api.entry import Again, Entry
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
+from aotc.vmfb.device import bind_devices, choose, implied_places
 from aotc.vmfb.errors import VmError, bundle_errors
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
@@ -23,8 +23,12 @@ from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.weighted import OwnWeights
+    from aotc.vmfb.call_limits import Limits
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+    from aotc.vmfb.interfaces import Executable, RuntimeFunction
+    from aotc.vmfb.profile.recording import CallRecording
+    from aotc.vmfb.submit.call import SubmittedCall
     from aotc.vmfb.submit.fence import Fence
-    from aotc.vmfb.submit.limited import Limits
 
 _RESULTS = (NUMPY, DEVICE)
 
@@ -115,7 +119,7 @@ def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
 def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
     if max_in_flight is None and timeout is None:
         return None
-    from aotc.vmfb.submit.limited import checked_limits  # only for modules with limits
+    from aotc.vmfb.call_limits import checked_limits  # only for modules with limits
 
     return checked_limits(max_in_flight, timeout)
 
@@ -177,18 +181,18 @@ class LoadedModule(Keeping):
         self._executable = executable
         place(executable, self.devices.values() or [home])
         kind: type[LoadedFunction] = LoadedFunction
-        if hasattr(executable, "limits"):
+        if getattr(executable, "limits", None) is not None:
             from aotc.vmfb.api.limited import LimitedFunction
 
             kind = LimitedFunction
-        self._functions = {
+        self._functions: dict[str, RuntimeFunction] = {
             name: kind(name, entry, program, executable, self.name)
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
         self.again = Again(_load_again, None, ())
-        self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
+        self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], SubmittedCall]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
     def invoke(
@@ -303,20 +307,20 @@ class LoadedModule(Keeping):
             raise
 
     @property
-    def every_function(self) -> dict[str, Any]:
+    def every_function(self) -> dict[str, RuntimeFunction]:
         """All functions by name, including the internal programs for bound arguments."""
         return self._functions
 
     @property
-    def gpus(self) -> Sequence[Any]:
+    def gpus(self) -> Sequence[LoadedGpu]:
         """Return the loaded module of each GPU."""
         return getattr(self._executable, "gpus", ())
 
-    def loaded(self, name: str) -> LoadedFunction:
+    def loaded(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise VmError if it does not exist."""
         return self._asked(name, False, "")
 
-    def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
+    def _asked(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
         """Return a function by name, with the options of its call checked."""
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
@@ -327,7 +331,7 @@ class LoadedModule(Keeping):
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
 
-    def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> Any:
+    def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> CallRecording | dict[str, Any]:
         """Record kernel times: ``with module.profile() as recording`` records each dispatch of the calls inside.
 
         With a name and arrays, the function runs once and each kernel ``repeat`` times in isolation, on a core or a

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import check_out, type_text
-from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.arena import ARENAS
 
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+    from aotc.vmfb.devices.cuda.resident_calls import ResidentCalls
+    from aotc.vmfb.devices.mixed.executable import PlacedExecutable
+    from aotc.vmfb.interfaces import Executable
+    from aotc.vmfb.plan import Plan
+
 NUMPY, DEVICE = "numpy", "device"  # values of the option ``results``
 
 
-RESIDENT = "aotc.vmfb.devices.cuda.resident_calls"  # imported only for GPUs
-
-
-def resident_calls(executable: Any) -> Any:
+def resident_calls(executable: Executable) -> ResidentCalls | None:
     """Return the fast paths of a function on a single GPU, or None."""
     if not getattr(executable, "is_one_gpu", False):
         return None
-    return import_module(RESIDENT).ResidentCalls(executable)
+    from aotc.vmfb.devices.cuda.resident_calls import ResidentCalls  # only for GPUs
+
+    return ResidentCalls(cast("PlacedExecutable", executable))
 
 
 class Residence:
@@ -52,7 +56,7 @@ class Residence:
         arguments, results = entry["arguments"], entry["results"]
         self.memory = getattr(executable, "arenas", ARENAS).results
         self.constants = getattr(executable, "constant_sizes", (executable.constants_bytes,))
-        placed: Any = executable if hasattr(executable, "loaded") else None
+        placed = cast("PlacedExecutable", executable) if hasattr(executable, "loaded") else None
         self.layout = placed.layout(entry) if placed else Slots(len(arguments), len(results))
         slots = range(self.layout.arena)
         owners: list[Any] = [placed.loaded(self.layout, slot) for slot in slots] if placed else [None] * len(slots)
@@ -62,7 +66,7 @@ class Residence:
         self._rows = results
         self.named = tuple([bool(owner and row.get("device")) for owner, row in zip(self._owners, results)])
 
-    def owner(self, number: int) -> Any:
+    def owner(self, number: int) -> LoadedGpu | None:
         """Return the allocator of an argument's memory, or None for host memory."""
         return self._givers[number]
 

@@ -2,7 +2,7 @@
 
 A program's control flow depends on the shapes of its arguments, rarely on their data. So it is run once for each tuple
 of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.recorder`); later calls replay the trace, a
-:class:`~aotc.vmfb.device.Plan`. Only a program that reads sizes from memory is interpreted in each call.
+:class:`~aotc.vmfb.plan.Plan`. Only a program that reads sizes from memory is interpreted in each call.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakMethod
 
 import numpy as np
 
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
-from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import GUARDED
-from aotc.vmfb.isa import ISA, Frame
+from aotc.vmfb.isa import ISA, Frame, Session
 from aotc.vmfb.limits import MAX_BYTES, PLANS
-from aotc.vmfb.memory.result_pool import Rows
+from aotc.vmfb.plan import Plan
 from aotc.vmfb.results import Residence, fill, resident_calls
 from aotc.vmfb.verify.call_memory import CallMemory, TooLarge
 from aotc.vmfb.verify.kernel_interface import Invalid
@@ -31,10 +30,15 @@ from aotc.vmfb.verify.recorder import Recorder, is_planned
 
 if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
+    from aotc.vmfb.devices.mixed.session import PlacedSession
+    from aotc.vmfb.interfaces import Executable, Replay
+    from aotc.vmfb.memory.result_pool import Rows
+    from aotc.vmfb.profile.trace import Stepper
 
-Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
-_Planned = tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]  # the last two allocate results
+_Planned: TypeAlias = "tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]"  # the last two allocate results
 Program = list[tuple[Callable[..., int | None], list[Any]]]
+
+_Result = TypeVar("_Result")
 
 
 def decode(code: list[list[Any]]) -> Program:
@@ -69,7 +73,7 @@ class _Live:
     def arena(self, size: int, space: int = 0) -> None:
         self.memory.arena(size, space)
         if space:
-            self.session.arena_in(space, size)
+            cast("PlacedSession", self.session).arena_in(space, size)
         else:
             self.session.arena(size)
 
@@ -256,7 +260,7 @@ class LoadedFunction:
 
         return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
-    def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
         """Run the function as :meth:`run` does, with submissions run by a stepper that ``make`` constructs.
 
         Raises
@@ -269,7 +273,7 @@ class LoadedFunction:
 
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
-        steps: Callable[..., Any] | None = None,
+        steps: Callable[..., Stepper] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
             from aotc.vmfb.verify.guard_pages import guarded_copy
@@ -281,17 +285,17 @@ class LoadedFunction:
                 live.run = live.session.stepper(steps).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
-            self._run_program([x.shape for x in arrays], live)
+            self._run_program([x.shape for x in arrays], cast("Session", live))  # without assertions
         finally:
             live.session.close()
         return [self._made(live.made(i), i) for i in range(len(live.results))]
 
-    def _made(self, x: Any, number: int) -> Any:
+    def _made(self, x: _Result | None, number: int) -> _Result:
         if x is None:
             raise VmError(self.where, f"the program returned without result {number}")
         return x
 
-    def _run_program(self, dims: list[tuple[int, ...]], session: Any) -> None:
+    def _run_program(self, dims: list[tuple[int, ...]], session: Session) -> None:
         try:
             interpret(self._program, Frame(self._registers, dims, session, self.where, self._names))
         except Invalid as error:
@@ -358,8 +362,7 @@ class LoadedFunction:
         """Return a function that replays a plan for calls with early results."""
         found = self._early.get(shapes)
         if found is None or found[0] is not plan:
-            executable: Any = self.executable
-            found = plan, executable.early_replay(plan)
+            found = plan, self.executable.early_replay(plan)
             with self._lock:
                 if len(self._early) >= PLANS:
                     self._early.clear()

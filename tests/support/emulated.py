@@ -1,7 +1,7 @@
 """A CPU that is not here as a device of the runtime: each submission is a run of ``runner.c`` under qemu.
 
 The host program runs here, in Python; what a submission reads and writes goes through a file. A wall of bytes stands
-around each array, and is looked at afterwards. The module has the functions of :class:`aotc.vmfb.device.Device`.
+around each array, and is looked at afterwards. The module has the functions of :class:`aotc.vmfb.interfaces.Device`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words, read_commands
-from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.plan import Plan, judge
 from aotc.vmfb.weights.constants import load_constants
 
 MACHINES = {

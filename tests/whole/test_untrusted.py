@@ -18,9 +18,9 @@ from aotc import recompile
 from aotc.options import OF_THE_RUN, Options
 from aotc.source import reader_process
 from aotc.source.record import OUTSIDE_RECORD, RECORDED
+from aotc.vmfb import device
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices.cpu import native
-from aotc.vmfb.verify import signatures as trusted
 
 pytestmark = pytest.mark.cpu
 
@@ -152,7 +152,7 @@ def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
     path.write_bytes(aotc.compile(model, X))
     sign_bundle(str(path), str(tmp_path / "me"))
     with monkeypatch.context() as patch:
-        patch.setattr(trusted, "COMPILER", "aotc.no_compiler")
+        patch.setitem(device.EXTRAS, "compile", "aotc.no_compiler")
         aotc.load(path, untrusted=True, trusted_keys=keys)(X)
         with pytest.raises(aotc.BundleError, match=r"\[compile\]"):
             aotc.load(path, untrusted=True)

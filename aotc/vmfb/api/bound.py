@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -27,16 +27,19 @@ from aotc.vmfb.memory.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
     from aotc.vmfb.arguments import Signature
+    from aotc.vmfb.devices.cuda.array import CudaArray
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+    from aotc.vmfb.devices.cuda.resident_calls import BoundArrays, ResidentCalls
     from aotc.vmfb.host.mapped_file import MappedFile
+    from aotc.vmfb.interfaces import FunctionEntry, FunctionTable, RuntimeFunction, RuntimeModule
     from aotc.vmfb.submit.fence import Fence
     from aotc.vmfb.trees import Flatten
-    from aotc.vmfb.vm import LoadedFunction
 
 
 _NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, strings, times
 
 
-def put(module: Any, x: Any, where: str) -> DeviceArray:
+def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     """Place an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
         raise VmError(module.name, "where is no name", repr(where), "of an argument, or of a device")
@@ -63,7 +66,7 @@ def put(module: Any, x: Any, where: str) -> DeviceArray:
     return made
 
 
-def _places(module: Any) -> dict[str, Any]:
+def _places(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
     """Return the loaded module of each device by device name; None for devices with host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
@@ -76,24 +79,24 @@ class _State(NamedTuple):
 
     Attributes
     ----------
-    function : LoadedFunction
+    function : RuntimeFunction
         The function to run.
     row : list
         Its arguments, None for open ones.
     open : list of int
         The numbers of the open arguments.
-    kept : BoundArrays or None
-        The bound arguments, if all of them are on a GPU.
+    fast : (ResidentCalls, BoundArrays) or None
+        The fast paths of the function and the bound arguments, if all of them are on a GPU.
     arrays : dict of int to DeviceArray
         Bound arrays that calls read directly.
     check : callable or None
         Checks the mapped files that contain some of these.
     """
 
-    function: Any
+    function: RuntimeFunction
     row: list[Any]
     open: list[int]
-    kept: Any
+    fast: tuple[ResidentCalls, BoundArrays] | None
     arrays: dict[int, DeviceArray]
     check: Callable[[], None] | None = None
 
@@ -102,18 +105,20 @@ Made = dict[tuple[Any, int], DeviceArray]
 """Prepared values by number in the bundle and GPU: functions share one copy."""
 
 
-def bind(module: Any, values: Mapping[str | int, Any], name: str) -> Bound:
+def bind(module: RuntimeModule, values: Mapping[str | int, Any], name: str) -> Bound:
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     return bound_to(module, name, all_held(module, module.loaded(name), values), {})
 
 
-def bound_to(module: Any, name: str, held: dict[int, DeviceArray], made: Made) -> Bound:
+def bound_to(module: FunctionTable, name: str, held: dict[int, DeviceArray], made: Made) -> Bound:
     """Bind arguments that :func:`all_held` has placed; ``made`` has values prepared for other functions."""
     return Bound(module, name, _state(module, name, held, made), frozenset(held))
 
 
-def all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, Any]) -> dict[int, DeviceArray]:
+def all_held(
+    module: FunctionTable, function: RuntimeFunction, values: Mapping[str | int, Any]
+) -> dict[int, DeviceArray]:
     """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
     if not isinstance(values, Mapping):
         raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
@@ -138,7 +143,7 @@ def all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, A
     return held
 
 
-def _state(module: Any, name: str, held: Mapping[int, DeviceArray], made: Made) -> _State:
+def _state(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made) -> _State:
     """Return the state of a bound function: values prepared from the arguments, or the arguments themselves."""
     row = module.prepared.get(name)
     if row is None or not all(n in held for n in row["weights"]):
@@ -152,7 +157,7 @@ def _state(module: Any, name: str, held: Mapping[int, DeviceArray], made: Made) 
 
 
 def _prepared(
-    module: Any, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
+    module: FunctionTable, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
 ) -> list[DeviceArray]:
     """Return the prepared values that calls read: from ``made``, or computed by the bundle's program."""
     function = module.loaded(row["prepare"]["name"])
@@ -164,7 +169,7 @@ def _prepared(
 
 
 def _computed(
-    module: Any, row: Mapping[str, Any], function: LoadedFunction, held: Mapping[int, DeviceArray]
+    module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, held: Mapping[int, DeviceArray]
 ) -> list[DeviceArray]:
     """Run the program that computes prepared values, on the device where they are read."""
     values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
@@ -185,7 +190,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _state_of(
-    module: Any, name: str, bound: Mapping[int, DeviceArray], arrays: dict[int, DeviceArray]
+    module: FunctionTable, name: str, bound: Mapping[int, DeviceArray], arrays: dict[int, DeviceArray]
 ) -> _State:
     function = module.loaded(name)
     count = len(function.arguments)
@@ -193,9 +198,11 @@ def _state_of(
     for number, x in bound.items():
         # Plain arrays on the host: calls with only those take the fast path.
         row[number] = x if x.ordinal >= 0 else x.numpy()
-    on_gpu = function.resident is not None and all(x.kind is not None for x in bound.values())
-    kept = function.resident.keep(bound, count) if on_gpu else None
-    return _State(function, row, [n for n in range(count) if n not in bound], kept, arrays)
+    resident, on_gpu = function.resident, all(x.kind is not None for x in bound.values())
+    fast = None
+    if resident is not None and on_gpu:
+        fast = resident, resident.keep(cast("Mapping[int, CudaArray]", bound), count)
+    return _State(function, row, [n for n in range(count) if n not in bound], fast, arrays)
 
 
 def _is_array(x: Any) -> bool:
@@ -213,10 +220,11 @@ class Bound:
         The numbers of the bound arguments.
     """
 
-    def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
-        self._module, self.name, self._state = module, name, state
+    def __init__(self, module: FunctionTable, name: str, state: _State, bound: frozenset[int]) -> None:
+        self._module = cast("RuntimeModule", module)  # functions with weights call none of its methods
+        self.name, self._state = name, state
         self.bound = bound
-        self._entry = module.functions.get(name)
+        self._entry = cast("FunctionEntry", module.functions.get(name))  # None for internal programs
         self._quick = -1  # number of arguments of calls that pass flat arrays
 
     def state(
@@ -233,7 +241,7 @@ class Bound:
         """Check these files before calls: bound arrays are in them."""
         self._state = self._state._replace(check=check_of(files) if files else None)
 
-    def filled(self, arrays: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+    def filled(self, arrays: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
         """Return the current function and its arguments: the bound ones, and ``arrays`` for the others."""
         state = self._state
         return state.function, self._all(state, arrays)
@@ -285,10 +293,10 @@ class Bound:
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as in :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
         state = self._state
-        if state.kept is None and not options:
+        if state.fast is None and not options:
             found: list[Any] = state.function.call(self._all(state, arrays))
             return found
-        if state.kept is None:
+        if state.fast is None:
             return self._module.invoke(state.function.name, *self._all(state, arrays), **options)
         return self._invoke(state, arrays, **options)
 
@@ -309,22 +317,24 @@ class Bound:
         whole: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:  # fmt: skip
         """Run a call on the fast path, which does not examine the bound arrays; else, once, by ``whole``."""
-        resident = state.function.resident
-        found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
+        assert state.fast is not None
+        resident, kept = state.fast
+        found = resident.call(arrays, out, donate, results, kept)
         if found is not None:
             return found
         values = self._all(state, arrays)
-        kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may invalidate donated ones
+        # Before the call, which may invalidate donated ones.
+        kinds: list[Any] = [getattr(x, "kind", None) for x in values]
         made = whole(values)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
-            resident.bind(state.kept, kinds, given, donate, results)
+            resident.bind(kept, kinds, given, donate, results)
         return made
 
     def call(self, arrays: Sequence[Any]) -> list[Any]:
         """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on the open arguments."""
         state = self._state
-        if state.kept is not None:
+        if state.fast is not None:
             return self.run(arrays)
         found: list[Any] = state.function.call(self._all(state, arrays))
         return found
@@ -334,7 +344,7 @@ class Bound:
     ) -> list[Any]:
         """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on the open arguments."""
         state = self._state
-        if state.kept is None:
+        if state.fast is None:
             made: list[Any] = state.function.run(self._all(state, arrays), out, donate, results)
             return made
         return self._shortly(

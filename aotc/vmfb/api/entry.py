@@ -13,10 +13,10 @@ from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.shutdown import refuse_if_ending
-from aotc.vmfb.vm import LoadedFunction
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.submit_entry import Submitting
+    from aotc.vmfb.interfaces import RuntimeFunction
     from aotc.vmfb.submit.fence import Fence
 
 _NOT_KNOWN = -2  # before the first call
@@ -40,7 +40,7 @@ class Entry:
 
     _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
 
-    def __init__(self, function: LoadedFunction, home: str) -> None:
+    def __init__(self, function: RuntimeFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
         self.again: Again | None = None

@@ -7,22 +7,29 @@ when the GPU is done, so that the limit of concurrent calls holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aotc.vmfb.call_limits import NO_LIMITS
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.limited import turns_of
 from aotc.vmfb.submit.submission import submit
 from aotc.vmfb.vm import LoadedFunction
 
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import Executable
+
 
 class LimitedFunction(LoadedFunction):
     """A function of a module with limits: each call is submitted and awaited."""
 
-    def __init__(self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Any, where: str) -> None:
+    def __init__(
+        self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Executable, where: str
+    ) -> None:
         super().__init__(name, entry, program, executable, where)
         self._inner = LoadedFunction(name, entry, program, executable, where)
+        self._limits = executable.limits or NO_LIMITS
         self.resident = None  # its fast paths are not submitted
-        self._calls: dict[str, Any] = {}
+        self._calls: dict[str, SubmittedCall] = {}
 
     @property
     def direct(self) -> LoadedFunction:
@@ -55,7 +62,7 @@ class LimitedFunction(LoadedFunction):
     ) -> list[Any] | None:
         """Run a call on the fast path and wait for the GPU; return None if there is none, or the limit is reached."""
         resident = self._inner.resident
-        turns = None if resident is None else turns_of(self.executable)
+        turns = None if resident is None else turns_of(self.executable, self._limits)
         if resident is None or turns is None or not turns.begin():
             return None
         try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.api.state import KeptState
     from aotc.vmfb.api.weighted import OwnWeights
     from aotc.vmfb.devices.array import DeviceArray
+    from aotc.vmfb.interfaces import RuntimeModule
 
 
 class Keeping:
@@ -48,7 +49,7 @@ class Keeping:
             raise VmError(self.name, "the module has no weights of its own", hint=hint)
         self.own_weights.update(values)
 
-    def put(self, x: Any, where: str = "") -> DeviceArray:
+    def put(self: RuntimeModule, x: Any, where: str = "") -> DeviceArray:
         """Place an array on a device: a copy, unless it is already there.
 
         Parameters
@@ -69,7 +70,7 @@ class Keeping:
 
         return bound.put(self, x, where)
 
-    def bind(self, values: Mapping[str | int, Any], function: str = "") -> Bound:
+    def bind(self: RuntimeModule, values: Mapping[str | int, Any], function: str = "") -> Bound:
         """Return a function with bound arguments, which stay on the device where the function reads them.
 
         Parameters
@@ -91,8 +92,9 @@ class Keeping:
         return bound.bind(self, values, function)
 
     def state(
-        self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
-    ) -> KeptState:
+        self: RuntimeModule, *names: str, results: Mapping[str, str] | None = None,
+        init: Mapping[str, Any] | None = None,
+    ) -> KeptState:  # fmt: skip
         """Return a state: arguments that are results of the previous call, on their device; see ``docs/state.md``.
 
         Parameters

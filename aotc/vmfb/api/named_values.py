@@ -12,7 +12,7 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:
-    from aotc.vmfb.vm import LoadedFunction
+    from aotc.vmfb.interfaces import RuntimeFunction
 
 
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
@@ -65,7 +65,7 @@ def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tupl
     raise VmError(where, f"no argument {key!r} to bind", expected=expected)
 
 
-def on_its_device(function: LoadedFunction, number: int, value: Any, home: str) -> DeviceArray:
+def on_its_device(function: RuntimeFunction, number: int, value: Any, home: str) -> DeviceArray:
     """Convert a value to an array for an argument, on the argument's device."""
     argument, gpu = function.arguments[number], function.residence.gpus[number]
     found = argument.prepare(value, function.where, gpu)

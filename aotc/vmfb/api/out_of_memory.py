@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda.driver import memory_info
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.plan import Plan
 
 # Number of arrays, the largest first, that the error for an exhausted GPU lists.
 LARGEST_SHOWN = 4

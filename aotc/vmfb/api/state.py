@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import RuntimeFunction, RuntimeModule
 
 _FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
 
@@ -46,8 +49,8 @@ class KeptState:
     """
 
     def __init__(
-        self, module: Any, names: Sequence[str], results: Mapping[str, str] | None, init: Mapping[str, Any] | None,
-        bound: Any = None,
+        self, module: RuntimeModule, names: Sequence[str], results: Mapping[str, str] | None,
+        init: Mapping[str, Any] | None, bound: Any = None,
     ) -> None:  # fmt: skip
         results, init = ({} if given is None else given for given in (results, init))
         for given, what in ((results, "results"), (init, "init")):
@@ -163,7 +166,9 @@ class KeptState:
         return f"<state of {self._module.name!r}: {rows}>"
 
 
-def _homes(module: Any, names: Sequence[str], takes: Mapping[str, Mapping[int, str]]) -> dict[str, tuple[Any, int]]:
+def _homes(
+    module: RuntimeModule, names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
+) -> dict[str, tuple[RuntimeFunction, int]]:
     """Return for each leaf a function with it as an argument, and the argument's number."""
     homes = {key: (module.loaded(f), n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
@@ -176,7 +181,7 @@ def _homes(module: Any, names: Sequence[str], takes: Mapping[str, Mapping[int, s
 
 
 def _agreed(
-    module: Any, names: Sequence[str], found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]]
+    module: RuntimeModule, names: Sequence[str], found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]]
 ) -> dict[str, tuple[str, tuple[int | str, ...]]]:
     """Return dtype and dims of each leaf; refuse leaves on which functions disagree and leaves without a result."""
     types: dict[str, tuple[str, tuple[int | str, ...]]] = {}

@@ -18,7 +18,7 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.results import DEVICE
 
 if TYPE_CHECKING:
-    from aotc.vmfb.vm import LoadedFunction
+    from aotc.vmfb.interfaces import RuntimeFunction
 
 
 def leaves_of(
@@ -43,7 +43,7 @@ class StateCall:
     """
 
     def __init__(
-        self, held: StateValues, function: LoadedFunction, takes: Mapping[int, str], gives: Mapping[int, str],
+        self, held: StateValues, function: RuntimeFunction, takes: Mapping[int, str], gives: Mapping[int, str],
         bound: Any,
     ) -> None:  # fmt: skip
         self._state, self._function, self._bound = held, function, bound
@@ -108,7 +108,7 @@ class StateCall:
             values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
         return [values[n] for n in self._unbound]
 
-    def _row(self, leaves: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+    def _row(self, leaves: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
         """Return the function to run, and all its arguments."""
         values = self._values(leaves)
         return (self._function, values) if self._bound is None else self._bound.filled(values)
@@ -120,7 +120,7 @@ class StateCall:
             return list(function.call(values))
         return list(function.run(values, None, self._overwrites, wanted))
 
-    def _wanted(self, function: LoadedFunction) -> str:
+    def _wanted(self, function: RuntimeFunction) -> str:
         """Return the option ``results`` of a call: results computed on a GPU stay there."""
         return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
 

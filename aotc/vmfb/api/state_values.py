@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from aotc.vmfb.arguments import Argument
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.host.locks import new_lock
+
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import RuntimeFunction
 
 
 class StateValues:
@@ -23,7 +26,7 @@ class StateValues:
         The module, for messages.
     home : str
         Device of leaves that are on none of the model's devices.
-    homes : mapping of str to (LoadedFunction, int)
+    homes : mapping of str to (RuntimeFunction, int)
         For each leaf a function with it as an argument, and the argument's number.
 
     Attributes
@@ -33,7 +36,7 @@ class StateValues:
         Initial values other than zeros.
     """
 
-    def __init__(self, where: str, home: str, homes: Mapping[str, tuple[Any, int]]) -> None:
+    def __init__(self, where: str, home: str, homes: Mapping[str, tuple[RuntimeFunction, int]]) -> None:
         self.where, self._home, self.homes = where, home, homes
         self.values: dict[str, Any] = {}
         self.init: dict[str, np.ndarray] = {}

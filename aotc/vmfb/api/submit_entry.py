@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.results import DEVICE, NUMPY
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.fence import Fence
 from aotc.vmfb.submit.submission import submit
+
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import FunctionEntry, RuntimeFunction
 
 
 class Submitting:
@@ -26,7 +29,9 @@ class Submitting:
         ``deadline``, ``wait``, ``donate`` and ``results``.
     """
 
-    def __init__(self, entry: Any, function: Any, home: str, options: tuple[Any, Any, Any, Any]) -> None:
+    def __init__(
+        self, entry: FunctionEntry, function: RuntimeFunction, home: str, options: tuple[Any, Any, Any, Any]
+    ) -> None:
         self._entry = entry
         self._deadline, self._wait, self._donate, results = options
         if results not in ("", NUMPY, DEVICE):

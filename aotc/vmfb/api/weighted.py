@@ -20,9 +20,11 @@ from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, pl
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
     from aotc.vmfb.devices.early import EarlyResults
     from aotc.vmfb.host.mapped_file import MappedFile
-    from aotc.vmfb.vm import LoadedFunction
+    from aotc.vmfb.interfaces import FunctionResidence, RuntimeFunction
+    from aotc.vmfb.profile.trace import Stepper
 
 
 class _Whole(NamedTuple):
@@ -31,10 +33,10 @@ class _Whole(NamedTuple):
     name: str
     home: str
     prepared: Mapping[str, Any]
-    functions: Mapping[str, Any]
-    every: Mapping[str, LoadedFunction]
+    functions: Mapping[str, Entry]
+    every: Mapping[str, RuntimeFunction]
 
-    def loaded(self, name: str) -> LoadedFunction:
+    def loaded(self, name: str) -> RuntimeFunction:
         """Return a function with all its arguments."""
         return self.every[name]
 
@@ -42,12 +44,12 @@ class _Whole(NamedTuple):
 class _OpenResidence:
     """Placement of the open arguments, and of the results, of a function."""
 
-    def __init__(self, residence: Any, numbers: Sequence[int]) -> None:
+    def __init__(self, residence: FunctionResidence, numbers: Sequence[int]) -> None:
         self._residence, self._numbers = residence, numbers
         self.gpus = tuple([residence.gpus[n] for n in numbers])
         self.result_gpus, self.named = residence.result_gpus, residence.named
 
-    def owner(self, number: int) -> Any:
+    def owner(self, number: int) -> LoadedGpu | None:
         """Return the allocator of an argument's memory, or None for host memory."""
         return self._residence.owner(self._numbers[number])
 
@@ -57,7 +59,7 @@ class WeightedFunction:
 
     resident = None  # its fast paths on a GPU are those of the bound arrays
 
-    def __init__(self, function: LoadedFunction, bound: Bound, direct: bool = False) -> None:
+    def __init__(self, function: RuntimeFunction, bound: Bound, direct: bool = False) -> None:
         self._whole, self._bound, self._is_direct = function, bound, direct
         numbers = [n for n in range(len(function.arguments)) if n not in bound.bound]
         self.name, self.where, self.executable = function.name, function.where, function.executable
@@ -66,7 +68,7 @@ class WeightedFunction:
         self.result_dtypes = function.result_dtypes
         self.residence = _OpenResidence(function.residence, numbers)
 
-    def _filled(self, values: Sequence[Any]) -> tuple[LoadedFunction, list[Any]]:
+    def _filled(self, values: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
         function, row = self._bound.filled(values)
         return (function.direct if self._is_direct else function), row
 
@@ -115,7 +117,7 @@ class WeightedFunction:
         function, row = self._filled(values)
         return function.trace(row, folder)
 
-    def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
         """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
         function, row = self._filled(values)
         return function.step(row, make)

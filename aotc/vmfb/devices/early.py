@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Command, Control, Graph, Node, TileEdge, constant
 from aotc.vmfb.commands import all_commands
+
+Marks: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 
 _MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
 
@@ -34,12 +36,12 @@ class EarlyResults:
         self.stage = 0
         self._arrays: Sequence[Any] = ()
         self._needed: Sequence[int] = ()
-        self._marks: Any = None
+        self._marks: Sequence[int] | Marks = ()
         self._is_stopped: Callable[[], bool] = bool
         self._ready: frozenset[int] | None = None  # set when the call fails or is stopped: final
 
     def begin(
-        self, arrays: Sequence[Any], marks: Sequence[int], needed: Sequence[int], is_stopped: Callable[[], bool]
+        self, arrays: Sequence[Any], marks: Marks, needed: Sequence[int], is_stopped: Callable[[], bool]
     ) -> None:
         """Register the results of the call.
 
@@ -180,6 +182,6 @@ def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int
     )  # fmt: skip
 
 
-def marks_for(results: int) -> Any:
+def marks_for(results: int) -> Marks:
     """Return a table of marks with none set."""
     return (ctypes.c_int64 * (1 + results))(1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.errors import VmError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import Executable
 
 EXAMPLES = "a number of bytes, or text as '64MB'"
 
@@ -40,7 +43,7 @@ def as_bytes(value: Any) -> int:
     return int(value)
 
 
-def limit_memory(executable: Any, limit: int | str, where: str) -> None:
+def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
     """Limit the working memory of all concurrent calls together to ``limit`` bytes.
 
     Raises

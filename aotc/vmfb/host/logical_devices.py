@@ -8,7 +8,6 @@ shares (:mod:`aotc.kernels.cpu.executor.concurrent_calls`), and dispatchers star
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 from weakref import WeakSet
 
 from aotc.vmfb.host.locks import new_lock
@@ -19,10 +18,10 @@ LOGICAL_DEVICES = 62
 
 
 _LOCK = new_lock()
-_USERS: dict[str, WeakSet[Any]] = {}  # executables by device name; the position in the dict is the device's bit
+_USERS: dict[str, WeakSet[object]] = {}  # executables by device name; the position in the dict is the device's bit
 
 
-def use(user: Any, names: Iterable[str]) -> int:
+def use(user: object, names: Iterable[str]) -> int:
     """Register ``user`` on these devices for its lifetime; return the devices as bits."""
     found = 0
     with _LOCK:
@@ -39,7 +38,7 @@ def in_use() -> dict[str, int]:
     return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
-def place(executable: Any, names: Iterable[str]) -> None:
+def place(executable: object, names: Iterable[str]) -> None:
     """Assign an executable on the CPU to the CPU devices among ``names``."""
     if hasattr(executable, "use_devices"):
         executable.use_devices([name for name in dict.fromkeys(names) if name.startswith("cpu")])

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.machine import GUARDED
 
 # The whole address space as arrays of words and of bytes: a read is a single indexing operation.
@@ -45,6 +46,16 @@ def _fast_address(array: np.ndarray) -> int:
 
 address_of = _fast_address if DATA_FIELD else _slow_address
 address_of.__doc__ = "Return the address of an array's first element."
+
+
+PointerTable: TypeAlias = "ctypes.Array[ctypes.c_int64]"
+"""The address of each slot of a call: see :class:`aotc.vmfb.abi.Slots`."""
+
+
+def read_scalar(slots: PointerTable, slot: int, offset: int, dtype: str) -> int:
+    """Return the integer at a byte offset of a slot of a pointer table."""
+    element = to_numpy(dtype)
+    return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
 
 
 def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from aotc.vmfb.abi import Command, value_of
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_header
+
+if TYPE_CHECKING:
+    from ctypes import c_void_p
+
+    from aotc.vmfb.interfaces import RuntimeFunction
+    from aotc.vmfb.memory.pointers import PointerTable
+    from aotc.vmfb.profile.trace import StepExecutable
 
 
 class Oddity(NamedTuple):
@@ -91,8 +98,9 @@ class FiniteWatch(Stepper):
     """Run the submissions of a call and check the outputs of each dispatch; ``found`` gets the first of each value."""
 
     def __init__(
-        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, found: dict[str, Oddity]
-    ) -> None:
+        self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
+        where: str, found: dict[str, Oddity],
+    ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
         self.found = found
         self.count = 0
@@ -122,7 +130,7 @@ class FiniteWatch(Stepper):
         return "" if odd is None else odd[0].lstrip("-")
 
 
-def watched(function: Any, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
+def watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
     """Run a loaded function; return its results, and the first NaN and infinity in the order of occurrence.
 
     Raises

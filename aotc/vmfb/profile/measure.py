@@ -23,12 +23,16 @@ from aotc.vmfb.profile.touched_bytes import touched_bytes
 from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate, flops_of, read_header
 
 if TYPE_CHECKING:
-    from aotc.vmfb.vm import LoadedFunction
+    from ctypes import c_void_p
+
+    from aotc.vmfb.interfaces import RuntimeFunction
+    from aotc.vmfb.memory.pointers import PointerTable
+    from aotc.vmfb.profile.trace import StepExecutable
 
 Key = tuple[int, tuple[int, ...], tuple[str, ...]]  # kernel, sizes, device
 
 
-def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
+def measure(function: RuntimeFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
     """Run a function once and return the record of its kernels, each timed in ``repeat`` rounds.
 
     Raises
@@ -43,7 +47,7 @@ def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dic
         raise VmError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
     found: list[Profiler] = []
 
-    def make(executable: Any, slots: Any, scratch: Any, memory: StepMemory) -> Profiler:
+    def make(executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory) -> Profiler:
         found.append(Profiler(executable, slots, scratch, memory, function.where, repeat))
         return found[0]
 
@@ -74,8 +78,9 @@ class Profiler(Stepper):
     """
 
     def __init__(
-        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, repeat: int
-    ) -> None:
+        self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
+        where: str, repeat: int,
+    ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
         self.repeat = repeat
         self.target: str = executable.stats()["target"]

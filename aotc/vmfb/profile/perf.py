@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 from aotc.vmfb.abi import INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.bundle import OpenedBundle
@@ -24,6 +24,12 @@ _SYMBOLS, _RELOCATIONS, _DYNAMIC = 2, 4, 11
 _MACHINES = {62: (1, 8), 183: (257, 1027)}
 
 
+class KernelLibrary(Protocol):
+    """A variant's loaded kernel library."""
+
+    library: ctypes.CDLL
+
+
 class NamedLibrary:
     """A library loaded from a file that remains after the process ends, for later reading of a profile."""
 
@@ -32,7 +38,7 @@ class NamedLibrary:
         self.library = ctypes.CDLL(path)
 
 
-def with_names(library: Any, bundle: OpenedBundle, variant: Mapping[str, Any]) -> Any:
+def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[str, Any]) -> KernelLibrary:
     """Return a variant's kernel library with names, or unchanged if no file can be written."""
     data = bytes(bundle.checked(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.errors import VmError
 
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import Executable, RuntimeModule
+    from aotc.vmfb.profile.recording import CallRecording
 
-def profile(module: Any, executable: Any, name: str, arrays: Sequence[Any], repeat: int) -> Any:
+
+def profile(
+    module: RuntimeModule, executable: Executable, name: str, arrays: Sequence[Any], repeat: int
+) -> CallRecording | dict[str, Any]:
     """Return a recording of subsequent calls, or the record of a call of the function ``name``.
 
     Raises

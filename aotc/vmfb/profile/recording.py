@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from time import perf_counter_ns, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -42,6 +42,8 @@ from aotc.vmfb.profile.thunks import (
 )
 
 if TYPE_CHECKING:
+    from aotc.vmfb.devices.buffers import Buffers
+    from aotc.vmfb.interfaces import Executable
     from aotc.vmfb.profile.debug_texts import DebugText
 
 
@@ -55,7 +57,7 @@ class _Place:
         self.rows = np.zeros((0, ROW_WORDS), np.int64)
 
 
-_PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[Executable, _Place] = WeakKeyDictionary()
 
 
 # Kernel claims that a recording has room for; later ones are only counted. A row takes 128 bytes, 128 MiB in all, and
@@ -82,7 +84,7 @@ class CallRecording:
         If the module is not on the CPU or has no kernel texts, or thunks are not available for this machine.
     """
 
-    def __init__(self, executable: Any, where: str) -> None:
+    def __init__(self, executable: Executable, where: str) -> None:
         if not hasattr(executable, "words"):
             what = "only dispatches of a CPU are timed while calls run"
             raise VmError(where, what, hint="module.profile(name, *arrays), and `aotc profile`, take any device")
@@ -91,7 +93,7 @@ class CallRecording:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
         self.where = where
         self.kernels: list[DebugText] = found
-        self._patches = _patches(executable)
+        self._patches = _patches(executable.words, executable.buffers)
         self._place = _PLACES.setdefault(executable, _Place())
         self._spans: list[tuple[str, int, int]] = []
         self._rows = np.zeros((0, ROW_WORDS), np.int64)
@@ -239,10 +241,10 @@ class _OpenDispatch:
         return 0 < self._items <= sum(c.last - c.first for c in self.parts)
 
 
-def _patches(executable: Any) -> list[tuple[np.ndarray, int, Command]]:
+def _patches(every_words: Sequence[np.ndarray], buffers: Buffers) -> list[tuple[np.ndarray, int, Command]]:
     """Return the positions of kernel addresses in the words of command buffers, and the commands."""
     found = []
-    for words, nodes in zip(executable.words, executable.buffers.nodes):
+    for words, nodes in zip(every_words, buffers.nodes):
         dispatches = [command for command in all_commands(nodes) if command.kind == DISPATCH]
         found += [(words, at, command) for at, command in zip(kernel_words(nodes), dispatches, strict=True)]
     return found

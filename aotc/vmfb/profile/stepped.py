@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.abi import COPY, Command, value_of
 from aotc.vmfb.profile.records import Dispatch, Part, work_of
 from aotc.vmfb.profile.trace import StepMemory, Stepper
+
+if TYPE_CHECKING:
+    from ctypes import c_void_p
+
+    from aotc.vmfb.interfaces import RuntimeFunction
+    from aotc.vmfb.memory.pointers import PointerTable
+    from aotc.vmfb.profile.trace import StepExecutable
 
 
 class Timeline(Stepper):
     """Run the submissions of a call command by command, waiting for each, and record the times."""
 
     def __init__(
-        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, made: list[Dispatch]
-    ) -> None:
+        self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
+        where: str, made: list[Dispatch],
+    ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
         self.made = made
         self._begun = perf_counter_ns()
@@ -48,7 +56,7 @@ class Timeline(Stepper):
         self.made.append(Dispatch(name, loc, sizes, start, ns, ns, items, 1, [0], size, flops, *rates, parts))
 
 
-def stepped(function: Any, arrays: Sequence[Any]) -> list[Dispatch]:
+def stepped(function: RuntimeFunction, arrays: Sequence[Any]) -> list[Dispatch]:
     """Return the dispatches of a call of a loaded function, without roofline fractions.
 
     Raises

@@ -20,6 +20,9 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:
+    from ctypes import c_void_p
+
+    from aotc.vmfb.memory.pointers import PointerTable
     from aotc.vmfb.profile.debug_texts import DebugText
 
 
@@ -112,13 +115,45 @@ class StepMemory(Protocol):
         """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
 
 
+class StepExecutable(Protocol):
+    """An executable whose commands can be run one at a time."""
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Return True if commands call Python functions."""
+
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return the debug information of each kernel, or None if the bundle has none."""
+
+    def nodes(self, number: int) -> list[Node]:
+        """Return command buffer ``number`` as records."""
+
+    def call_of_command(
+        self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: c_void_p, times: int = 1
+    ) -> Callable[[], None]:
+        """Return a call that runs one command ``times`` times and waits for it."""
+
+    def origin(self) -> dict[str, str]:
+        """Return compiler and program digest of the bundle, which needs debug information."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and facts to show to users."""
+
+
+class StepRunner(Protocol):
+    """Runs the submissions of a call command by command."""
+
+    def submit(self, number: int, parameters: Sequence[int]) -> None:
+        """Run command buffer ``number``."""
+
+
 class Stepper:
     """Base for running the submissions of a call command by command; ``_dispatch`` runs a kernel's commands.
 
     Parameters
     ----------
-    executable : CpuExecutable or PlacedSteps
-    slots : ctypes array of int64
+    executable : StepExecutable
+    slots : PointerTable
         The pointer table of the call.
     scratch : ctypes.c_void_p
     memory : StepMemory
@@ -132,7 +167,9 @@ class Stepper:
         If the bundle has no kernel texts.
     """
 
-    def __init__(self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str) -> None:
+    def __init__(
+        self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory, where: str
+    ) -> None:
         self.executable, self.slots, self.scratch, self.where = executable, slots, scratch, where
         self.memory = memory
         found = executable.kernel_texts()
@@ -211,8 +248,9 @@ class Tracer(Stepper):
     """
 
     def __init__(
-        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, folder: str | Path
-    ) -> None:
+        self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
+        where: str, folder: str | Path,
+    ) -> None:  # fmt: skip
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

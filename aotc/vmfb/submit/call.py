@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aotc.vmfb.call_limits import NO_LIMITS, Limits
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.results import DEVICE, on_devices
-from aotc.vmfb.submit.limited import NO_LIMITS, Limits
 
 if TYPE_CHECKING:
-    from aotc.vmfb.vm import LoadedFunction
+    from aotc.vmfb.interfaces import Executable, RuntimeFunction
 
 
 class SubmittedCall:
@@ -48,13 +48,13 @@ class SubmittedCall:
         "remote", "results", "where",
     )  # fmt: skip
 
-    def __init__(self, function: LoadedFunction, wanted: str, home: str, wrapped: bool = True) -> None:
+    def __init__(self, function: RuntimeFunction, wanted: str, home: str, wrapped: bool = True) -> None:
         function = function.direct
         self._function, self._wanted, self.home = function, wanted, home
         self._wraps = wrapped and wanted == DEVICE
         self.where, self.arguments, self.results = function.where, function.arguments, function.signature.results
-        self.executable: Any = function.executable
-        self.limits: Limits = getattr(self.executable, "limits", NO_LIMITS)
+        self.executable: Executable = function.executable
+        self.limits: Limits = getattr(self.executable, "limits", None) or NO_LIMITS
         self.donates = any(a.donated for a in self.arguments)
         self.remote = bool(getattr(self.executable, "gpus", ()))
 

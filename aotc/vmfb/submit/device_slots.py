@@ -6,8 +6,6 @@ borrowed core is returned when the call on it ends; until then more calls than c
 
 from __future__ import annotations
 
-from typing import Any
-
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.host.logical_devices import are_several, share_of
 from aotc.vmfb.host.machine import usable_cores
@@ -55,7 +53,7 @@ class DeviceLane(Lane):
         return self._running / max(share_of(self._devices, 1), 1e-3)
 
 
-def lane_of_devices(executable: Any) -> DeviceLane | None:
+def lane_of_devices(executable: object) -> DeviceLane | None:
     """Return the lane of the logical devices that an executable uses; None if only one device is in use."""
     if not are_several():
         return None

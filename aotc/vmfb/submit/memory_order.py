@@ -119,7 +119,7 @@ def touched(
         touch = Touch(value, writes)
         touches.append(touch)
         if type(value) is FenceResult:
-            fence: Any = value.fence
+            fence: Any = value.fence  # a submission, whose module imports this one
             its = fence.lies_of(value.number, writes)
             touches += its
             theirs += its if writes else ()

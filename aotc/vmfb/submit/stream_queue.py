@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from threading import get_ident
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from aotc.vmfb.host.locks import after_fork
@@ -119,11 +118,11 @@ class _Next:
         self._lane.run()
 
 
-_LANES: WeakKeyDictionary[Any, Lane] = WeakKeyDictionary()
+_LANES: WeakKeyDictionary[object, Lane] = WeakKeyDictionary()
 after_fork(_LANES.clear)  # no dispatcher of the parent exists in the child
 
 
-def lane_of(executable: Any) -> Lane:
+def lane_of(executable: object) -> Lane:
     """Return the lane of an executable; create it on first use."""
     found = _LANES.get(executable)
     return _LANES.setdefault(executable, Lane()) if found is None else found

@@ -44,7 +44,7 @@ class Submission(Fence):
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
         self._remote = call.remote
-        self._lane = queue_of(call)
+        self._lane = queue_of(call.executable, call.limits, call.remote)
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # does it have a deadline?
         self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and after a failure

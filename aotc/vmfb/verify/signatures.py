@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.device import extra
 from aotc.vmfb.errors import BundleError
-
-# Imported only with keys, or for untrusted bundles: the runtime itself needs neither the library nor the compiler.
-SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def trusted(
@@ -18,7 +15,7 @@ def trusted(
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
     """Return the bundle whose code may run, and True if it is signed; then all of it has been verified."""
-    approve = None if keys is None else import_module(SIGNATURES).approval(keys)
+    approve = None if keys is None else extra("sign").approval(keys)
     try:
         if approve is not None:
             bundle.verify_all()
@@ -38,13 +35,13 @@ def check_keys(keys: Sequence[Any]) -> None:
     BundleError
         If one cannot be parsed.
     """
-    import_module(SIGNATURES).approval(keys)
+    extra("sign").approval(keys)
 
 
 def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
     """Compile the source of a bundle and return the result."""
     try:
-        compiler = import_module(COMPILER)
+        compiler = extra("compile")
     except ImportError as error:
         what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
         from aotc.vmfb.host.install import install_command  # imports importlib.metadata: only for this error

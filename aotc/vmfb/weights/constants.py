@@ -34,7 +34,7 @@ class ConstantMemory:
 
     __slots__ = ("address", "copied", "file", "owner", "size")
 
-    def __init__(self, address: int, size: int, copied: bool, owner: Any, file: MappedFile | None = None) -> None:
+    def __init__(self, address: int, size: int, copied: bool, owner: object, file: MappedFile | None = None) -> None:
         self.file = file if file is not None and file.is_mapped else None
         self.address = address
         self.size = size

@@ -24,7 +24,7 @@ AOTC = {
         "aotc.vmfb.host.machine", "aotc.vmfb.host.mapped_file", "aotc.vmfb.host.release",
         "aotc.vmfb.host.shutdown", "aotc.vmfb.isa", "aotc.vmfb.limits", "aotc.vmfb.manifest",
         "aotc.vmfb.memory", "aotc.vmfb.memory.arena", "aotc.vmfb.memory.pointers",
-        "aotc.vmfb.memory.result_pool", "aotc.vmfb.module", "aotc.vmfb.results", "aotc.vmfb.trees",
+        "aotc.vmfb.memory.result_pool", "aotc.vmfb.module", "aotc.vmfb.plan", "aotc.vmfb.results", "aotc.vmfb.trees",
         "aotc.vmfb.verify", "aotc.vmfb.verify.call_memory", "aotc.vmfb.verify.elf",
         "aotc.vmfb.verify.kernel_interface", "aotc.vmfb.verify.program",
         "aotc.vmfb.verify.recorder", "aotc.vmfb.verify.schema", "aotc.vmfb.verify.unpack",
@@ -32,7 +32,7 @@ AOTC = {
     },
     "first call": set(),
     "submit": {
-        "aotc.vmfb.devices.early", "aotc.vmfb.submit", "aotc.vmfb.submit.call",
+        "aotc.vmfb.call_limits", "aotc.vmfb.devices.early", "aotc.vmfb.submit", "aotc.vmfb.submit.call",
         "aotc.vmfb.submit.deadlines", "aotc.vmfb.submit.device_slots",
         "aotc.vmfb.submit.dispatcher_threads", "aotc.vmfb.submit.fence", "aotc.vmfb.submit.limited",
         "aotc.vmfb.submit.memory_order", "aotc.vmfb.submit.stream_queue",

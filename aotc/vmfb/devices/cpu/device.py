@@ -46,7 +46,6 @@ from aotc.vmfb.abi import (
 )
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
-from aotc.vmfb.device import Plan, judge, run_judged, without_empty
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
@@ -56,15 +55,19 @@ from aotc.vmfb.host.machine import PERF, cpu_features, lacking, thread_count, th
 from aotc.vmfb.host.mapped_file import check_of, checked_first
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
-from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
+from aotc.vmfb.plan import Plan, judge, run_judged, without_empty
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:
+    from aotc.vmfb.call_limits import Limits
     from aotc.vmfb.custom_calls import Callbacks
     from aotc.vmfb.devices.cpu.session import CpuSession
     from aotc.vmfb.devices.early import EarlyResults
     from aotc.vmfb.host.lapack import Lapack
+    from aotc.vmfb.memory.pointers import PointerTable
     from aotc.vmfb.profile.debug_texts import DebugText
+    from aotc.vmfb.profile.perf import KernelLibrary
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -78,7 +81,7 @@ def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without loading its code: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without loading its code: see :class:`aotc.vmfb.interfaces.Device`."""
     load_buffers(bundle, variant)
     libraries = [("executor", variant.get("executor"))]
     if variant["kernels"]:
@@ -128,6 +131,8 @@ class CpuExecutable:
         If a library lacks a symbol, or a command buffer is invalid.
     """
 
+    limits: Limits | None = None  # of the module's calls
+
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
     ) -> None:
@@ -174,7 +179,8 @@ class CpuExecutable:
         if not count:
             return np.zeros(0, np.int64)
         own = self._callbacks is not None  # its pointers belong to this executable
-        self._library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        number = self._variant.get("library")
+        self._library: KernelLibrary = native.load_library(self._bundle, number, "kernel library", own)
         if PERF and not own:
             from aotc.vmfb.profile.perf import with_names  # only for profilers
 
@@ -218,7 +224,7 @@ class CpuExecutable:
     # ------------------------------------------------------------ running
 
     def call_of(
-        self, number: int, slots: Any, parameters: Sequence[int], scratch: Any, threads: int = 0
+        self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int = 0
     ) -> Callable[[], int]:
         """Return the native call that runs command buffer ``number``.
 
@@ -236,7 +242,7 @@ class CpuExecutable:
         return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
-        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
+        self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, times: int = 1
     ) -> Callable[[], None]:
         """Return a call that runs one command ``times`` times, without its predecessors."""
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
@@ -263,7 +269,7 @@ class CpuExecutable:
         return origin(self._bundle)
 
     def _call(
-        self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int
+        self, buffer: _Buffer, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int
     ) -> Callable[[], int]:
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
         memory, address = aligned_bytes(8 * (CALL_WORDS + STATE_WORDS * buffer.states), ALIGNMENT)
@@ -284,7 +290,7 @@ class CpuExecutable:
         call.stop = ctypes.c_int64.from_buffer(block, 8 * CALL_STOP)  # type: ignore[attr-defined]
         return call
 
-    def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
+    def run_alone(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
         """Run command buffer ``number`` once; parameters as in :meth:`call_of`."""
         call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
         self._run(call if self._callbacks is None else self._callbacks.around(call))
@@ -379,7 +385,6 @@ class CpuExecutable:
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
-        from aotc.vmfb.devices.cpu.session import read_scalar  # only for submissions
         from aotc.vmfb.devices.early import marks_for
 
         layout = Slots(plan.arguments, len(plan.results))

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.memory.arena import Arena
-from aotc.vmfb.memory.pointers import EMPTY, address_of
+from aotc.vmfb.memory.arena import Arena, ArenaPool
+from aotc.vmfb.memory.pointers import EMPTY, PointerTable, address_of, read_scalar
 from aotc.vmfb.verify.guard_pages import fenced, fenced_copy, open_block, unfence
 
 if TYPE_CHECKING:
-    from aotc.vmfb.profile.trace import Stepper
+    from aotc.vmfb.profile.trace import StepExecutable, Stepper
 
+    class SessionExecutable(StepExecutable, Protocol):
+        """What a session needs of a :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable`."""
 
-def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
-    """Return the integer at a byte offset of a slot of a pointer table."""
-    element = to_numpy(dtype)
-    return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
+        constants_bytes: int
+
+        @property
+        def arenas(self) -> ArenaPool:
+            """The pool from which calls allocate memory."""
+
+        def run_alone(
+            self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p
+        ) -> None:
+            """Run a command buffer and wait for it."""
 
 
 class HostMemory:
@@ -44,7 +51,7 @@ class CpuSession:
     """One call of a function whose course depends on its data, on a
     :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable`."""
 
-    def __init__(self, executable: Any, layout: Slots, constants: int, scratch_bytes: int) -> None:
+    def __init__(self, executable: SessionExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
         self._executable = executable
         self._slots = (ctypes.c_int64 * layout.count)()
         self._slots[layout.constants] = constants

@@ -13,7 +13,7 @@ from typing import Any
 
 from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.launch import LaunchShape
-from aotc.vmfb.devices.cuda.libcuda.graphs import Cell, CopyParameters
+from aotc.vmfb.devices.cuda.libcuda.graphs import Cell, CopyParameters, Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 
 Change = Callable[[], int]
@@ -35,12 +35,12 @@ class GpuCommand:
     __slots__ = ("_gpu", "_node", "asked", "cells", "change")
 
     def __init__(self, executable: LoadedGpu, asked: tuple[str, tuple[Any, ...]], cells: list[Cell]) -> None:
-        self._gpu: Any = executable.gpu
+        self._gpu = executable.gpu
         self.asked, self.cells = asked, cells
-        self._node: tuple[Any, int] = None, 0
+        self._node: tuple[Recording, int]  # set by :meth:`record`
         self.change: Change | None = None
 
-    def record(self, recording: Any, node: int) -> None:
+    def record(self, recording: Recording, node: int) -> None:
         """Record the graph and the node of this command; they do not change afterwards."""
         self._node = recording, node
 
@@ -49,7 +49,7 @@ class GpuCommand:
         self.change = made = self._setter(*self._node)
         return made
 
-    def _setter(self, recording: Any, node: int) -> Change:
+    def _setter(self, recording: Recording, node: int) -> Change:
         raise NotImplementedError
 
 
@@ -63,8 +63,8 @@ class CopyCommand(GpuCommand):
         self._copy = CopyParameters.of(to, source, size)
         super().__init__(executable, ("copy", (to, source, size)), self._copy.cells())
 
-    def _setter(self, recording: Any, node: int) -> Change:
-        found: Change = self._gpu.copy_setter(recording, node, self._copy)
+    def _setter(self, recording: Recording, node: int) -> Change:
+        found = self._gpu.copy_setter(recording, node, self._copy)
         return found
 
 
@@ -89,8 +89,8 @@ class LaunchCommand(GpuCommand):
         ]
         super().__init__(executable, ("launch", (executable.functions[number], shape, table)), cells)
 
-    def _setter(self, recording: Any, node: int) -> Change:
-        found: Change = self._gpu.kernel_setter(recording, node, *self.asked[1])
+    def _setter(self, recording: Recording, node: int) -> Change:
+        found = self._gpu.kernel_setter(recording, node, *self.asked[1])
         return partial(_change_with_maps, self._maps, found) if self._maps else found
 
 

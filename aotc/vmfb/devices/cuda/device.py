@@ -68,7 +68,7 @@ def rank(variant: dict[str, Any]) -> tuple[int, ...]:
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without a GPU: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without a GPU: see :class:`aotc.vmfb.interfaces.Device`."""
     load_buffers(bundle, variant)
     check_code(bundle, variant)
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
-from typing import Any
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
@@ -222,7 +221,7 @@ class Gpu(GraphStream):
         """Make this GPU current in the calling thread."""
         call("cuCtxSetCurrent", self.context)
 
-    def load(self, image: Any) -> c_void_p:
+    def load(self, image: bytes | memoryview) -> c_void_p:
         """Load a module from a cubin, or from PTX, which the driver compiles."""
         module = handle_of("cuModuleLoadData", image)
         self._held.modules.append(module)
@@ -251,7 +250,7 @@ class Gpu(GraphStream):
         self._held.blocks.add(found.value)
         return found.value
 
-    def free(self, blocks: Iterable[int], graphs: Iterable[Any] = ()) -> None:
+    def free(self, blocks: Iterable[int], graphs: Iterable[Recording] = ()) -> None:
         """Free memory and graphs, from any thread."""
         self._held.free(blocks, graphs)
 
@@ -336,7 +335,7 @@ class Gpu(GraphStream):
         if size:
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
-    def launch(self, function: c_void_p, shape: LaunchShape, parameters: Any) -> None:
+    def launch(self, function: c_void_p, shape: LaunchShape, parameters: ctypes.Array[c_void_p]) -> None:
         """Launch a kernel; ``parameters`` is an array of pointers to its parameters."""
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.mixed.program import PlacedProgram
 
 Addresses = tuple[int, ...]
@@ -43,7 +44,7 @@ class AddressedPrograms:
         self.key, self.addresses, self.programs, self.used = key, addresses, programs, 0
         self.fixed = {slot for program in programs for slot in program.fixed}
         found = [program.graphs() for program in programs]
-        self.graphs: list[Any] = [graph for graphs in found for graph in graphs] if all(found) else []
+        self.graphs: list[Recording] = [graph for graphs in found for graph in graphs] if all(found) else []
         self.launches: list[Callable[[], int]] = []
 
 

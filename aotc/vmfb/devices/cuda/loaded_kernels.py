@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from ctypes import c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,8 +105,8 @@ class LoadedGpu:
         self.usage.count(self.constants_bytes)
         self._idle: dict[int, list[_IdleMemory]] = {}  # memory of freed arrays, by size
 
-    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[Any]:
-        modules: dict[tuple[int, ...], Any] = {}
+    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[c_void_p]:
+        modules: dict[tuple[int, ...], c_void_p] = {}
         functions = []
         for kernel, image in zip(part["kernels"], images(bundle, part)):
             place = tuple(kernel["image"])

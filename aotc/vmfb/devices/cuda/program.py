@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_void_p
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,12 +13,14 @@ from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchCommand
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
+from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker, Recording
 from aotc.vmfb.devices.cuda.libcuda.library import failure
 from aotc.vmfb.devices.cuda.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.interruption import Watch, end_if_stopped
 from aotc.vmfb.host.release import Release
+from aotc.vmfb.memory.pointers import PointerTable
 
 Step: TypeAlias = Callable[[], None]
 
@@ -34,7 +37,7 @@ class CudaMemory:
         The pointer table, which receives the addresses.
     """
 
-    def __init__(self, executable: LoadedGpu, slots: Any) -> None:
+    def __init__(self, executable: LoadedGpu, slots: PointerTable) -> None:
         self._executable = executable
         self._slots = slots
         self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
@@ -86,17 +89,17 @@ class Recordings:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.graphs: list[Any] = []
-        self._events: list[Any] = []
+        self.graphs: list[Recording] = []
+        self._events: list[c_void_p] = []
         self._release = Release(_forget, gpu, self.graphs, self._events)
 
-    def event(self) -> Any:
+    def event(self) -> c_void_p:
         """Return a new event."""
         self._events.append(self._gpu.take_event())
         return self._events[-1]
 
 
-def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
+def _forget(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
     gpu.free((), graphs)
     gpu.give_events(events)
 
@@ -120,7 +123,7 @@ class CudaProgram:
     def __init__(
         self,
         executable: LoadedGpu,
-        slots: Any,
+        slots: PointerTable,
         nodes: Sequence[Node],
         parameters: Sequence[int],
         recordings: Recordings,
@@ -133,7 +136,7 @@ class CudaProgram:
         # commands.
         self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
         self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
-        self.graphs: list[Any] = []
+        self.graphs: list[Recording] = []
         whole = record and is_recorded(nodes, executable.gpu)
         self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
         if whole and not _has_loops(nodes):
@@ -196,7 +199,7 @@ class CudaProgram:
         graph = gpu.new_graph()
         rows: list[tuple[Command, GpuCommand, int]] = []
 
-        def added(command: Command, work: GpuCommand, node: int, maker: Any) -> None:
+        def added(command: Command, work: GpuCommand, node: int, maker: GraphMaker) -> None:
             if maker is graph:
                 rows.append((command, work, node))
             else:

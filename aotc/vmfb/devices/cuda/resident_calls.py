@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda.array import ArrayType, CudaArray, CudaBuffer, array_type
+from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms
 from aotc.vmfb.devices.cuda.libcuda.library import failure
-from aotc.vmfb.devices.cuda.stream_order import changes, let_read
-from aotc.vmfb.devices.mixed.executable import PlacedExecutable
+from aotc.vmfb.devices.cuda.stream_order import Mark, changes, let_read
+from aotc.vmfb.devices.mixed.call import PlacedCall
+from aotc.vmfb.devices.mixed.executable import PlacedExecutable, PlacedPlan
 from aotc.vmfb.host.interruption import is_submitted
 from aotc.vmfb.limits import PLANS
+from aotc.vmfb.plan import Plan
 
 _FRESH, _GIVEN, _TAKEN = range(3)  # a result's memory: new, the caller's buffer, a donated argument
 
@@ -44,9 +46,9 @@ class BoundArrays:
         self._arrays = list(arrays.values())
         self._kinds = [x.kind for x in self._arrays]
         self._all: list[Any] = [arrays[n]._buffer if n in arrays else None for n in range(count)]
-        self._looked: dict[Any, int] = {}  # by stream: changes() at the last successful check
+        self._looked: dict[Mark, int] = {}  # by stream: changes() at the last successful check
 
-    def are_ready(self, gpu: Any) -> bool:
+    def are_ready(self, gpu: Gpu) -> bool:
         """Order a stream behind the writers of the arrays; return False if an array is no longer usable."""
         now = changes()
         if self._looked.get(gpu.mark) == now:
@@ -141,7 +143,7 @@ class ResidentCall:
     """A fast path of a function, for arguments of certain types, all on the GPU."""
 
     def __init__(
-        self, executable: PlacedExecutable, placed: Any, plan: Plan, made: Sequence[CudaArray], given: bool
+        self, executable: PlacedExecutable, placed: PlacedPlan, plan: Plan, made: Sequence[CudaArray], given: bool
     ) -> None:
         self._pool, self._placed = executable.pool, placed
         self._block = executable.gpus[0].block
@@ -204,7 +206,7 @@ class ResidentCall:
             self._pool.give(streams)
 
     def _aimed(
-        self, call: Any, gpu: Any, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
+        self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
         """Return programs for addresses that are new here; None if the call must take the general path."""
         every = buffers if self._bound is None else self._bound.among(buffers)
@@ -221,7 +223,7 @@ class ResidentCall:
         return found if found.launches else None
 
     def _results(
-        self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Any
+        self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Mark
     ) -> tuple[list[CudaArray], list[CudaBuffer]]:
         """Return the result arrays, whose elements are not yet computed, and their memory."""
         made, written = [], []
@@ -229,7 +231,8 @@ class ResidentCall:
             if where == _GIVEN:
                 assert out is not None
                 x: CudaArray = out[number]
-                buffer: Any = x._buffer
+                assert x._buffer is not None  # it has a type, so it was not donated
+                buffer = x._buffer
             else:
                 buffer = self._block(kind.size, mark) if where == _FRESH else buffers[number]
                 x = CudaArray.__new__(CudaArray)

@@ -13,9 +13,9 @@ import ctypes
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
-from typing import Any
 
 from aotc.vmfb.devices.cuda import driver as cuda_driver
+from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
@@ -64,7 +64,7 @@ _STAGE = _Stage()
 after_fork(_STAGE.renew)
 
 
-def locked(arena: Arena, size: int, gpu: Any) -> Arena:
+def locked(arena: Arena, size: int, gpu: Gpu) -> Arena:
     """Page-lock the first ``size`` bytes of ``arena`` and return it; they stay pageable if the driver refuses.
 
     Arenas are reused by later calls, so most are already locked. Memory behind those bytes, such as scratch memory of
@@ -78,7 +78,7 @@ def locked(arena: Arena, size: int, gpu: Any) -> Arena:
     return arena
 
 
-def upload(gpu: Any, to: int, source: int, size: int) -> None:
+def upload(gpu: Gpu, to: int, source: int, size: int) -> None:
     """Copy from the host on a GPU's stream; the host array may be modified afterwards if it was staged."""
     if size < STAGED_BYTES:
         gpu.upload(to, source, size)
@@ -86,7 +86,7 @@ def upload(gpu: Any, to: int, source: int, size: int) -> None:
         _share(size, lambda places: _up(gpu, to, source, size, places))
 
 
-def download(gpu: Any, to: int, source: int, size: int) -> None:
+def download(gpu: Gpu, to: int, source: int, size: int) -> None:
     """Copy to the host from a GPU's stream; the bytes are valid when the stream has completed."""
     if size < STAGED_BYTES:
         gpu.download(to, source, size)
@@ -110,11 +110,11 @@ def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
 class _Buffers:
     """A thread's two buffers, used in turn, each with an event that occurs when the GPU no longer uses it."""
 
-    def __init__(self, gpu: Any) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         gpu.enter()
         self._rows = [(_STAGE.take(), gpu.take_event()) for _ in range(2)]
-        self._under_way: list[tuple[int, Any, Callable[[], None]]] = []
+        self._under_way: list[tuple[int, ctypes.c_void_p, Callable[[], None]]] = []
 
     def next(self) -> int:
         """Wait until the least recently used buffer is free; return its address."""
@@ -143,7 +143,7 @@ class _Buffers:
             self._gpu.give_events([event])
 
 
-def _up(gpu: Any, to: int, source: int, size: int, places: Iterator[int]) -> None:
+def _up(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
     with closing(_Buffers(gpu)) as buffers:
         for at in places:
             count, buffer = min(STAGED_BLOCK, size - at), buffers.next()
@@ -152,7 +152,7 @@ def _up(gpu: Any, to: int, source: int, size: int, places: Iterator[int]) -> Non
             buffers.used(_nothing)
 
 
-def _down(gpu: Any, to: int, source: int, size: int, places: Iterator[int]) -> None:
+def _down(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
     with closing(_Buffers(gpu)) as buffers:
         for at in places:
             count, buffer = min(STAGED_BLOCK, size - at), buffers.next()

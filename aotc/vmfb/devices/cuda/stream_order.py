@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
-from typing import Any
+from typing import Protocol
 
 from aotc.vmfb.host.locks import new_recursive_lock
 
@@ -50,17 +50,31 @@ class Mark:
         with self._lock:
             self.handle = 0
 
-    def lead(self, gpu: Any) -> None:
+    def lead(self, gpu: MarkedStream) -> None:
         """Let a GPU's stream wait for the current work of this one."""
         with self._lock:
             if self.handle:
                 gpu.follow(self.handle)
 
-    def lead_stream(self, gpu: Any, stream: int) -> None:
+    def lead_stream(self, gpu: MarkedStream, stream: int) -> None:
         """Let a stream of another library wait for the current work of this one, on the GPU."""
         with self._lock:
             if self.handle:
                 gpu.link(stream, self.handle)
+
+
+class MarkedStream(Protocol):
+    """The stream of a GPU: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+
+    @property
+    def mark(self) -> Mark:
+        """The stream's mark on memory that it may access."""
+
+    def follow(self, stream: int) -> None:
+        """Let the stream wait for the current work of another stream."""
+
+    def link(self, stream: int, other: int) -> None:
+        """Let a stream of any library wait for the current work of another one."""
 
 
 class Tracked:
@@ -78,12 +92,12 @@ class Tracked:
     users: set[Mark]
     writer: Mark | None
 
-    def read_by(self, gpu: Any) -> None:
+    def read_by(self, gpu: MarkedStream) -> None:
         """Order a stream's subsequent reads behind the last write."""
         if gpu.mark not in self.users:
             let_read(gpu, (self,))
 
-    def written_by(self, gpu: Any) -> None:
+    def written_by(self, gpu: MarkedStream) -> None:
         """Order a stream's subsequent writes behind all other accesses."""
         mark = gpu.mark
         with _LOCK:
@@ -93,20 +107,20 @@ class Tracked:
         if others:
             changed()
 
-    def wait_on(self, gpu: Any) -> bool:
+    def wait_on(self, gpu: MarkedStream) -> bool:
         """Let a stream wait for the accesses of all others; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
             mark.lead(gpu)
         return bool(others)
 
-    def hand_over(self, gpu: Any, stream: int) -> None:
+    def hand_over(self, gpu: MarkedStream, stream: int) -> None:
         """Let a stream of another library wait for the accesses of all streams."""
         for mark in tuple(self.users):
             mark.lead_stream(gpu, stream)
 
 
-def let_read(gpu: Any, every: Iterable[Tracked]) -> None:
+def let_read(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
     """Order a stream's subsequent reads of all this memory behind the last writes."""
     mark = gpu.mark
     unread = [memory for memory in every if mark not in memory.users]

@@ -43,7 +43,7 @@ def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[
     return [-low for low in window["low"]], high
 
 
-def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
+def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
     """Encode the tensor map that ``row`` of a launch describes, for an array at ``address``.
 
     Raises
@@ -54,7 +54,9 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
 
 
-def move_map(where: str, row: Mapping[str, Any], made: Any, dims: Sequence[int], address: int) -> None:
+def move_map(
+    where: str, row: Mapping[str, Any], made: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
+) -> None:
     """Replace the array's address in a tensor map that :func:`encode_map` returned.
 
     Raises
@@ -69,7 +71,7 @@ def move_map(where: str, row: Mapping[str, Any], made: Any, dims: Sequence[int],
         ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
 
 
-def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
+def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
     made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_void_p
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -10,7 +11,6 @@ from weakref import ref
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT, Slots
-from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda.array import CudaArray
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms, RecordedPrograms
@@ -18,12 +18,13 @@ from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.staging import download, locked, upload
 from aotc.vmfb.devices.cuda.streams import CallStreams
-from aotc.vmfb.devices.early import EarlyResults, marks_for
-from aotc.vmfb.devices.mixed.program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.devices.early import EarlyResults, Marks, marks_for
+from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
+from aotc.vmfb.plan import Plan, judge
 
 Array = np.ndarray | CudaArray
 _BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of memory that the driver allocates
@@ -40,7 +41,7 @@ class PlacedCall:
         To this object; the streams identify it by this.
     """
 
-    def __init__(self, executable: Any, streams: CallStreams, plan: Plan) -> None:
+    def __init__(self, executable: CallContext, streams: CallStreams, plan: Plan) -> None:
         self._executable, self._streams, self._plan = executable, streams, plan
         self.me = ref(self)
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
@@ -59,7 +60,7 @@ class PlacedCall:
         self._last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
         self._needed = [last + 1 if self._judged[last + 1] else 0 for last in self._last]
         self._read = partial(read_scalar, streams.spaces, self._call)
-        self._sent: list[tuple[Gpu, Any]] = []  # recorded after the uploads of host arguments
+        self._sent: list[tuple[Gpu, c_void_p]] = []  # recorded after the uploads of host arguments
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
         self._on_gpus = (False,) * len(self._slots)  # the key of a call with all arrays on GPUs
         self._laid: tuple[tuple[bool, ...], int] = (), -1  # key of what the table has of working memory
@@ -120,7 +121,7 @@ class PlacedCall:
             gpu.give_events([event])
         self._sent = []
 
-    def _markers(self, program: int, marks: Any) -> dict[int, Callable[[], None]]:
+    def _markers(self, program: int, marks: Marks) -> dict[int, Callable[[], None]]:
         """Return callbacks by slot that mark results in host memory that this program is the last to write."""
 
         def mark(number: int) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.abi import COPY, Node, Slots
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands
-from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
@@ -29,7 +28,11 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.mapped_file import check_of, checked_first
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
+from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText, kernel_texts, origin
+
+if TYPE_CHECKING:
+    from aotc.vmfb.call_limits import Limits
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -59,6 +62,8 @@ class PlacedExecutable:
     BundleError
         If a command buffer is invalid.
     """
+
+    limits: Limits | None = None  # of the module's calls
 
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], spaces: Sequence[Space], known: Spaces | None = None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aotc.vmfb.abi import Node
 from aotc.vmfb.commands import kernel_words, words_of
 from aotc.vmfb.devices.cpu.device import CpuExecutable, _Buffer
+
+if TYPE_CHECKING:
+    from ctypes import c_void_p
+
+    from aotc.vmfb.memory.pointers import PointerTable
 
 
 class HostPart(CpuExecutable):
@@ -27,8 +32,9 @@ class HostPart(CpuExecutable):
         self.keep_within(self._limit, self._beside)
 
     def call_of_nodes(
-        self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: Any, parameters: Sequence[int], scratch: Any
-    ) -> Callable[[], None]:
+        self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: PointerTable, parameters: Sequence[int],
+        scratch: c_void_p,
+    ) -> Callable[[], None]:  # fmt: skip
         """Return a call that runs ``nodes``, which are contiguous in the ``words`` of a buffer with ``states``."""
         own = words_of(words, nodes).astype(np.int64)
         patches = [at - nodes[0].at for at in kernel_words(nodes)]

@@ -42,7 +42,7 @@ def rank(variant: dict[str, Any]) -> Any:
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without its devices: see :class:`aotc.vmfb.device.Device`."""
+    """Check a variant as far as possible without its devices: see :class:`aotc.vmfb.interfaces.Device`."""
     spaces = Spaces(bundle, variant)
     spaces.check(programs_of(bundle.manifest, variant), load_buffers(bundle, variant))
     for part in spaces.parts:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,13 +21,19 @@ from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileN
 from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, take_branch, turn_loop
+from aotc.vmfb.devices.cuda.streams import CallStreams, StreamPool
 from aotc.vmfb.devices.mixed.host_part import HostPart
-from aotc.vmfb.devices.mixed.spaces import space_of
+from aotc.vmfb.devices.mixed.spaces import Spaces, space_of
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import end_if_stopped
+from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.pointers import address_of
+from aotc.vmfb.plan import Plan
+from aotc.vmfb.profile.debug_texts import DebugText
 
 
 class HostBytes(NamedTuple):
@@ -47,9 +54,9 @@ class Pending:
     """Copies launched on GPUs that may still access host memory."""
 
     def __init__(self) -> None:
-        self._copies: dict[HostBytes, tuple[Gpu, Any]] = {}
+        self._copies: dict[HostBytes, tuple[Gpu, ctypes.c_void_p]] = {}
 
-    def add(self, touch: HostBytes, gpu: Gpu, event: Any) -> None:
+    def add(self, touch: HostBytes, gpu: Gpu, event: ctypes.c_void_p) -> None:
         """Record a copy, which is complete when the event has occurred."""
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
@@ -88,6 +95,45 @@ class CallState:
         self.slots = (ctypes.c_int64 * layout.count)()
         self.scratch = ctypes.c_void_p()
         self.pending = Pending()
+
+
+class CallContext(Protocol):
+    """What a call needs of its :class:`~aotc.vmfb.devices.mixed.executable.PlacedExecutable`.
+
+    Attributes
+    ----------
+    buffers : Buffers
+    writes : list of frozenset of int
+        For each command buffer the slots that it writes.
+    pool : StreamPool
+    host : HostPart or None
+    known : Spaces or None
+    """
+
+    buffers: Buffers
+    writes: list[frozenset[int]]
+    pool: StreamPool
+    host: HostPart | None
+    known: Spaces | None
+
+    @property
+    def arenas(self) -> ArenaPool:
+        """The pool from which calls allocate host memory."""
+
+    def streams(self) -> AbstractContextManager[CallStreams]:
+        """Reserve streams for the caller."""
+
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return the debug information of each kernel, or None if the bundle has none."""
+
+    def origin(self) -> dict[str, str]:
+        """Return compiler and program digest of the bundle."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and facts to show to users."""
+
+    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
+        """Return the error of a call that exceeds the GPU memories numbered ``own``."""
 
 
 class PlacedProgram:
@@ -149,7 +195,7 @@ class PlacedProgram:
         for program in self._programs:
             program.move(slots)
 
-    def graphs(self) -> list[Any]:
+    def graphs(self) -> list[Recording]:
         """Return the recorded graphs in order if the program consists of graphs of one GPU only, else an empty list."""
         if len(self._steps) != 1 or len(self._programs) != 1:
             return []
@@ -277,7 +323,7 @@ class PlacedProgram:
 
     def _host_copy(
         self, gpu: Gpu, copy: Callable[[int, int, int], None], addresses: Callable[[], tuple[int, int]],
-        touch: HostBytes, event: Any,
+        touch: HostBytes, event: ctypes.c_void_p,
     ) -> Step:  # fmt: skip
         """Return a step that copies to or from host memory at ``touch``."""
         pending, size = self._call.pending, touch.end - touch.begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,15 +13,19 @@ from aotc.vmfb.abi import Slots
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaMemory
 from aotc.vmfb.devices.cuda.staging import locked
-from aotc.vmfb.devices.mixed.program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.mixed.steps import SteppedCall
+    from aotc.vmfb.profile.trace import Stepper
 
 
 class PlacedSession:
     """A call of a function with data-dependent control flow; it reserves streams of a ``PlacedExecutable``."""
 
-    def __init__(self, executable: Any, layout: Slots) -> None:
+    def __init__(self, executable: CallContext, layout: Slots) -> None:
         self._executable, self._layout = executable, layout
         self._held = ExitStack()
         self._streams = self._held.enter_context(executable.streams())
@@ -99,7 +103,7 @@ class PlacedSession:
         PlacedProgram(self._streams.spaces, self._call, buffers, number, parameters, record=False).run()
         self._bring_home(number)
 
-    def stepper(self, make: Callable[..., Any]) -> Any:
+    def stepper(self, make: Callable[..., Stepper]) -> SteppedCall:
         """Return a stepper for this call's submissions, constructed from executable, pointer table and memory."""
         from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # only for debugging and measuring
 

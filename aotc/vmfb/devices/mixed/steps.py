@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aotc.vmfb.abi import COPY, Command, Graph, Node, value_of
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings
 from aotc.vmfb.devices.cuda.streams import CallStreams
-from aotc.vmfb.devices.mixed.host_part import HostPart
-from aotc.vmfb.devices.mixed.program import CallState
+from aotc.vmfb.devices.mixed.program import CallContext, CallState
+
+if TYPE_CHECKING:
+    from aotc.vmfb.memory.pointers import PointerTable
+    from aotc.vmfb.profile.trace import StepRunner
 
 
 class PlacedSteps:
@@ -25,7 +28,7 @@ class PlacedSteps:
     call : CallState
     """
 
-    def __init__(self, executable: Any, streams: CallStreams, call: CallState) -> None:
+    def __init__(self, executable: CallContext, streams: CallStreams, call: CallState) -> None:
         self._executable, self._streams, self._call = executable, streams, call
         self.kernel_texts = executable.kernel_texts
         self.origin = executable.origin
@@ -74,7 +77,7 @@ class PlacedSteps:
     # ------------------------------------------------------------ commands
 
     def call_of_command(
-        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
+        self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, times: int = 1
     ) -> Callable[[], None]:
         """Return a call that runs one command ``times`` times and waits for it."""
         homes = {self._call.layout.home(slot) for slot, _ in command.places}
@@ -82,7 +85,8 @@ class PlacedSteps:
             return lambda: self._move(command, parameters)
         loaded = self._loaded(command.places[0][0])
         if loaded is None:
-            host: HostPart = self._executable.host
+            host = self._executable.host
+            assert host is not None
             return host.call_of_command(command, slots, parameters, scratch, times)
         gpu = loaded.gpu
         gpu.enter()
@@ -107,7 +111,7 @@ class PlacedSteps:
 class SteppedCall:
     """Run submissions by a stepper, and copy the arrays that they write to the host."""
 
-    def __init__(self, stepper: Any, bring_home: Callable[[int], None]) -> None:
+    def __init__(self, stepper: StepRunner, bring_home: Callable[[int], None]) -> None:
         self._stepper, self._bring_home = stepper, bring_home
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:

@@ -12,10 +12,10 @@ last poll in GPU memory.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, call, handle_of
@@ -116,7 +116,7 @@ class CopyParameters(Structure):
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
 
-def kernel_parameters(function: Any, shape: LaunchShape, table: Any) -> Structure:
+def kernel_parameters(function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Structure:
     """Return the node parameters of a kernel; ``table`` is an array of pointers to its parameters."""
     return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
 
@@ -147,8 +147,36 @@ class Recording(NamedTuple):
         The graph from which it was instantiated, to which its nodes belong.
     """
 
-    ready: Any
-    source: Any
+    ready: c_void_p
+    source: c_void_p
+
+
+class LoopState(Protocol):
+    """State on a GPU for the loops of one stream: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
+
+    kernels: Mapping[str, c_void_p]
+    word: int
+    state: int
+
+
+class GraphGpu(Protocol):
+    """A GPU for which graphs are made: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+
+    stream: c_void_p
+    context: c_void_p
+
+    @property
+    def loops(self) -> LoopState:
+        """The state that loops on this stream need."""
+
+    def load(self, image: bytes) -> c_void_p:
+        """Load a module from PTX."""
+
+    def function(self, module: c_void_p, symbol: str) -> c_void_p:
+        """Return a kernel of a module."""
+
+    def allocate(self, size: int) -> int:
+        """Allocate ``size`` bytes and return the address."""
 
 
 class GraphMaker:
@@ -161,10 +189,10 @@ class GraphMaker:
         The graph.
     """
 
-    def __init__(self, gpu: Any, handle: c_void_p) -> None:
+    def __init__(self, gpu: GraphGpu, handle: c_void_p) -> None:
         self._gpu, self.handle = gpu, handle
 
-    def launch(self, after: After, function: Any, shape: LaunchShape, table: Any) -> Node:
+    def launch(self, after: After, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Node:
         """Run a kernel; ``table`` is an array of pointers to its parameters, whose values are copied now."""
         node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
         for number, value in shape.attributes:
@@ -222,7 +250,7 @@ class GraphMaker:
         return node.value
 
 
-def _list(after: After) -> Any:
+def _list(after: After) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(after))(*after)
 
 
@@ -237,7 +265,7 @@ class GraphStream:
     stream: c_void_p
     context: c_void_p
 
-    def new_graph(self) -> GraphMaker:
+    def new_graph(self: GraphGpu) -> GraphMaker:
         """Return an empty graph."""
         return GraphMaker(self, handle_of("cuGraphCreate", 0))
 
@@ -258,7 +286,7 @@ class GraphStream:
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(
-        self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any
+        self, graph: Recording, node: int, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]
     ) -> Callable[[], int]:
         """Return a function that updates a kernel node from the current values of its parameters."""
         made = byref(kernel_parameters(function, shape, table))

@@ -55,8 +55,9 @@ class Driver:
 DRIVER = Driver()
 
 
-def _name(library: Any, status: int) -> str:
+def _name(library: ctypes.CDLL | None, status: int) -> str:
     text = c_char_p()
+    assert library is not None
     library.cuGetErrorName(status, byref(text))
     return (text.value or b"error %d" % status).decode()
 

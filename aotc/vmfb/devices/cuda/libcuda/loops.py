@@ -7,11 +7,10 @@ writes a word in its own memory, which each loop reads about every millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from ctypes import addressof, c_uint32, c_uint64
+from ctypes import addressof, c_uint32, c_uint64, c_void_p
 from time import perf_counter_ns, sleep
-from typing import Any
 
-from aotc.vmfb.devices.cuda.libcuda.graphs import CHOSEN, DECISIONS, GOES_ON
+from aotc.vmfb.devices.cuda.libcuda.graphs import CHOSEN, DECISIONS, GOES_ON, GraphGpu
 from aotc.vmfb.devices.cuda.libcuda.library import call
 from aotc.vmfb.host.interruption import Watch
 
@@ -32,7 +31,7 @@ class Loops:
         Address of the GPU's poll state.
     """
 
-    def __init__(self, gpu: Any, kernels: Mapping[str, Any], word: int) -> None:
+    def __init__(self, gpu: GraphGpu, kernels: Mapping[str, c_void_p], word: int) -> None:
         self.kernels, self.word = kernels, word
         self._word = c_uint32.from_address(word)
         self.state = gpu.allocate(16)
@@ -52,7 +51,7 @@ class Loops:
         self._clear()
 
 
-def load_decisions(gpu: Any) -> dict[str, Any]:
+def load_decisions(gpu: GraphGpu) -> dict[str, c_void_p]:
     """Load the decision kernels; return them by name."""
     module = gpu.load(DECISIONS)
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from aotc.vmfb.abi import Case, Command, Graph, Node, Place, WhileNode
 from aotc.vmfb.devices.cuda.commands import GpuCommand
 from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker
 
 After: TypeAlias = "tuple[int, ...]"
 
@@ -25,11 +26,11 @@ class GraphRecorder:
 
     def __init__(
         self, work: Callable[[Command], GpuCommand | None], address: Callable[[Place], int],
-        added: Callable[[Command, GpuCommand, int, Any], None],
+        added: Callable[[Command, GpuCommand, int, GraphMaker], None],
     ) -> None:  # fmt: skip
         self._work, self._address, self._added = work, address, added
 
-    def nodes(self, maker: Any, nodes: Sequence[Node], after: After = ()) -> After:
+    def nodes(self, maker: GraphMaker, nodes: Sequence[Node], after: After = ()) -> After:
         """Add nodes in sequence; return the graph's nodes that a successor must wait for."""
         for node in nodes:
             match node:
@@ -41,7 +42,7 @@ class GraphRecorder:
                     after = self._case(maker, node, after)
         return after
 
-    def _graph(self, maker: Any, graph: Graph, after: After) -> After:
+    def _graph(self, maker: GraphMaker, graph: Graph, after: After) -> After:
         """Add the commands of a graph, each after its predecessors, or after the previous command if serial."""
         commands = graph.leaves
         waits: list[list[int]] = [[] for _ in commands]
@@ -59,13 +60,13 @@ class GraphRecorder:
         last = [end for n, end in enumerate(ends) if n not in waited]
         return tuple(dict.fromkeys(node for end in last for node in end)) if last else after
 
-    def _node(self, maker: Any, command: Command, work: GpuCommand, after: After) -> int:
+    def _node(self, maker: GraphMaker, command: Command, work: GpuCommand, after: After) -> int:
         method, arguments = work.asked
         node: int = getattr(maker, method)(after, *arguments)
         self._added(command, work, node, maker)
         return node
 
-    def _while(self, maker: Any, loop: WhileNode, after: After) -> After:
+    def _while(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
         flag = self._address(loop.place)
         after = self.nodes(maker, loop.condition, after)
         handle = maker.condition()
@@ -73,7 +74,7 @@ class GraphRecorder:
         body.goes_on(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
         return (node,)
 
-    def _case(self, maker: Any, case: Case, after: After) -> After:
+    def _case(self, maker: GraphMaker, case: Case, after: After) -> After:
         handle, count = maker.condition(), len(case.branches)
         chosen = maker.chosen(after, handle, self._address(case.place), count)
         node, branches = maker.switch((chosen,), handle, count)

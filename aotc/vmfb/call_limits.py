@@ -1,0 +1,61 @@
+"""Limits of a module: the number of concurrent calls, and the duration of a call."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from sys import float_info
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.errors import VmError
+
+
+class Limits(NamedTuple):
+    """Limits for all calls of a module.
+
+    Attributes
+    ----------
+    in_flight : int
+        Maximum number of concurrent calls, others wait; 0 for no limit.
+    seconds : float or None
+        Maximum duration of a call, counted from its submission.
+    """
+
+    in_flight: int = 0
+    seconds: float | None = None
+
+    def deadline(self, where: str, asked: Any) -> float | None:
+        """Return the seconds that a call may take: the smaller of the module's limit and ``asked``.
+
+        Raises
+        ------
+        VmError
+            If ``asked`` is not a finite number of at least 0.
+        """
+        if asked is None:
+            return self.seconds
+        number = isinstance(asked, int | float | np.integer | np.floating) and not isinstance(asked, bool)
+        if not number or not 0 <= asked <= float_info.max:  # also refuses NaN
+            raise VmError(where, "the deadline is no time to come", repr(asked)[:80], "seconds from now, 0 or more")
+        return float(asked) if self.seconds is None else min(float(asked), self.seconds)
+
+
+NO_LIMITS = Limits()
+
+
+def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
+    """Validate the limits of a module.
+
+    Raises
+    ------
+    VmError
+        If a limit is not positive.
+    """
+    number = isinstance(max_in_flight, Integral) and not isinstance(max_in_flight, bool) and int(max_in_flight) > 0
+    if max_in_flight is not None and not number:
+        raise VmError("", f"max_in_flight is {max_in_flight!r}"[:80], expected="a number of calls, 1 or more")
+    real = isinstance(timeout, Real) and not isinstance(timeout, bool) and 0 < float(timeout) < float("inf")
+    if timeout is not None and not real:
+        raise VmError("", f"timeout is {timeout!r}"[:80], expected="seconds for each call, more than 0")
+    return Limits(int(max_in_flight or 0), None if timeout is None else float(timeout))

@@ -1,0 +1,274 @@
+"""Interfaces between parts of the runtime that must not import each other: devices, the VM, and what callers use.
+
+Only type checkers import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.arguments import Argument, Signature
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.plan import Plan
+
+if TYPE_CHECKING:
+    from aotc.vmfb.call_limits import Limits
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+    from aotc.vmfb.devices.cuda.resident_calls import ResidentCalls
+    from aotc.vmfb.devices.early import EarlyResults
+    from aotc.vmfb.profile.debug_texts import DebugText
+    from aotc.vmfb.profile.trace import Stepper, StepRunner
+    from aotc.vmfb.submit.fence import Fence
+
+Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
+"""Run a plan on argument arrays and result arrays."""
+
+class DeviceSession(Protocol):
+    """One interpreted call of a function with data-dependent control flow."""
+
+    def arena(self, size: int) -> None:
+        """Allocate an arena; the content of an earlier one of this call is copied."""
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Bind an argument or a result to its slot in the pointer table."""
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+
+    def stepper(self, make: Callable[..., Stepper]) -> StepRunner:
+        """Return a stepper for submissions: see :class:`aotc.vmfb.profile.trace.Stepper`."""
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Make a block of a slot accessible and protect the rest of it; for debugging, on host devices only."""
+
+    def close(self) -> None:
+        """Release the resources of the call."""
+
+
+class Executable(Protocol):
+    """A variant of a bundle, loaded on a device.
+
+    Attributes
+    ----------
+    buffers : Buffers
+        Its command buffers, decoded by :func:`aotc.vmfb.devices.buffers.load_buffers`.
+    constants_bytes : int
+    limits : Limits or None
+        Limits of the module's calls.
+    """
+
+    buffers: Buffers
+    constants_bytes: int
+    limits: Limits | None
+
+    def replay(self, plan: Plan) -> Replay:
+        """Return a function that runs a plan on argument and result arrays.
+
+        It raises VmError if an assertion of the plan fails.
+        """
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if results can be read before the call ends."""
+
+    def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
+        """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
+
+    def session(self, layout: Slots) -> DeviceSession:
+        """Start a call with a pointer table of this layout."""
+
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return the debug information of each kernel, or None if the bundle has none."""
+
+    def use_devices(self, names: Sequence[str]) -> None:
+        """Let calls use the cores of these logical devices."""
+
+    def limit_memory(self, limit: int) -> None:
+        """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and facts to show to users."""
+
+    def trim(self) -> int:
+        """Free the memory that no call uses; return the number of bytes."""
+
+
+class Device(Protocol):
+    """A module that drives one kind of device."""
+
+    def obstacle(self, variant: dict[str, Any]) -> str:
+        """Return why this machine cannot run the variant, or an empty string."""
+
+    def rank(self, variant: dict[str, Any]) -> Any:
+        """Return a comparable rank of a variant; the highest one without an obstacle runs."""
+
+    def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
+        """Check a variant as far as any machine can: command buffers, kernel entries, presence of the code.
+
+        Raises BundleError if something is wrong.
+        """
+
+    def open_executable(
+        self,
+        bundle: OpenedBundle,
+        variant: dict[str, Any],
+        threads: int | None,
+        ordinal: Any,
+        custom_calls: Mapping[str, Any],
+    ) -> Executable:
+        """Load a variant on device number ``ordinal`` of the kind; for a mix, a mapping of device names to devices.
+
+        ``threads`` and ``custom_calls``, Python functions by name, are for host devices only.
+
+        Raises BundleError if the variant is damaged or the device does not exist.
+        """
+
+
+class FunctionResidence(Protocol):
+    """The memory of each argument and result of a function; see :class:`aotc.vmfb.results.Residence`."""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """For each argument the number of its GPU, or -1."""
+
+    @property
+    def result_gpus(self) -> tuple[int, ...]:
+        """For each result the number of its GPU, or -1."""
+
+    @property
+    def named(self) -> tuple[bool, ...]:
+        """For each result, True if the signature places it on a GPU."""
+
+    def owner(self, number: int) -> LoadedGpu | None:
+        """Return the allocator of an argument's memory, or None for host memory."""
+
+
+class RuntimeFunction(Protocol):
+    """A function of a loaded module, with all of its arguments or with some bound; see :mod:`aotc.vmfb.vm`.
+
+    Attributes
+    ----------
+    name : str
+    where : str
+        Module and function, for messages.
+    signature : Signature
+    arguments : list of Argument
+    result_dtypes : list of numpy.dtype
+    executable : Executable
+    resident : ResidentCalls or None
+        Fast paths of calls whose arrays are all on the GPU.
+    """
+
+    name: str
+    where: str
+    signature: Signature
+    arguments: list[Argument]
+    result_dtypes: list[np.dtype]
+    executable: Executable
+    resident: ResidentCalls | None
+
+    @property
+    def residence(self) -> FunctionResidence:
+        """The memory of each argument and result."""
+
+    @property
+    def direct(self) -> RuntimeFunction:
+        """The function that submissions run."""
+
+    @property
+    def recordings(self) -> int:
+        """Number of times that the program was recorded."""
+
+    @property
+    def has_early_results(self) -> bool:
+        """Return True if results can be read before the call ends."""
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Run the function on positional arguments, without donation or ``out=``."""
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """Run the function; see :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """Run the function as :meth:`run` does; ``early`` gets the results and their completion."""
+
+    def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
+        """Run the function and write the inputs and outputs of each dispatch to ``folder``."""
+
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
+        """Run the function, with submissions run by a stepper that ``make`` constructs."""
+
+    def prove(self) -> None:
+        """Make the checks of a first call in advance."""
+
+
+class FunctionEntry(Protocol):
+    """A function called with pytrees; see :class:`aotc.vmfb.api.entry.Entry`."""
+
+    signature: Signature
+
+    def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Return the flat arrays of a call."""
+
+    def rebuild(self, results: Sequence[Any]) -> Any:
+        """Restore the structure of flat results."""
+
+
+class FunctionTable(Protocol):
+    """Functions by name, and the values that bound arguments are prepared to."""
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+
+    @property
+    def home(self) -> str:
+        """The device of values that are on none of the model's devices."""
+
+    @property
+    def prepared(self) -> Mapping[str, Any]:
+        """The programs that prepare bound arguments, by function."""
+
+    @property
+    def functions(self) -> Mapping[str, FunctionEntry]:
+        """The functions that the model exports, by name."""
+
+    def loaded(self, name: str) -> RuntimeFunction:
+        """Return a function by name; raise VmError if it does not exist."""
+
+
+class RuntimeModule(FunctionTable, Protocol):
+    """A loaded bundle; see :class:`aotc.vmfb.module.LoadedModule`.
+
+    Attributes
+    ----------
+    devices : dict of str to str
+        The device of this machine for each device that the model names.
+    """
+
+    devices: dict[str, str]
+
+    @property
+    def gpus(self) -> Sequence[LoadedGpu]:
+        """The loaded module of each GPU."""
+
+    def default_name(self) -> str:
+        """Return the name of the function that a call of the module runs."""
+
+    def invoke(self, name: str, *arrays: Any, **options: Any) -> list[Any]:
+        """Run a function on flat arrays."""
+
+    def submit(self, name: str, *arrays: Any, **options: Any) -> Fence:
+        """Submit a call of a function on flat arrays."""

@@ -1,0 +1,166 @@
+"""Plans: the work of calls whose shapes are known, and the assertions on data that they check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.memory.pointers import BYTES, EMPTY, PointerTable, read_scalar
+
+
+class Unread:
+    """An integer in memory that is read in each call, not when a plan is made."""
+
+    __slots__ = ("dtype", "offset", "slot")
+
+    def __init__(self, slot: int, offset: int, dtype: str) -> None:
+        self.slot = slot
+        self.offset = offset
+        self.dtype = dtype
+
+
+class Judgement:
+    """An assertion on computed data: it fails with a message if a byte in memory is 0.
+
+    Attributes
+    ----------
+    after : int
+        Number of completed submissions at which it is checked.
+    condition : Unread
+        The location of the byte.
+    """
+
+    __slots__ = ("_message", "_values", "_where", "after", "condition")
+
+    def __init__(
+        self, where: str, after: int, condition: Unread, message: str, values: Sequence[int | Unread]
+    ) -> None:
+        self._where, self._message, self._values = where, message, values
+        self.after, self.condition = after, condition
+
+    def failure(self, read: Callable[[int, int, str], int]) -> VmError:
+        """Return the error of a failed assertion; its message has values read by ``read(slot, offset, dtype)``."""
+        from aotc.vmfb.messages import render  # only for a failure
+
+        values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
+        return VmError(self._where, render(self._message, values))
+
+
+class Plan:
+    """The work of a call whose shapes are known: the trace of a host program.
+
+    A plain class, for fast start-up (:class:`aotc.vmfb.abi.Record`).
+
+    Attributes
+    ----------
+    arguments : int
+        Number of arguments.
+    results : tuple of (tuple of int, dtype)
+        Shape and NumPy dtype of each result.
+    arena : int
+        Bytes of the arena.
+    submissions : tuple of (int, tuple of int)
+        Command buffers in order, each with its parameters.
+    empty : tuple of int
+        Arguments and results without elements, numbered as in the pointer table.
+    judgements : tuple of Judgement
+        In order, to be checked after each submission by :func:`judge`.
+    taken : tuple of (int, int)
+        Results that share the memory of a donated argument, each with the argument's number: they are the same array,
+        and command buffers use the argument's slot.
+    others : tuple of int
+        Bytes of the arena in each memory except the first.
+    homes : tuple of int
+        The memory of each argument and result, if there are several.
+    """
+
+    __slots__ = (
+        "arena", "arguments", "empty", "homes", "judgements", "others", "results", "submissions", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        arguments: int,
+        results: tuple[tuple[tuple[int, ...], np.dtype], ...],
+        arena: int,
+        submissions: tuple[tuple[int, tuple[int, ...]], ...],
+        empty: tuple[int, ...] = (),
+        judgements: tuple[Judgement, ...] = (),
+        taken: tuple[tuple[int, int], ...] = (),
+        others: tuple[int, ...] = (),
+        homes: tuple[int, ...] = (),
+    ) -> None:
+        self.arguments = arguments
+        self.results = results
+        self.arena = arena
+        self.submissions = submissions
+        self.empty = empty
+        self.judgements = judgements
+        self.taken = taken
+        self.others = others
+        self.homes = homes
+
+    def slots_of_results(self) -> list[int]:
+        """Return the slot of each result in the pointer table: its own, or that of the argument whose memory it has."""
+        layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
+        return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
+
+    def judged_after(self) -> list[tuple[Judgement, ...]]:
+        """Return the assertions to check before the first submission, after the first, after the second..."""
+        stages = range(len(self.submissions) + 1)
+        return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
+
+
+def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
+    """Check assertions; ``read(slot, offset, dtype)`` returns an integer in memory.
+
+    Raises
+    ------
+    VmError
+        If an assertion fails.
+    """
+    for judgement in judgements:
+        place = judgement.condition
+        if not read(place.slot, place.offset, place.dtype):
+            raise judgement.failure(read)
+
+
+def run_judged(
+    calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
+) -> VmError | None:
+    """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""
+    failure = _first_failure(judged[0], slots)
+    for call, after in zip(calls, judged[1:]):
+        if failure is not None:
+            break
+        if call():
+            raise SystemExit  # the interpreter exits, and this is a daemon thread
+        failure = _first_failure(after, slots)
+    return failure
+
+
+def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> VmError | None:
+    """Return the error of the first failed assertion, or None."""
+    for judgement in judgements:
+        place = judgement.condition
+        if not BYTES[slots[place.slot] + place.offset]:
+            return judgement.failure(partial(read_scalar, slots))
+    return None
+
+
+def without_empty(
+    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
+) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+    """Wrap ``run`` to replace arrays without elements by :data:`EMPTY`."""
+
+    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        every = [*arrays, *results]
+        for n in plan.empty:
+            every[n] = EMPTY
+        run(every[: plan.arguments], every[plan.arguments :])
+
+    return call
