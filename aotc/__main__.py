@@ -1,6 +1,6 @@
 """``python -m aotc``: the ``aotc`` command."""
 
-if __name__ == "__main__":
-    from aotc_cli.start import main
+from importlib import import_module
 
-    main()
+if __name__ == "__main__":
+    import_module("aotc_cli.start").main()

@@ -241,10 +241,6 @@ class FunctionTable(Protocol):
     def prepared(self) -> Mapping[str, Any]:
         """The programs that prepare bound arguments, by function."""
 
-    @property
-    def functions(self) -> Mapping[str, FunctionEntry]:
-        """The functions that the model exports, by name."""
-
     def loaded(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise VmError if it does not exist."""
 
@@ -259,6 +255,14 @@ class RuntimeModule(FunctionTable, Protocol):
     """
 
     devices: dict[str, str]
+
+    @property
+    def functions(self) -> Mapping[str, FunctionEntry]:
+        """The functions that the model exports, by name."""
+
+    @property
+    def every_function(self) -> Mapping[str, RuntimeFunction]:
+        """All functions by name, including the internal programs for bound arguments."""
 
     @property
     def gpus(self) -> Sequence[LoadedGpu]:

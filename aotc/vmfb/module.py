@@ -149,7 +149,7 @@ def _load(
     if weights is not None or bundle.manifest.get("weights"):
         from aotc.vmfb.api.weighted import give_weights  # only for bundles with such weights
 
-        module.own_weights = give_weights(module, bundle, variant, weights, verify)
+        module._use_weights(give_weights(module, bundle, variant, weights, verify))
     return module
 
 
@@ -180,15 +180,15 @@ class LoadedModule(Keeping):
         self._bundle = bundle
         self._executable = executable
         place(executable, self.devices.values() or [home])
-        kind: type[LoadedFunction] = LoadedFunction
-        if getattr(executable, "limits", None) is not None:
-            from aotc.vmfb.api.limited import LimitedFunction
-
-            kind = LimitedFunction
         self._functions: dict[str, RuntimeFunction] = {
-            name: kind(name, entry, program, executable, self.name)
+            name: LoadedFunction(name, entry, program, executable, self.name)
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
+        limits = getattr(executable, "limits", None)
+        if limits is not None:
+            from aotc.vmfb.api.limited import LimitedFunction
+
+            self._functions = {name: LimitedFunction(f, limits) for name, f in self._functions.items()}
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
         self.again = Again(_load_again, None, ())
@@ -315,6 +315,12 @@ class LoadedModule(Keeping):
     def gpus(self) -> Sequence[LoadedGpu]:
         """Return the loaded module of each GPU."""
         return getattr(self._executable, "gpus", ())
+
+    def _use_weights(self, own: OwnWeights) -> None:
+        """Replace functions by those with bound weights."""
+        self.own_weights, self.prepared = own, {}
+        self._functions = {**self._functions, **own.functions}
+        self.functions.update((name, Entry(function, self.home)) for name, function in own.functions.items())
 
     def loaded(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise VmError if it does not exist."""

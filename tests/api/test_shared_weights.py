@@ -34,8 +34,8 @@ def two(**options):
 
 def rows_of(module):
     """Return what the functions of a module read that does not change between calls."""
-    bounds = module.own_weights.bounds.values()
-    return [[x for x in bound._state.row if x is not None] for bound in bounds]
+    functions = module.own_weights.functions.values()
+    return [[x for x in function.partial.row if x is not None] for function in functions]
 
 
 def test_functions_read_one_copy():
@@ -132,7 +132,7 @@ def test_a_tied_table_that_is_bound_is_there_once(model, depth):
     p = {"table": RNG.standard_normal((1000, depth)).astype("f4")}
     data = aotc.compile(jax.jit(model), p, IDS, bind=["p"])
     bound = aotc.load(data).bind({"p": p})
-    read = [x for x in bound._state.row if x is not None]
+    read = [x for x in bound.function.partial.row if x is not None]
     assert len(read) == 1
     assert read[0].size < 1.2 * p["table"].size
     got, want = (jax.tree.leaves(x) for x in (bound(IDS), jax.jit(model)(p, IDS)))
@@ -154,7 +154,7 @@ def test_a_bound_table_that_something_else_reads_stays():
     rows, _, part = bound(*args)
     np.testing.assert_array_equal(rows, p["table"][args[0]])
     np.testing.assert_array_equal(part, p["table"][2:6, 2:7])
-    assert len([x for x in bound._state.row if x is not None]) == 2
+    assert len([x for x in bound.function.partial.row if x is not None]) == 2
 
 
 RESIDENT = """

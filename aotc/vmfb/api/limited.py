@@ -6,35 +6,37 @@ when the GPU is done, so that the limit of concurrent calls holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.call_limits import NO_LIMITS
+from aotc.vmfb.api.partial import WrappedFunction
+from aotc.vmfb.call_limits import Limits
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.limited import turns_of
 from aotc.vmfb.submit.submission import submit
-from aotc.vmfb.vm import LoadedFunction
 
 if TYPE_CHECKING:
-    from aotc.vmfb.interfaces import Executable
+    import numpy as np
+
+    from aotc.vmfb.devices.early import EarlyResults
+    from aotc.vmfb.interfaces import RuntimeFunction
+    from aotc.vmfb.profile.trace import Stepper
 
 
-class LimitedFunction(LoadedFunction):
+class LimitedFunction(WrappedFunction):
     """A function of a module with limits: each call is submitted and awaited."""
 
-    def __init__(
-        self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Executable, where: str
-    ) -> None:
-        super().__init__(name, entry, program, executable, where)
-        self._inner = LoadedFunction(name, entry, program, executable, where)
-        self._limits = executable.limits or NO_LIMITS
-        self.resident = None  # its fast paths are not submitted
+    has_early_results = False  # a call returns at its end
+
+    def __init__(self, whole: RuntimeFunction, limits: Limits) -> None:
+        super().__init__(whole)
+        self._limits = limits
         self._calls: dict[str, SubmittedCall] = {}
 
     @property
-    def direct(self) -> LoadedFunction:
+    def direct(self) -> RuntimeFunction:
         """The function without limits, which submissions run."""
-        return self._inner
+        return self._whole
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """Submit a call and wait for it."""
@@ -49,7 +51,7 @@ class LimitedFunction(LoadedFunction):
             return found
         call = self._calls.get(results)
         if call is None:
-            call = self._calls[results] = SubmittedCall(self._inner, results, "", wrapped=False)
+            call = self._calls[results] = SubmittedCall(self._whole, results, "", wrapped=False)
         fence = submit(call, values, (), None, bool(donate), out)
         try:
             return fence.result()
@@ -61,7 +63,7 @@ class LimitedFunction(LoadedFunction):
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str
     ) -> list[Any] | None:
         """Run a call on the fast path and wait for the GPU; return None if there is none, or the limit is reached."""
-        resident = self._inner.resident
+        resident = self._whole.resident
         turns = None if resident is None else turns_of(self.executable, self._limits)
         if resident is None or turns is None or not turns.begin():
             return None
@@ -73,6 +75,16 @@ class LimitedFunction(LoadedFunction):
         finally:
             turns.leave()
 
-    def prove(self) -> None:
-        """Make the checks of a first call in advance."""
-        self._inner.prove()
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """Run the function without limits, as submissions do."""
+        return self._whole.run_early(values, out, donate, results, early)
+
+    def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        return self._whole.trace(values, folder)
+
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        return self._whole.step(values, make)

@@ -24,6 +24,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
 
 if TYPE_CHECKING:
+    from aotc.vmfb.api.partial import OpenFunction
     from aotc.vmfb.interfaces import RuntimeFunction, RuntimeModule
 
 _FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
@@ -44,26 +45,28 @@ class KeptState:
         The argument that a result becomes, in addition to pairs in the bundle and equal names.
     init : mapping of str to pytree
         Initial values by name; zeros where there are none.
-    bound : Bound, optional
-        A function with bound weights, in place of the module's functions.
+    bound : OpenFunction, optional
+        A function with bound arguments, in place of the module's functions.
     """
 
     def __init__(
         self, module: RuntimeModule, names: Sequence[str], results: Mapping[str, str] | None,
-        init: Mapping[str, Any] | None, bound: Any = None,
+        init: Mapping[str, Any] | None, bound: OpenFunction | None = None,
     ) -> None:  # fmt: skip
         results, init = ({} if given is None else given for given in (results, init))
         for given, what in ((results, "results"), (init, "init")):
             if not isinstance(given, Mapping):
                 raise VmError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
         self._module, self._names = module, tuple(names)
-        chosen = [bound.name] if bound is not None else list(module.functions)
-        found = {name: leaves_of(module.functions[name].signature, names, results) for name in chosen}
-        homes = _homes(module, names, {name: takes for name, (takes, _) in found.items()})
+        functions: dict[str, RuntimeFunction] = {name: module.loaded(name) for name in module.functions}
+        if bound is not None:
+            functions = {bound.name: bound}
+        found = {name: leaves_of(function.signature, names, results) for name, function in functions.items()}
+        homes = _homes(module.name, functions, names, {name: takes for name, (takes, _) in found.items()})
         self._held = StateValues(module.name, module.home, homes)
-        self.types = _agreed(module, names, found)
+        self.types = _agreed(module.name, functions, names, found)
         self._calls = {
-            name: StateCall(self._held, module.loaded(name), takes, gives, bound)
+            name: StateCall(self._held, functions[name], takes, gives)
             for name, (takes, gives) in found.items()
             if takes or gives
         }
@@ -167,28 +170,29 @@ class KeptState:
 
 
 def _homes(
-    module: RuntimeModule, names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
+    where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[RuntimeFunction, int]]:
     """Return for each leaf a function with it as an argument, and the argument's number."""
-    homes = {key: (module.loaded(f), n) for f, rows in takes.items() for n, key in rows.items()}
+    homes = {key: (functions[f], n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
         if not any(is_part(key, name) for key in homes):
-            known = {a["name"]: 0 for f in takes for a in module.functions[f].signature.arguments}
-            raise VmError(module.name, f"no argument is called {name!r}", expected=", ".join(known))
+            known = {a["name"]: 0 for f in takes for a in functions[f].signature.arguments}
+            raise VmError(where, f"no argument is called {name!r}", expected=", ".join(known))
     if not names:
-        raise VmError(module.name, "a state without names", expected="those of arguments: module.state('cache')")
+        raise VmError(where, "a state without names", expected="those of arguments: module.state('cache')")
     return homes
 
 
 def _agreed(
-    module: RuntimeModule, names: Sequence[str], found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]]
-) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str],
+    found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]],
+) -> dict[str, tuple[str, tuple[int | str, ...]]]:  # fmt: skip
     """Return dtype and dims of each leaf; refuse leaves on which functions disagree and leaves without a result."""
     types: dict[str, tuple[str, tuple[int | str, ...]]] = {}
     problems = []
     given = {key for _, gives in found.values() for key in gives.values()}
     for f, (takes, gives) in found.items():
-        signature = module.functions[f].signature
+        signature = functions[f].signature
         problems += [f"several results of {f!r} become {key}" for key, n in Counter(gives.values()).items() if n > 1]
         rows = [(key, signature.arguments[n]) for n, key in takes.items()]
         rows += [(key, signature.results[n]) for n, key in gives.items()]
@@ -203,8 +207,8 @@ def _agreed(
     taken = {key for takes, _ in found.values() for key in takes.values()}
     problems += [f"{key} is a result, and no argument" for key in types if key not in taken]
     if problems:
-        results = {r["name"]: 0 for f in found for r in module.functions[f].signature.results}
+        results = {r["name"]: 0 for f in found for r in functions[f].signature.results}
         pair = {next(iter(results), "result[0]"): names[0]}
         hint = f"state={pair} when compiling, or results={pair} here"
-        raise VmError(module.name, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
+        raise VmError(where, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
     return types

@@ -10,6 +10,7 @@ import numpy as np
 
 from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
+from aotc.vmfb.api.partial import PartialFunction
 from aotc.vmfb.api.partial_signature import without
 from aotc.vmfb.api.result_names import fed_name, is_part, pairs_of
 from aotc.vmfb.api.state_values import StateValues
@@ -39,26 +40,22 @@ class StateCall:
     Attributes
     ----------
     signature : Signature
-        The signature without the state and without bound arguments.
+        The signature without the state.
     """
 
     def __init__(
-        self, held: StateValues, function: RuntimeFunction, takes: Mapping[int, str], gives: Mapping[int, str],
-        bound: Any,
-    ) -> None:  # fmt: skip
-        self._state, self._function, self._bound = held, function, bound
+        self, held: StateValues, function: RuntimeFunction, takes: Mapping[int, str], gives: Mapping[int, str]
+    ) -> None:
+        self._state, self._function = held, function
         self._takes, self._gives = dict(takes), dict(gives)
-        gone = {*takes, *(bound.bound if bound is not None else ())}
-        arguments = range(len(function.arguments))
-        self._open = [n for n in arguments if n not in gone]
-        self._unbound = [n for n in arguments if bound is None or n not in bound.bound]
-        self.signature = without(function.signature, gone, gives)
+        self._open = [n for n in range(len(function.arguments)) if n not in takes]
+        self.signature = without(function.signature, takes, gives)
         self._parameters = Parameters(self.signature, function.where)
         self._flatten = self._parameters.flattener()
         self._rebuild = _rebuilder(self.signature)
         donated = [a.donated for a in function.arguments]
         self._overwrites = any(donated[n] for n in takes)
-        self._copied = [n for n in self._open if donated[n]] if self._overwrites else []
+        self._copied = [(at, n) for at, n in enumerate(self._open) if donated[n]] if self._overwrites else []
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = function.signature.doc or repr(self.signature)
 
@@ -66,7 +63,7 @@ class StateCall:
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
         with self._held() as made:
-            results = self._run(self._values(leaves))
+            results = self._run(leaves)
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
@@ -93,36 +90,31 @@ class StateCall:
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
         with self._held() as made:
-            function, row = self._row(leaves)
-            call = SubmittedCall(function, self._wanted(function), "", wrapped=False)
+            row = self._partial(leaves).filled(leaves)
+            call = SubmittedCall(self._function, self._wanted(), "", wrapped=False)
             results = await submit(call, row, (), None, self._overwrites, None)
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
-    def _values(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return all arguments that are not bound."""
-        function, values = self._function, dict(zip(self._open, leaves))
+    def _partial(self, leaves: list[Any]) -> PartialFunction:
+        """Return the function with the values of the state bound; ``leaves`` that it would overwrite are copied."""
+        function = self._function
+        row: list[Any] = [None] * len(function.arguments)
         for n, key in self._takes.items():
-            values[n] = self._state.value(key, function.arguments[n], function.where)
-        for n in self._copied:  # donated like the state, but they belong to the caller
-            values[n] = np.array(function.arguments[n].prepare(values[n], function.where))
-        return [values[n] for n in self._unbound]
+            row[n] = self._state.value(key, function.arguments[n], function.where)
+        for at, n in self._copied:  # donated like the state, but they belong to the caller
+            leaves[at] = np.array(function.arguments[n].prepare(leaves[at], function.where))
+        return PartialFunction(function, row, self._open)
 
-    def _row(self, leaves: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
-        """Return the function to run, and all its arguments."""
-        values = self._values(leaves)
-        return (self._function, values) if self._bound is None else self._bound.filled(values)
-
-    def _run(self, values: Sequence[Any]) -> list[Any]:
-        function: Any = self._function if self._bound is None else self._bound
-        wanted = self._wanted(self._function)
+    def _run(self, leaves: list[Any]) -> list[Any]:
+        partial, wanted = self._partial(leaves), self._wanted()
         if not wanted and not self._overwrites:
-            return list(function.call(values))
-        return list(function.run(values, None, self._overwrites, wanted))
+            return partial.call(leaves)
+        return partial.run(leaves, None, self._overwrites, wanted)
 
-    def _wanted(self, function: RuntimeFunction) -> str:
+    def _wanted(self) -> str:
         """Return the option ``results`` of a call: results computed on a GPU stay there."""
-        return DEVICE if any(gpu >= 0 for gpu in function.residence.result_gpus) else ""
+        return DEVICE if any(gpu >= 0 for gpu in self._function.residence.result_gpus) else ""
 
     def _returned(self, results: Sequence[Any]) -> Any:
         """Return the results that are not part of the state; on a GPU only if the signature places them there."""

@@ -1,0 +1,338 @@
+"""Functions with some arguments bound.
+
+A bundle may have a separate program for computations that depend on bound arguments only (``prepared`` in the
+manifest): it runs at binding time, and calls read its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.api.named_values import by_number, on_its_device
+from aotc.vmfb.api.partial_signature import without
+from aotc.vmfb.arguments import Argument, Signature
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.memory.pointers import address_of, aligned_bytes
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.cuda.array import CudaArray
+    from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+    from aotc.vmfb.devices.cuda.resident_calls import BoundArrays, ResidentCalls
+    from aotc.vmfb.devices.early import EarlyResults
+    from aotc.vmfb.interfaces import FunctionResidence, FunctionTable, RuntimeFunction
+    from aotc.vmfb.profile.trace import Stepper
+
+
+class PartialFunction:
+    """A function and the values of some of its arguments; calls pass the others, the *open* ones.
+
+    It is replaced as a whole, so a call reads either the old or the new values.
+
+    Attributes
+    ----------
+    function : RuntimeFunction
+        The function that calls run.
+    row : list
+        Its arguments, None for open ones.
+    open : list of int
+        The numbers of the open arguments.
+    arrays : dict of int to DeviceArray
+        Bound arrays that calls read directly.
+    check : callable or None
+        Checks the mapped files that contain some of these.
+    """
+
+    __slots__ = ("_fast", "arrays", "check", "function", "open", "row")
+
+    def __init__(
+        self, function: RuntimeFunction, row: list[Any], opened: list[int],
+        arrays: Mapping[int, DeviceArray] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.function, self.row, self.open, self.arrays = function, row, opened, arrays
+        self.check: Callable[[], None] | None = None
+        self._fast: tuple[ResidentCalls, BoundArrays] | None = None
+
+    def use_fast_path(self, values: Mapping[int, CudaArray]) -> None:
+        """Let calls not examine the bound arrays, which are all on the GPU of the function."""
+        resident = self.function.resident
+        if resident is not None:
+            self._fast = resident, resident.keep(values, len(self.row))
+
+    @property
+    def has_fast_path(self) -> bool:
+        """Return True if calls do not examine the bound arrays, which are all on one GPU."""
+        return self._fast is not None
+
+    def filled(self, values: Sequence[Any]) -> list[Any]:
+        """Return all arguments of a call, given the open ones.
+
+        Raises
+        ------
+        VmError
+            If the number of arguments is wrong.
+        BundleError
+            If a file that contains bound arrays has been overwritten.
+        """
+        if len(values) != len(self.open):
+            function = self.function
+            names = ", ".join(str(function.arguments[n]) for n in self.open)
+            raise VmError(function.where, "wrong number of arguments", len(values), f"{len(self.open)}: {names}")
+        if self.check is not None:
+            self.check()
+        row = self.row.copy()
+        for number, x in zip(self.open, values):
+            row[number] = x
+        return row
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on the open arguments."""
+        if self._fast is not None:
+            return self.run(values)
+        return self.function.call(self.filled(values))
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on the open arguments."""
+        return self.run_by(self.function.run, values, out, donate, results)
+
+    def run_by(
+        self, whole: Callable[..., list[Any]], values: Sequence[Any], out: Sequence[Any] | None, donate: Any,
+        results: str,
+    ) -> list[Any]:  # fmt: skip
+        """Run a call on the fast path; else, once, by ``whole``, which has the parameters of :meth:`run`."""
+        if self._fast is None:
+            return whole(self.filled(values), out, donate, results)
+        resident, kept = self._fast
+        found = resident.call(values, out, donate, results, kept)
+        if found is not None:
+            return found
+        row = self.filled(values)
+        kinds: list[Any] = [getattr(x, "kind", None) for x in row]  # now: the call may invalidate donated ones
+        made = whole(row, out, donate, results)
+        if None not in kinds:
+            given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
+            resident.bind(kept, kinds, given, donate, results)
+        return made
+
+
+class WrappedFunction:
+    """Base of functions that run another one, with the interface of :class:`aotc.vmfb.vm.LoadedFunction`."""
+
+    resident: ResidentCalls | None = None  # fast paths on a GPU are those of the wrapped function
+
+    def __init__(self, whole: RuntimeFunction) -> None:
+        self._whole = whole
+        self.name, self.where, self.executable = whole.name, whole.where, whole.executable
+        self.signature, self.arguments, self.result_dtypes = whole.signature, whole.arguments, whole.result_dtypes
+        self.residence: FunctionResidence = whole.residence
+
+    @property
+    def recordings(self) -> int:
+        """Number of times that the program of the whole function was recorded."""
+        return self._whole.recordings
+
+    def prove(self) -> None:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.prove`."""
+        self._whole.prove()
+
+
+class _OpenResidence:
+    """Placement of the open arguments, and of the results, of a function."""
+
+    def __init__(self, residence: FunctionResidence, numbers: Sequence[int]) -> None:
+        self._residence, self._numbers = residence, numbers
+        self.gpus = tuple([residence.gpus[n] for n in numbers])
+        self.result_gpus, self.named = residence.result_gpus, residence.named
+
+    def owner(self, number: int) -> LoadedGpu | None:
+        """Return the allocator of an argument's memory, or None for host memory."""
+        return self._residence.owner(self._numbers[number])
+
+
+class OpenFunction(WrappedFunction):
+    """A partial function with the interface of :class:`aotc.vmfb.vm.LoadedFunction`, for the open arguments.
+
+    Attributes
+    ----------
+    bound : frozenset of int
+        The numbers of the bound arguments.
+    """
+
+    def __init__(self, whole: RuntimeFunction, bound: Collection[int], partial: PartialFunction) -> None:
+        super().__init__(whole)
+        self.bound = frozenset(bound)
+        self._current = [partial]  # shared with the direct function
+        self._is_direct = False
+        numbers = [n for n in range(len(whole.arguments)) if n not in self.bound]
+        self.signature: Signature = without(whole.signature, self.bound, ())
+        self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
+        self.residence = _OpenResidence(whole.residence, numbers)
+
+    @property
+    def partial(self) -> PartialFunction:
+        """The bound values that calls read."""
+        return self._current[0]
+
+    def switch_to(self, partial: PartialFunction) -> None:
+        """Let later calls read other bound values."""
+        self._current[0] = partial
+
+    @property
+    def bound_names(self) -> str:
+        """The names of the bound arguments, for messages."""
+        return ", ".join(self._whole.arguments[n].label for n in sorted(self.bound))
+
+    def _filled(self, values: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
+        partial = self._current[0]
+        return (partial.function.direct if self._is_direct else partial.function), partial.filled(values)
+
+    @property
+    def direct(self) -> RuntimeFunction:
+        """The function that submissions run."""
+        made = copy(self)
+        made._is_direct = True
+        return made
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        if not self._is_direct:
+            return self._current[0].call(values)
+        function, row = self._filled(values)
+        return function.call(row)
+
+    @property
+    def has_early_results(self) -> bool:
+        """See :attr:`aotc.vmfb.vm.LoadedFunction.has_early_results`."""
+        return self._is_direct and self._whole.has_early_results
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        if not self._is_direct:
+            return self._current[0].run(values, out, donate, results)
+        function, row = self._filled(values)
+        return function.run(row, out, donate, results)
+
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run_early`."""
+        function, row = self._filled(values)
+        if not function.has_early_results:
+            return function.run(row, out, donate, results)
+        return function.run_early(row, out, donate, results, early)
+
+    def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        function, row = self._filled(values)
+        return function.trace(row, folder)
+
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        function, row = self._filled(values)
+        return function.step(row, make)
+
+
+Made = dict[tuple[Any, int], DeviceArray]
+"""Prepared values by number in the bundle and GPU: functions share one copy."""
+
+
+def all_held(
+    module: FunctionTable, function: RuntimeFunction, values: Mapping[str | int, Any]
+) -> dict[int, DeviceArray]:
+    """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
+    if not isinstance(values, Mapping):
+        raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
+    found, problems = by_number(function.signature, values, function.where)
+    held: dict[int, DeviceArray] = {}
+    for number, value in found.items():
+        if function.arguments[number].donated:
+            what = f"{function.arguments[number].label} is donated: each call takes it"
+            problems.append(str(VmError(function.where, what, hint="give it to each call")))
+            continue
+        try:
+            held[number] = on_its_device(function, number, value, module.home)
+        except VmError as error:
+            problems.append(str(error))
+    weights = module.prepared.get(function.name, {}).get("weights", ())
+    missing = [function.arguments[n].name or str(n) for n in weights if n not in found]
+    if missing and any(n in found for n in weights):
+        what = "what was compiled to be bound is bound together"
+        problems.append(str(VmError(function.where, what, f"nothing for {', '.join(missing)}")))
+    if problems:
+        raise VmError("", "\n".join(problems))
+    return held
+
+
+def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made) -> PartialFunction:
+    """Bind arguments that :func:`all_held` has placed, or the values that the bundle's program prepares from them.
+
+    ``made`` has values prepared for other functions, and receives those of this one.
+    """
+    row = module.prepared.get(name)
+    count = len(module.loaded(name).arguments)
+    if row is None or not all(n in held for n in row["weights"]):
+        return _partial(module.loaded(name), held, held)
+    takes = row["takes"]
+    read = {n: held[n] for n in takes if n in held}
+    every = read | dict(enumerate(_prepared(module, row, held, made), count))
+    bound = {place: every[n] for place, n in enumerate(takes) if n in every}
+    return _partial(module.loaded(row["call"]["name"]), bound, read)
+
+
+def _partial(
+    function: RuntimeFunction, values: Mapping[int, DeviceArray], arrays: Mapping[int, DeviceArray]
+) -> PartialFunction:
+    """Return a function with these arguments bound; ``arrays`` are those that are read directly."""
+    count = len(function.arguments)
+    row: list[Any] = [None] * count
+    for number, x in values.items():
+        # Plain arrays on the host: calls with only those take the fast path.
+        row[number] = x if x.ordinal >= 0 else x.numpy()
+    made = PartialFunction(function, row, [n for n in range(count) if n not in values], arrays)
+    if all(x.kind is not None for x in values.values()):
+        made.use_fast_path(cast("Mapping[int, CudaArray]", values))
+    return made
+
+
+def _prepared(
+    module: FunctionTable, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
+) -> list[DeviceArray]:
+    """Return the prepared values that calls read: from ``made``, or computed by the bundle's program."""
+    function = module.loaded(row["prepare"]["name"])
+    values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
+    keys = list(zip(values, function.residence.result_gpus, strict=True))
+    if not all(key in made for key in keys):
+        made.update({**dict(zip(keys, _computed(module, row, function, held), strict=True)), **made})
+    return [made[key] for key in keys]
+
+
+def _computed(
+    module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, held: Mapping[int, DeviceArray]
+) -> list[DeviceArray]:
+    """Run the program that computes prepared values, on the device where they are read."""
+    values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
+    if any(gpu >= 0 for gpu in function.residence.result_gpus):
+        found: list[DeviceArray] = function.run(values, results="device")
+        return [x.wait() for x in found]
+    rows = zip(row["prepare"]["results"], function.result_dtypes)
+    out = [_aligned(tuple(entry["dims"]), dtype) for entry, dtype in rows]
+    return [DeviceArray(x, module.home) for x in function.run(values, out)]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Allocate memory aligned to cache lines, like constants."""
+    size = prod(shape) * dtype.itemsize
+    memory, first = aligned_bytes(size, ALIGNMENT)
+    begin = first - address_of(memory)
+    return memory[begin : begin + size].view(dtype).reshape(shape)
