@@ -29,7 +29,8 @@ def open_traces(wanted: bool) -> Span:
     if not wanted:
         return no_span
     try:
-        from opentelemetry import propagate, trace  # optional
+        import opentelemetry.propagate as propagate  # optional
+        import opentelemetry.trace as trace
     except ImportError:
         hint = "pip install opentelemetry-api opentelemetry-sdk"
         raise VmError("", "traces need OpenTelemetry", hint=hint) from None
