@@ -151,6 +151,7 @@ IMPORT_BY_NAME = {
     "aotc.__init__": "the public names, imported on first use",
     "aotc.__main__": "the command line, a package above this one",
     "aotc.vmfb.device": "the tables of plugins: kinds of devices, and what is outside of the runtime",
+    "cli.main": "a subcommand, by its name: each process imports one",
     "aotc.vmfb.host.digests": "a private module of CPython, whose name depends on the version",
 }
 
