@@ -36,7 +36,7 @@ _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | No
     "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4.5, _WIDE, 5),
     "tanh": (7, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
     "logistic": (2.5, 2, _WIDE, 3.5),
-    "erf": (8, 2, None, None), "erfc": (8, 3.5, None, None), "erf_inv": (2.75, 4, None, None),
+    "erf": (8, 1.5, None, None), "erfc": (7.5, 3.5, None, None), "erf_inv": (2.75, 4, None, None),
     "lgamma": (_WIDE, 3, None, None), "atan": (_WIDE, 1.5, _WIDE, 3), "atan2": (_WIDE, 1.5, None, None),
     "acos": (1.5, 2, _WIDE, 3), "asin": (2, 2.5, _WIDE, 3.5),
     "acosh": (3, 3.5, _WIDE, 3), "asinh": (2, 3, _WIDE, 3), "atanh": (2, 2.5, _WIDE, 3),

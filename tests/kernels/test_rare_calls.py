@@ -23,6 +23,7 @@ CALLS = [
     ("cos", "f32", "sine_of_large", (1.25, 0.0), (1e30, 0.0)),
     ("rem", "f64", "remainder", (7.5, 2.0), (1e100, 3.0)),
     ("pow", "f64", "power", (1.5, 2.5), (5e-324, 0.5)),
+    ("lgamma", "f32", "log_gamma_of_negative", (-2.5, 0.0), (-2.4570248, 0.0)),
     ("lgamma", "f64", "log_gamma_of_negative", (3.5, 0.0), (-2.5, 0.0)),
     ("div", "c64", "quotient_of_narrow", (1 + 2j, 3 - 1j), (1 + 2j, complex(INF, 1))),
     ("div", "c128", "quotient", (1 + 2j, 3 - 1j), (1e300 + 1e300j, 1e300 + 2e300j)),

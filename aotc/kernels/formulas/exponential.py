@@ -28,15 +28,20 @@ def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | N
     bits of ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above them vanish when
     ``word`` is shifted to an exponent's position. NaN passes through.
     """
-    magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
     c = x if high is None else m.select(x > high, m.const(high), x)
     c = c if low is None else m.select(c < low, m.const(low), c)
-    t = m.multiply_add(c, m.const(1.4426950408889634), m.const(magic))
+    word, n, above = _reduced_by_first(m, c, more)
+    second = m.const(-_LN2[m.bits == 64][1])
+    r = m.multiply_add(n, second, above)
+    return word, r, m.multiply_add(n, second, above - r)
+
+
+def _reduced_by_first(m: Any, x: Any, more: int | None = None) -> tuple[Any, Any, Any]:
+    """Return the word of :func:`reduced`, k, and ``x`` less k times the first word of ln 2, which is exact."""
+    magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
+    t = m.multiply_add(x, m.const(1.4426950408889634), m.const(magic))
     n = t - magic
-    first, second = _LN2[m.bits == 64]
-    above = m.multiply_add(n, m.const(-first), c)
-    r = m.multiply_add(n, m.const(-second), above)
-    return m.to_bits(t), r, m.multiply_add(n, m.const(-second), above - r)
+    return m.to_bits(t), n, m.multiply_add(n, m.const(-_LN2[m.bits == 64][0]), x)
 
 
 def _whole_part(m: Any, word: Any) -> Any:
@@ -62,6 +67,16 @@ def times_power(m: Any, y: Any, word: Any) -> Any:
     """Return ``y * 2**k`` for a word of :func:`reduced`, in two steps, so that subnormal results round once."""
     half = word >> 1
     return y * m.from_bits(_shifted(m, half)) * m.from_bits(_shifted(m, word - half))
+
+
+def less_one_of_two_words(m: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    """Return a word of :func:`times_power` and ``p`` with ``e**(high + low) == 2**k * (1 + p)``.
+
+    ``high`` is between EXP_LOW and 0, ``low`` less than a unit in its last place.
+    """
+    word, n, above = _reduced_by_first(m, high)
+    r = m.multiply_add(n, m.const(-_LN2[m.bits == 64][1]), above + low)
+    return word, m.multiply_add(_curve(m, r), r * r, r)
 
 
 @function(f32=1, f64=1.5)

@@ -18,18 +18,6 @@ EXP_HIGH = (88.9, 709.9)
 # less than 2**-50 of the first.
 LOG1P_SERIES = 1e-5
 
-# |x| of erf and erfc in 64 bits: below, erf is computed and erfc derived from it; above, the other way round. Each
-# loses digits on the other side. fdlibm, s_erf.c.
-ERF_NEAR = 0.84375
-
-# |x| of erf, -x of erfc in 64 bits: above, the result is 1 (2 for erfc). 1 - erf(x) is less than half a unit in the
-# last place there. fdlibm, s_erf.c.
-ERF_ONE = 6.0
-
-# |x| of erfc: above, the result is 0, as it is less than half of the smallest subnormal; the correction of the square's
-# rounding would leave its range. erfc(10.06) is less than 2**-150 (32 bits); fdlibm, s_erf.c (64).
-ERFC_ZERO = (10.1, 28.0)
-
 # |x| of complex functions that grow as e**|x|: above, e**x is computed as two factors. e**x overflows there, although
 # its product with a sine may not. The logarithm of the largest number, rounded down.
 EXP_SPLIT = 700.0

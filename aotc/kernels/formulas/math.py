@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.digamma import digamma
-from aotc.kernels.formulas.erf import erf64, erf_tail, erfc32
+from aotc.kernels.formulas.erf import erf64, erfc_of_positive
 from aotc.kernels.formulas.erf_inverse import erf_inv
 from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
@@ -26,11 +25,11 @@ from aotc.kernels.formulas.forms import (
     MAX_ULP,
     NAN,
     function,
-    in_wide,
     polynomial,
     with_sign_of_first,
 )
 from aotc.kernels.formulas.log_gamma import log_gamma_of_positive
+from aotc.kernels.formulas.log_gamma_narrow import log_gamma_of_narrow
 from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
 from aotc.kernels.formulas.power import pow
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
@@ -46,11 +45,11 @@ _ERF32_Q = (0.000981494435109198, 0.014646907337009907, 0.1164882704615593, 0.51
 ERF_CLAMP = 4.0
 
 
-@function(f32=8, f64=2)
+@function(f32=8, f64=1.5)
 def erf(m: Any, x: Any) -> Any:
-    """An odd rational function (f32); fdlibm's rational functions by interval (f64)."""
+    """An odd rational function (f32); fdlibm's near 0 and ``1 - erfc(x)`` elsewhere (f64)."""
     if m.bits == 64:
-        return erf64(m, x, decay)
+        return erf64(m, x)
     a = m.abs(x)
     y = m.select(a > ERF_CLAMP, m.const(ERF_CLAMP), a)
     s = y * y
@@ -58,24 +57,18 @@ def erf(m: Any, x: Any) -> Any:
     return m.copysign(m.select(r > 1.0, m.const(1.0), r), x)  # the rounded quotient may exceed 1
 
 
-@function(f32=8, f64=9)
+@function(f32=7, f64=3)
 def erfc(m: Any, x: Any) -> Any:
-    """An exponential times a ratio (f32); ``1 - erf(x)`` near 0, fdlibm's tail elsewhere (f64)."""
-    if m.bits == 32:
-        return erfc32(m, x)
-    a = m.abs(x)
-    tail = erf_tail(m, a, decay)
-    y = m.select(x < 0.0, 2.0 - tail, tail)
-    y = m.select(a < limits.ERF_NEAR, 1.0 - erf64(m, x, decay), y)
-    y = m.select(x > limits.ERFC_ZERO[1], m.const(0.0), y)
-    y = m.select(x < -limits.ERF_ONE, m.const(2.0), y)
-    return m.select(x != x, x, y)
+    """An exponential times a polynomial, of ``|x|``."""
+    y = erfc_of_positive(m, m.abs(x))
+    return m.select(x < 0.0, 2.0 - y, y)
 
 
 @function(f32=1, f64=4)
-@in_wide
 def lgamma(m: Any, x: Any) -> Any:
     """``log |gamma(x)|``; poles are infinite."""
+    if m.bits == 32:
+        return m.narrow(log_gamma_of_narrow(m.wide, m.widen(x)))
     y = log_gamma_of_positive(m, m.abs(x), log)
     return m.rarely(x < 0.0, "log_gamma_of_negative", (x, y), y)
 
