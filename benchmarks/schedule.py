@@ -8,6 +8,10 @@ is done twice at the same time than one after the other, by threads of their own
 
 Slow thread: one takes ten times as long for each claim; the share of the time that all threads together waited, and
 what equal shares of each command would take.
+
+Slow branch: each claim of one of the two products takes ten times as long. The share of the time that threads waited,
+and the makespan, with stealing and without: then each command is run by one thread, the products by different ones.
+The work of the busiest thread is the makespan with a core for each thread, also where other processes use the cores.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import ctypes
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +29,7 @@ import numpy as np
 import aotc
 from aotc.vmfb.abi import Command, Graph, Slots, value_of
 from aotc.vmfb.devices.cpu import native
-from aotc.vmfb.devices.cpu.executor_trials import Trial
+from aotc.vmfb.devices.cpu.executor_trials import Claim, Trial
 from aotc.vmfb.memory.pointers import aligned_bytes
 
 SIZE, ROWS, COLUMNS, FACTOR = 1024, 64, 32, 10
@@ -56,26 +61,33 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def only_graph(executable: Any) -> Graph:
+    """Return the graph of an executable's only command buffer."""
+    (graph,) = executable.nodes(0)
+    assert isinstance(graph, Graph)
+    return graph
+
+
 class Commands:
     """The commands of a model's only graph, each to be run alone."""
 
     def __init__(self, data: bytes, arguments: tuple[np.ndarray, ...]) -> None:
         self.module = aotc.load(data, threads=1)
         executable: Any = self.module._executable
-        found: list[tuple[int, Any, tuple[int, ...]]] = []
-        plain = executable.call_of
+        found: list[tuple[Any, tuple[int, ...]]] = []
+        plain = executable._call
 
-        def call_of(number: int, slots: Any, parameters: Sequence[int], *rest: Any) -> Any:
-            found.append((number, slots, tuple(parameters)))
-            return plain(number, slots, parameters, *rest)
+        def call(buffer: Any, slots: Any, parameters: Sequence[int], *rest: Any) -> Any:
+            found.append((slots, tuple(parameters)))
+            return plain(buffer, slots, parameters, *rest)
 
-        executable.call_of = call_of
+        executable._call = call
         self.kept = self.module.invoke("main", *arguments), arguments
-        ((number, slots, self.parameters),) = found
-        (graph,) = executable.nodes(number)
-        assert isinstance(graph, Graph)
-        self.commands: list[Command] = list(graph.commands)
+        ((slots, self.parameters),) = found
+        self.commands: list[Command] = list(only_graph(executable).commands)
         layout = Slots(len(arguments), len(self.kept[0]))
+        for n, array in enumerate((*arguments, *self.kept[0])):
+            slots[n] = np.asarray(array).ctypes.data
         arena, slots[layout.arena] = aligned_bytes(self.module.stats()["arena_peak"], 64)
         memory, address = aligned_bytes(executable._stride, 64)
         scratch = ctypes.c_void_p(address)
@@ -104,8 +116,8 @@ def at_once(calls: list[Callable[[], object]]) -> None:
         thread.join()
 
 
-def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> None:
-    """Print the makespan beside the least that is possible."""
+def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> list[float]:
+    """Print the makespan beside the least that is possible; return the seconds of each command alone."""
     alone, several = Commands(data, arguments), aotc.load(data, threads=threads)
     single = [aotc.load(data, threads=1) for _ in range(threads)]
     calls = [lambda module=module: module.invoke("main", *arguments) for module in single]
@@ -123,6 +135,7 @@ def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, round
     print(f"  longest path {path * 1e3:.2f} ms, sum of commands by threads {share * 1e3:.2f} ms")
     print(f"  {found / bound:.3f} of the larger; {threads} threads of their own do {given:.2f} times the work of one")
     print(f"  beside what these reach: {found * given / min(serial):.3f}")
+    return least
 
 
 def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> None:
@@ -147,6 +160,58 @@ def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, ro
     print(f"  it ran {slow:.0f} items; {took:.2f} of the time of one thread, with equal shares {FACTOR / threads:.1f}")
 
 
+def slow_branch(
+    data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int, seconds: list[float]
+) -> None:
+    """Print how much threads wait if one of the two products is slow, and the makespan, with and without stealing.
+
+    ``seconds`` are those of each command alone.
+    """
+    module = aotc.load(data, threads=threads)
+    module.invoke("main", *arguments)
+    executable: Any = module._executable
+    commands = list(only_graph(executable).commands)
+    first = executable._buffers[0].address
+    slow = [first + 8 * c.at for c in commands if "matmul" in executable._variant["kernels"][c.kernel]["name"]][-1]
+    work = {first + 8 * c.at: s * (FACTOR if first + 8 * c.at == slow else 1) for c, s in zip(commands, seconds)}
+    trial = Trial(1 << 16)
+    trial.slow_down_command(slow, FACTOR)
+    native.hold_trial(trial.address)
+    rows: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    for _ in range(rounds):
+        for steals, each in rows.items():
+            if steals:
+                trial.allow_stealing()
+            else:
+                trial.forbid_stealing(threads)
+            before = module.stats()
+            whole = timed(lambda: module.invoke("main", *arguments))
+            after = module.stats()
+            idle = (after["idle"] - before["idle"]) / whole / threads
+            each.append((whole, idle, after["steals"] - before["steals"], busiest(trial.claims(), work)))
+    native.hold_trial(0)
+    print(f"a product {FACTOR} times as slow, {threads} threads, medians (least makespan):")
+    for steals, each in rows.items():
+        whole, idle, stolen, most = np.median(np.array(each), 0)
+        said = f"{stolen:.0f} items stolen" if steals else "without stealing"
+        print(f"  {said}: {whole * 1e3:.2f} ms ({min(each)[0] * 1e3:.2f}), {idle:.1%} of the time idle;")
+        print(f"    work of the busiest thread {most * 1e3:.2f} ms, all threads {sum(work.values()) * 1e3:.2f} ms")
+    off, on = (np.array(rows[steals]) for steals in (False, True))
+    print(f"  without stealing / with: makespan {np.median(off[:, 0] / on[:, 0]):.2f}, ", end="")
+    print(f"the busiest thread's work {np.median(off[:, 3] / on[:, 3]):.2f}")
+
+
+def busiest(claims: list[Claim], work: dict[int, float]) -> float:
+    """Return the seconds of work of the thread that ran most: what a call takes if each thread has a core."""
+    items: dict[int, int] = defaultdict(int)
+    for c in claims:
+        items[c.command] += c.last - c.first
+    each: dict[int, float] = defaultdict(float)
+    for c in claims:
+        each[c.who] += work[c.command] * (c.last - c.first) / items[c.command]
+    return max(each.values())
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -157,8 +222,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     arguments = tuple(rng.standard_normal(s).astype(np.float32) for s in ((given.size, given.size), (ROWS, COLUMNS)))
     data = aotc.compile(diamond(given.size))
-    makespan(data, arguments, given.threads, given.rounds)
+    seconds = makespan(data, arguments, given.threads, given.rounds)
     slow_thread(data, arguments, given.threads, given.rounds)
+    slow_branch(data, arguments, given.threads, given.rounds, seconds)
 
 
 if __name__ == "__main__":

@@ -71,12 +71,14 @@ Pool
 
 Trial
     For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of
-    :data:`TRIAL_CAPACITY` rows. With a nonzero :data:`TRIAL_SEED` every graph is shared, even if it is serial, and each
-    participant chooses at random a ready command, a number of its items up to the grain, and a delay. Participant
-    :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. A row is a claim:
-    number of the graph's execution, address of the command, first item and the one after the last, logical start and
-    end times (:data:`TRIAL_CLOCK`, which counts on), participant, logical devices of the call. Serial graphs that one
-    thread runs alone have no rows.
+    :data:`TRIAL_CAPACITY` rows. With an odd :data:`TRIAL_ORDER`, a seed, every graph is shared, even if it is serial,
+    and each participant chooses at random a ready command, a number of its items up to the grain, and a delay. With an
+    even one, twice a number of threads, nobody steals: command ``n`` of a shared graph is run by participant ``n``
+    modulo that number alone. Each claim takes :data:`TRIAL_FACTOR` times its processor time if :data:`TRIAL_SLOW` is
+    the number of its participant, counted from 1, or the address of its command. A row is a claim: number of the
+    graph's execution, address of the command, first item and the one after the last, logical start and end times
+    (:data:`TRIAL_CLOCK`, which counts on), participant, logical devices of the call. Serial graphs that one thread runs
+    alone have no rows.
 
     The constants below are the positions of these words; no other module has them. :mod:`aotc.vmfb.commands` encodes
     and decodes command buffers.
@@ -136,7 +138,7 @@ POOL_ASK, POOL_CORES, POOL_TRIAL = 5, 6, 7
 POOL_COUNTS = POOL_STEALS, POOL_IDLE, POOL_WAKEUPS = tuple(range(8, 11))
 POOL_ALIVE = 16
 
-TRIAL_SEED, TRIAL_SLOW, TRIAL_FACTOR, TRIAL_CLOCK, TRIAL_RUNS, TRIAL_ROWS, TRIAL_CAPACITY, TRIAL_HEADER = range(8)
+TRIAL_ORDER, TRIAL_SLOW, TRIAL_FACTOR, TRIAL_CLOCK, TRIAL_RUNS, TRIAL_ROWS, TRIAL_CAPACITY, TRIAL_HEADER = range(8)
 ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_DEVICES = range(8)
 ROW_WORDS = 8
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -213,3 +214,78 @@ def test_a_slow_thread_changes_no_result():
                 assert slow.claims()
     after = module.stats()
     assert all(after[name] >= before[name] >= 0 for name in ("steals", "idle", "wakeups"))
+
+
+def owners(watched, claims):
+    """Return pairs of the participant whose command it is and the one that claimed from it, without stealing."""
+    numbers = {at: n for graph in watched.graphs(tiled=True) for n, at in enumerate(sorted(graph))}
+    return {(numbers[c.command] % THREADS, c.who) for c in claims}
+
+
+def check_owners(data, name, arguments):
+    """Results are the same without stealing, and each command of a graph is run by one participant."""
+    want = [x.tobytes() for x in aotc.load(data, threads=1).invoke(name, *arguments)]
+    watched = Watched(data, THREADS)
+    with trial(CLAIMS) as chance:
+        chance.forbid_stealing(THREADS)
+        for _ in range(20):
+            assert [x.tobytes() for x in watched.module.invoke(name, *arguments)] == want
+            found = owners(watched, chance.claims())
+            assert {owner for owner, _ in found} == set(range(THREADS))
+            assert all(owner == who for owner, who in found)
+
+
+def test_without_stealing_each_command_is_run_by_one_thread(monkeypatch):
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    check_owners(aotc.compile(DIAMOND), "diamond", (array(96, 96, scale=0.1), array(64, 32, seed=1)))
+
+
+def test_without_stealing_tiles_are_run_by_one_thread(monkeypatch):
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    check_owners(aotc.compile(sorts, array(300, 96)), "main", (array(300, 96),))
+
+
+def test_without_stealing_loops_and_branches_end():
+    arguments = array(128, 128, scale=0.1), array(128, 128, seed=1, scale=0.1), np.float32(1)
+    data = aotc.compile(loops_and_branches, *arguments)
+    want = [x.tobytes() for x in aotc.load(data, threads=1).invoke("main", *arguments)]
+    module = aotc.load(data, threads=THREADS)
+    with trial() as chance:
+        chance.forbid_stealing(THREADS)
+        for _ in range(20):
+            assert [x.tobytes() for x in module.invoke("main", *arguments)] == want
+
+
+def test_a_slow_command_takes_longer(monkeypatch):
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    watched = Watched(aotc.compile(DIAMOND), 2)
+    arguments = array(96, 96, scale=0.1), array(64, 32, seed=1)
+    with trial(CLAIMS) as chance:
+
+        def seconds():
+            start = time.perf_counter()
+            watched.module.invoke("diamond", *arguments)
+            return time.perf_counter() - start
+
+        plain = min(seconds() for _ in range(10))
+        (graph,) = watched.graphs()
+        chance.slow_down_command(min(graph), 3000)
+        assert seconds() > 3 * plain
+
+
+def test_items_of_a_slow_command_are_stolen(monkeypatch):
+    """One branch ten times as slow: a thread runs more of it than its share, sooner or later."""
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    watched = Watched(aotc.compile(DIAMOND.replace("96x96", "256x256")), 2)
+    arguments = array(256, 256, scale=0.1), array(64, 32, seed=1)
+    watched.module.invoke("diamond", *arguments)
+    (graph,) = watched.graphs()
+    with trial(CLAIMS) as chance:
+        chance.slow_down_command(min(graph), 10)
+        for _ in range(100):
+            before = watched.module.stats()["steals"]
+            watched.module.invoke("diamond", *arguments)
+            if watched.module.stats()["steals"] > before:
+                return
+    raise AssertionError("nothing was stolen")

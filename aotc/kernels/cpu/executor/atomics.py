@@ -21,7 +21,7 @@ intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's 
 WORDS = types.CPointer(types.int64)
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
-CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE = 1, 6
+CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID, CLOCK_MONOTONIC_COARSE = 1, 3, 6
 
 SIG_SETMASK = 2
 # A worker blocks every signal but those that its own instructions raise (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS):
@@ -234,6 +234,7 @@ def _clock(number: int) -> Callable:
 
 clock = _clock(CLOCK_MONOTONIC_COARSE)  # costs no system call anywhere, and 5 ns
 exact_clock = _clock(CLOCK_MONOTONIC)  # 20 ns, where it is no system call
+processor_clock = _clock(CLOCK_THREAD_CPUTIME_ID)  # of this thread; a system call
 
 
 @intrinsic

@@ -23,7 +23,14 @@ from aotc.kernels.cpu.executor.cancel import is_stopped, poll
 from aotc.kernels.cpu.executor.claims import begin_wait, claim_of, end_wait, leave_command, note_pace, now_if_waiting
 from aotc.kernels.cpu.executor.concurrent_calls import is_needed_elsewhere
 from aotc.kernels.cpu.executor.control import help_inside, run_control
-from aotc.kernels.cpu.executor.stress import begin_claim, begin_trial, end_claim, pick_claim, pick_entry
+from aotc.kernels.cpu.executor.stress import (
+    begin_claim,
+    begin_trial,
+    end_claim,
+    pick_claim,
+    pick_entry,
+    slow_since,
+)
 from aotc.kernels.cpu.executor.words import (
     CALL,
     CELLS,
@@ -76,7 +83,6 @@ from aotc.vmfb.abi import (
     POOL_TRIAL,
     PREDECESSORS,
     SUCCESSORS,
-    TRIAL_SEED,
 )
 
 
@@ -206,8 +212,8 @@ def run_claim(pool, run, number, begin, end, who, dice):
     monitor = call if who[SEAT] == 0 else at(run, MONITOR)
     scratch = words_at(call[CALL_SCRATCH])[0] + who[SEAT] * call[CALL_STRIDE]
     trial = acquire(at(pool, POOL_TRIAL))
-    since = ticks() if trial != 0 else 0
     began = begin_claim(words_at(trial), dice) if trial != 0 else 0
+    since = slow_since(words_at(trial), command, who) if trial != 0 else 0
     if command[KIND] == CONTROL:
         run_control(pool, call, address_of(at(cells, command[KERNEL] * STATE)), command, who, monitor)
     elif operand(command[ITEMS], params) > 0:
@@ -228,8 +234,8 @@ def take_part(pool, run, who, role, tally):
     trial = begin_trial(pool, run, dice, who)
     cursor, idle, found = 0, 0, 0
     while True:
-        if trial != 0 and words_at(trial)[TRIAL_SEED] != 0:
-            cursor = pick_entry(run, node, cells, params, dice)
+        if trial != 0:
+            cursor = pick_entry(words_at(trial), run, params, dice, cursor, who, role)
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
             if role == HELPER or acquire(at(run, DONE)) >= count:

@@ -1,7 +1,8 @@
-"""Trials of the executor: graphs in an order that a seed decides, participants that are slow, and a trace of claims.
+"""Trials of the executor: shuffled order, no stealing, slow participants or commands, and a trace of claims.
 
 For tests (``AOTC_SHUFFLE``, see ``docs/debugging.md``): results must not depend on which order that the edges allow it
-was. The words are described in :mod:`aotc.vmfb.abi`. Without a trial a claim costs comparisons of a register with 0.
+was. For benchmarks: what stealing saves. The words are described in :mod:`aotc.vmfb.abi`. Without a trial a claim costs
+comparisons of a register with 0.
 """
 
 from __future__ import annotations
@@ -14,13 +15,28 @@ from aotc.kernels.cpu.executor.atomics import (
     at,
     fetch_add,
     pause,
-    ticks,
+    processor_clock,
     words_at,
     yield_processor,
 )
 from aotc.kernels.cpu.executor.claims import claim_of
-from aotc.kernels.cpu.executor.words import DEVICES, NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
+from aotc.kernels.cpu.executor.words import (
+    CELLS,
+    DEVICES,
+    MEMBER,
+    NEXT,
+    NODE,
+    NUMBER,
+    OWNER,
+    READY,
+    SEAT,
+    STATE,
+    TAIL,
+    operand,
+    time_words,
+)
 from aotc.vmfb.abi import (
+    GRAPH_COMMANDS,
     GRAPH_HEADER,
     ITEMS,
     POOL_TRIAL,
@@ -37,9 +53,9 @@ from aotc.vmfb.abi import (
     TRIAL_CLOCK,
     TRIAL_FACTOR,
     TRIAL_HEADER,
+    TRIAL_ORDER,
     TRIAL_ROWS,
     TRIAL_RUNS,
-    TRIAL_SEED,
     TRIAL_SLOW,
 )
 
@@ -52,7 +68,29 @@ SPREAD = 0x9E3779B97F4A7C1  # apart from each other: the seeds of participants
 def is_shuffled(pool):
     """Is there a trial that shuffles?"""
     trial = acquire(at(pool, POOL_TRIAL))
-    return trial != 0 and words_at(trial)[TRIAL_SEED] != 0
+    return trial != 0 and has_seed(words_at(trial))
+
+
+@njit
+def has_seed(trial):
+    """Does a trial shuffle?"""
+    return trial[TRIAL_ORDER] & 1 == 1
+
+
+@njit
+def is_stealing(trial):
+    """May participants claim from the commands of others?"""
+    return trial[TRIAL_ORDER] == 0 or has_seed(trial)
+
+
+@njit
+def is_own(trial, number, who, role):
+    """Is a command this participant's, in a trial without stealing?
+
+    The graph of a control command is run by the participant that claimed the command: if it waited for others, two
+    such graphs could wait for each other's participants.
+    """
+    return role == OWNER or (role == MEMBER and number % (trial[TRIAL_ORDER] >> 1) == who[SEAT])
 
 
 @njit
@@ -75,32 +113,55 @@ def begin_trial(pool, run, dice, who):
     """Return the address of the trial, or 0; the dice depend on seed, graph and number of the participant."""
     trial = acquire(at(pool, POOL_TRIAL))
     if trial != 0:
-        dice[0] = words_at(trial)[TRIAL_SEED] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
+        dice[0] = words_at(trial)[TRIAL_ORDER] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
         throw(dice)
     return trial
 
 
 @njit
-def pick_entry(run, node, cells, params, dice):
-    """Return which entry of the ready list to look at next: any of which items are left, or the tail."""
+def pick_entry(trial, run, params, dice, cursor, who, role):
+    """Return which entry of the ready list to look at next: with a seed any, without stealing one of its own."""
+    if has_seed(trial):
+        return pick_any(run, params, dice)
+    return cursor if is_stealing(trial) else pick_own(trial, run, params, who, role)
+
+
+@njit
+def is_left(run, number, params):
+    """Has a command items that nobody claimed?"""
+    items = operand(at(words_at(run[NODE]), words_at(run[NODE])[GRAPH_HEADER + number])[ITEMS], params)
+    return acquire(at(words_at(run[CELLS]), number * STATE + NEXT)) < max(items, 1)
+
+
+@njit
+def pick_own(trial, run, params, who, role):
+    """Return the first entry of the ready list that is this participant's and has items left, or the list's end."""
+    for entry in range(acquire(at(run, TAIL))):
+        number = acquire(at(words_at(run[CELLS]), entry * STATE + READY)) - 1
+        if number >= 0 and is_own(trial, number, who, role) and is_left(run, number, params):
+            return entry
+    return words_at(run[NODE])[GRAPH_COMMANDS]
+
+
+@njit
+def pick_any(run, params, dice):
+    """Return a random entry of the ready list of which items are left, or the tail."""
     tail = acquire(at(run, TAIL))
     if tail == 0:
         return 0
     first = throw(dice) % tail
     for turn in range(tail):
         entry = (first + turn) % tail
-        number = acquire(at(cells, entry * STATE + READY))
-        if number != 0:
-            items = operand(at(node, node[GRAPH_HEADER + number - 1])[ITEMS], params)
-            if acquire(at(cells, (number - 1) * STATE + NEXT)) < max(items, 1):
-                return entry
+        number = acquire(at(words_at(run[CELLS]), entry * STATE + READY))
+        if number != 0 and is_left(run, number - 1, params):
+            return entry
     return tail
 
 
 @njit
 def pick_tail(trial, first, tail, dice):
     """Return where the ready list ends for a look at it: with a seed anywhere behind its first entry."""
-    if trial[TRIAL_SEED] == 0 or tail <= first:
+    if not has_seed(trial) or tail <= first:
         return tail
     return first + 1 + throw(dice) % (tail - first)
 
@@ -108,7 +169,7 @@ def pick_tail(trial, first, tail, dice):
 @njit
 def pick_claim(trial, items, grain, who, dice):
     """Return how many items to claim: with a seed any number up to the grain."""
-    return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain
+    return 1 + throw(dice) % grain if has_seed(trial) else claim_of(items, grain, who)
 
 
 # Maximum length, in iterations of about 15 ns, of the random pauses in a shuffled run: as long as some small kernels.
@@ -120,7 +181,7 @@ SHUFFLE_YIELDS = 4
 @njit
 def dawdle(trial, dice):
     """Wait by chance: most often not at all, sometimes until others have run."""
-    if trial[TRIAL_SEED] == 0:
+    if not has_seed(trial):
         return
     kind = throw(dice) % 8
     if kind == 0:
@@ -139,11 +200,22 @@ def begin_claim(trial, dice):
 
 
 @njit
+def slow_since(trial, command, who):
+    """Return the processor time of this thread as a claim begins that is to be slow, else 0.
+
+    Wall-clock time would make a thread that the system suspends during a claim as many times slower.
+    """
+    if trial[TRIAL_SLOW] == who[SEAT] + 1 or trial[TRIAL_SLOW] == address_of(command):
+        return processor_clock(time_words())
+    return 0
+
+
+@njit
 def end_claim(trial, run, command, first, last, began, since, who, dice):
-    """Write a row about a claim, which began at tick ``since``."""
-    if trial[TRIAL_SLOW] == who[SEAT] + 1:
-        end = since + (ticks() - since) * trial[TRIAL_FACTOR]
-        while ticks() < end:
+    """Write a row about a claim, after its delay if it began at processor time ``since``."""
+    if since != 0:
+        end = since + (processor_clock(time_words()) - since) * trial[TRIAL_FACTOR]
+        while processor_clock(time_words()) < end:
             pause()
     dawdle(trial, dice)
     ended = fetch_add(at(trial, TRIAL_CLOCK), 1)

@@ -24,7 +24,7 @@ from aotc.kernels.cpu.executor.atomics import acquire, at, compare_exchange, fet
 from aotc.kernels.cpu.executor.claims import begin_wait, end_wait, now_if_waiting
 from aotc.kernels.cpu.executor.control import participate, prepare_inner
 from aotc.kernels.cpu.executor.graph import describe, finish, make_ready, run_claim, should_go
-from aotc.kernels.cpu.executor.stress import begin_trial, number_run, pick_tail
+from aotc.kernels.cpu.executor.stress import begin_trial, is_own, is_stealing, number_run, pick_tail
 from aotc.kernels.cpu.executor.words import (
     CALL,
     CELLS,
@@ -177,6 +177,18 @@ def choose(node, cells, first, tail, params):
 
 
 @njit
+def choose_own(trial, node, cells, first, tail, params, who, role):
+    """Do what :func:`choose` does in a trial without stealing: among the commands that are this participant's."""
+    for entry in range(first, tail):
+        number = acquire(at(cells, entry * STATE + READY)) - 1
+        if number >= 0 and is_own(trial, number, who, role):
+            found, begin = choose(node, cells, entry, entry + 1, params)
+            if found != NOTHING:
+                return found, begin
+    return NOTHING, NOTHING
+
+
+@njit
 def note_end(run, node, cells, number, begin, end, items, claim):
     """Note that claimed items are done; who waits for that may go on."""
     command = at(node, node[GRAPH_HEADER + number])
@@ -207,7 +219,10 @@ def take_tiles(pool, run, who, role, tally):
         tail = acquire(at(run, TAIL))
         if trial != 0:
             tail = pick_tail(words_at(trial), cursor, tail, dice)
-        number, begin = choose(node, cells, cursor, tail, params)
+        if trial == 0 or is_stealing(words_at(trial)):
+            number, begin = choose(node, cells, cursor, tail, params)
+        else:
+            number, begin = choose_own(words_at(trial), node, cells, cursor, tail, params, who, role)
         if number != NOTHING:
             end_wait(tally, now_if_waiting(tally))
             idle = 0

@@ -1,4 +1,4 @@
-"""Executor trials, for tests: shuffled execution order, slow participants, and a trace of claims.
+"""Executor trials, for tests and benchmarks: shuffled order, no stealing, slow threads or commands, a trace of claims.
 
 ``AOTC_SHUFFLE=SEED`` starts one for a whole process; it records no claims (``docs/debugging.md``). The layout of its
 words is in :mod:`aotc.vmfb.abi`.
@@ -24,9 +24,9 @@ from aotc.vmfb.abi import (
     TRIAL_CAPACITY,
     TRIAL_FACTOR,
     TRIAL_HEADER,
+    TRIAL_ORDER,
     TRIAL_ROWS,
     TRIAL_RUNS,
-    TRIAL_SEED,
     TRIAL_SLOW,
 )
 from aotc.vmfb.memory.pointers import aligned_bytes
@@ -83,11 +83,27 @@ class Trial:
 
     def shuffle(self, seed: int) -> None:
         """Shuffle ready work by ``seed``, 0 or more. The order is reproducible with one thread only."""
-        self._memory[TRIAL_SEED], self._memory[TRIAL_RUNS] = 2 * seed + 1, 0
+        self._memory[TRIAL_ORDER], self._memory[TRIAL_RUNS] = 2 * seed + 1, 0
+
+    def forbid_stealing(self, threads: int) -> None:
+        """Let participant ``n % threads`` alone run command ``n`` of each graph that several threads share.
+
+        Calls must have ``threads`` threads, and no others may run at the same time: nobody runs the commands of a
+        thread that is missing.
+        """
+        self._memory[TRIAL_ORDER] = 2 * threads
+
+    def allow_stealing(self) -> None:
+        """Let all participants claim from all commands, in the program's order."""
+        self._memory[TRIAL_ORDER] = 0
 
     def slow_down(self, who: int, factor: int) -> None:
-        """Let each claim of participant ``who`` take ``factor`` times as long; 0 is the calling thread."""
+        """Let each claim of participant ``who`` take ``factor`` times its processor time; 0 is the caller."""
         self._memory[TRIAL_SLOW], self._memory[TRIAL_FACTOR] = who + 1, factor
+
+    def slow_down_command(self, address: int, factor: int) -> None:
+        """Let each claim of the command whose words are at ``address`` take ``factor`` times its time."""
+        self._memory[TRIAL_SLOW], self._memory[TRIAL_FACTOR] = address, factor
 
     def claims(self) -> list[Claim]:
         """Return the claims since the last call of this method, in order of their ends.
