@@ -33,8 +33,8 @@ _WIDE = 0.51
 _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
     "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.1, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
     "sqrt": (0.5, 0.5, _WIDE, 1.5), "rsqrt": (1.5, 1.5, _WIDE, 4), "cbrt": (_WIDE, 1, None, None),
-    "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4.5, _WIDE, 5),
-    "tanh": (7, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
+    "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4, _WIDE, 5),
+    "tanh": (4, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
     "logistic": (2.5, 2, _WIDE, 3.5),
     "erf": (8, 1.5, None, None), "erfc": (7.5, 3.5, None, None), "erf_inv": (2.75, 4, None, None),
     "lgamma": (_WIDE, 3, None, None), "atan": (_WIDE, 1.5, _WIDE, 3), "atan2": (_WIDE, 1.5, None, None),
@@ -45,7 +45,7 @@ _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | No
     "mul": (0.5, 0.5, 2, 2), "div": (0.5, 0.5, _WIDE, 4), "rem": (0, 0, None, None), "pow": (_WIDE, 1, _WIDE, None),
 }  # fmt: skip
 _REASONS = {
-    **dict.fromkeys(("tanh", "erf", "erfc"), (_RATIONAL, "f32")),
+    **dict.fromkeys(("erf", "erfc"), (_RATIONAL, "f32")),
     "bessel_i1e": (_EXPANSION, "f"),
 }
 _EXPANDED = ("acos", "acosh", "asin", "asinh", "atanh")  # in 16 bits, step by step

@@ -4,8 +4,8 @@
 the same source on NumPy arrays. Values have Python's operators; ``m.bits`` is 32 or 64. Functions that are hard to
 compute in 32 bits are computed in 64 (``m.wide``): half the lanes, but no tables and no double-word arithmetic.
 
-Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). tanh: the rational approximation of Eigen
-(f32); erf: fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles, "Approximating the erfinv function".
+Sources: exp: Cephes (f32), fdlibm (f64); log: N. Juffa (f32), fdlibm (f64). erf: fdlibm
+(f64). sin, cos: fdlibm. atan: Cephes. erf_inv: M. Giles, "Approximating the erfinv function".
 
 Each formula is decorated with its largest observed error (:data:`MAX_ULP`), in units in the last place, over the whole
 range: against float64 for f32, against long double for f64.

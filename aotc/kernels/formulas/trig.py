@@ -58,10 +58,23 @@ def cos(m: Any, x: Any) -> Any:
 
 
 @function(f32=1, f64=4)
-@in_wide
 def tan(m: Any, x: Any) -> Any:
-    """``sin / cos`` of the reduced argument."""
-    n, s, c = _quadrant(m, x)
+    """``sin / cos`` of the reduced argument; in 64 bits the sine is that of a remainder in two words."""
+    if m.bits == 32:
+        wide = m.widen(x)
+        return m.narrow(_tangent(m.wide, wide, *_quadrant(m.wide, wide)))
+    n = m.rint(x * 0.63661977236758134308)
+    near = m.fma(n, m.const(-1.57079632679489655800e00), x)
+    r = m.fma(n, m.const(-6.12323399573676603587e-17), near)
+    low = m.fma(n, m.const(-6.12323399573676603587e-17), near - r)
+    low = m.multiply_add(n, m.const(1.49738490485916983e-33), low)
+    z = r * r
+    sine = m.multiply_add(r * z, polynomial(m, z, _SIN), low) + r
+    return _tangent(m, x, m.to_int(n), sine, sine_and_cosine(m, r)[1])
+
+
+def _tangent(m: Any, x: Any, n: Any, s: Any, c: Any) -> Any:
+    """Return the tangent of ``x``, which is n quarters of a revolution and an angle with the sine s, the cosine c."""
     odd = (n & 1) != 0
     large = (m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF)
     above = m.rarely(large, "sine_of_large", (x, 0), m.select(odd, -c, s))
