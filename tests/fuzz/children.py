@@ -14,7 +14,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PATIENCE = 60.0  # seconds without a word from a child
 GRACE = 2.0  # seconds in which Ctrl-C has to end whatever a child does
@@ -106,19 +107,27 @@ def _child(
 def _hears(pipe: io.FileIO, child: int, patience: float) -> bool:
     """Return True if a child writes within ``patience`` seconds; those in which it waited for a core do not count."""
     begin, before = time.monotonic(), _queued(child)
-    while (rest := patience + _queued(child) - before - (time.monotonic() - begin)) > 0:
+    rest = patience
+    while rest > 0:
         if select.select([pipe], [], [], rest)[0]:
             return True
+        waited = max((seconds - before.get(thread, 0.0) for thread, seconds in _queued(child).items()), default=0.0)
+        rest = patience + waited - (time.monotonic() - begin)
     return False
 
 
-def _queued(process: int) -> float:
-    """Return the seconds that a process has waited for a core; 0 on systems that do not count them."""
-    try:
-        with open(f"/proc/{process}/schedstat") as f:
-            return int(f.read().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+def _queued(process: int) -> dict[int, float]:
+    """Return the seconds that each thread of a process and of its children has waited for a core.
+
+    Empty on systems that do not count them.
+    """
+    found: dict[int, float] = {}
+    for folder in Path(f"/proc/{process}/task").glob("*"):
+        with suppress(OSError, IndexError):  # a thread that has ended
+            found[int(folder.name)] = int((folder / "schedstat").read_text().split()[1]) / 1e9
+            for other in (folder / "children").read_text().split():
+                found |= _queued(int(other))
+    return found
 
 
 def _ended(

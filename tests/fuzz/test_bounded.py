@@ -89,10 +89,19 @@ def test_failures_are_seen():
 
 def test_a_case_that_waits_for_a_core_is_no_failure(monkeypatch):
     """Other processes may leave a case no core for longer than its patience."""
-    monkeypatch.setattr(children, "_queued", lambda process: children.time.monotonic())
+    monkeypatch.setattr(children, "_queued", lambda process: {process: children.time.monotonic()})
     slow = {1: lambda: children.time.sleep(1) or "slow"}
     outcomes, failures = children.run(lambda n: slow[n]() if n in slow else "fine", range(3), patience=0.2)
     assert (outcomes, failures) == ({"fine": 2, "slow": 1}, [])
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs /proc/self/schedstat")
+def test_time_without_a_core_includes_child_processes():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = children._queued(children.os.getpid())
+        process.kill()
+    assert {children.os.getpid(), process.pid} <= set(found)
+    assert min(found.values()) >= 0
 
 
 def end():
