@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
-from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
+from aotc.vmfb.result_names import pairs_of
 
 SAID, AUTO = "said", "auto"  # placement of ops: by affinities alone, or by the cost model
 REFUSE, DROP = "refuse", "drop"  # treatment of calls back into Python

@@ -28,9 +28,9 @@ from aotc.driver.assemble import Ahead, assemble
 from aotc.driver.bundled_weights import with_values
 from aotc.driver.declare_state import with_kept
 from aotc.guard import callers_errors, guard
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
-from aotc.ir.tensor.verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.kernels.jobs.pool import POOL
 from aotc.lowering import invariants

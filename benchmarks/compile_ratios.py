@@ -89,10 +89,10 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     from aotc import pipeline
     from aotc.driver import assemble
     from aotc.frontend import importer, mlir
-    from aotc.kernels import back_end
+    from aotc.kernels import back_end, worker
     from aotc.kernels.cpu import compile as cpu
     from aotc.kernels.cpu import link
-    from aotc.kernels.jobs import objects, run, worker
+    from aotc.kernels.jobs import objects, run
 
     kept: list[tuple[Any, str, Any]] = []
     inside: list[float] = []

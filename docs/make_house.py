@@ -316,7 +316,10 @@ FIND = (
     ("a region's lowering to loops", "`aotc/lowering/regions/<kind>/`, `cpu*.py` and `gpu*.py`"),
     ("memory, schedule, the host program", "`aotc/lowering/program/`"),
     ("what an op means, its type rule, its facts", "`aotc/ir/opset/<family>.py`"),
-    ("an IR, its text, verifier and interpreter", "`aotc/ir/tensor/`, `aotc/ir/loop/`, `aotc/ir/program/`"),
+    (
+        "an IR, its text, verifier and interpreter",
+        "`aotc/ir/tensor/` and `semantics/`, `aotc/ir/loop/`, `aotc/ir/program/`",
+    ),
     ("an importer", "`aotc/frontend/importers/<family>.py`; custom calls by name in `aotc/frontend/calls/`"),
     ("how an op becomes LLVM IR", "`aotc/kernels/emit/`; formulas of functions in `aotc/kernels/formulas/`"),
     (

@@ -9,7 +9,7 @@ from aotc.diagnostics import CompileError
 from aotc.ir.tensor.ir import Function, Module
 from aotc.lowering.passes.bind_weights import bound_arguments
 from aotc.options import Options
-from aotc.vmfb.api.result_names import pairs_of, path_below
+from aotc.vmfb.result_names import pairs_of, path_below
 
 
 def with_kept(module: Module, options: Options) -> Module:

@@ -8,7 +8,7 @@ little-endian machine, because its dispatchers remember what they compiled; the
 finished IR, which is the same for all such machines, is then given the triple
 and data layout of the :class:`~aotc.targets.Target`. The swap is global to the
 process, which is why the compiler lives in a process of its own
-(:mod:`aotc.kernels.jobs.worker`).
+(:mod:`aotc.kernels.worker`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 from aotc.options import Options
 from aotc.targets import Mix, Target
-from aotc.vmfb.api.result_names import pairs_of
 from aotc.vmfb.manifest import ANY, NONE
+from aotc.vmfb.result_names import pairs_of
 
 VERSION = 1
 

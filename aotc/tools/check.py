@@ -31,10 +31,10 @@ from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.semantics.run import Activation, ArgumentError, Hooks, bind_arguments, interpret
+from aotc.ir.semantics.wide import wide_call, wide_results
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.ir.tensor.run import Activation, ArgumentError, Hooks, bind_arguments, interpret
 from aotc.ir.tensor.substitute_dims import with_dims
-from aotc.ir.tensor.wide import wide_call, wide_results
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.options import Options

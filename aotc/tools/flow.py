@@ -12,12 +12,12 @@ from aotc.lowering.cost_model.work import UNKNOWN_SIZE, turns_or_guess
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.profile.trace import evaluate as evaluate_dim
 from aotc.vmfb.profile.trace import read_header
+from aotc.vmfb.verify.buffers import Buffers, load_buffers
 from aotc.vmfb.verify.kernel_interface import Invalid, evaluate
 from aotc.vmfb.vm import decode, interpret
 

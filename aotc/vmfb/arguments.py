@@ -93,7 +93,7 @@ class Argument:
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
             return value
-        from aotc.vmfb.devices.interop.foreign import taken  # only for values of other types
+        from aotc.vmfb.devices.cuda.foreign import taken  # only for values of other types
 
         try:
             found = taken(value)
@@ -138,7 +138,7 @@ class Argument:
 
     def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
-        from aotc.vmfb.devices.interop.host import on_host  # only for such values
+        from aotc.vmfb.devices.host_arrays import on_host  # only for such values
 
         found = self.as_ours(value, where)
         if found is not value:
@@ -326,8 +326,8 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
 
 def _taken_for_writing(out: Any) -> Any:
     """Import a buffer of another library as an array of the same memory; None if that is not possible."""
-    from aotc.vmfb.devices.interop.foreign import taken  # only for such buffers
-    from aotc.vmfb.devices.interop.host import on_host
+    from aotc.vmfb.devices.cuda.foreign import taken  # only for such buffers
+    from aotc.vmfb.devices.host_arrays import on_host
 
     if isinstance(out, np.ndarray | np.generic):
         return None

@@ -22,9 +22,9 @@ import msgpack
 
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.digests import has_digest, sha256_of
-from aotc.vmfb.host.mapped_file import MappedFile, aligned_view
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
+from aotc.vmfb.memory.mapped_file import MappedFile, aligned_view
 from aotc.vmfb.verify.unpack import unpack
 
 MAGIC = b"AOTCVMFB"

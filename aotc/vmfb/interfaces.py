@@ -13,8 +13,8 @@ import numpy as np
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import Argument, Signature
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.plan import Plan
+from aotc.vmfb.verify.buffers import Buffers
 
 if TYPE_CHECKING:
     from aotc.vmfb.call_limits import Limits
@@ -59,7 +59,7 @@ class Executable(Protocol):
     Attributes
     ----------
     buffers : Buffers
-        Its command buffers, decoded by :func:`aotc.vmfb.devices.buffers.load_buffers`.
+        Its command buffers, decoded by :func:`aotc.vmfb.verify.buffers.load_buffers`.
     constants_bytes : int
     limits : Limits or None
         Limits of the module's calls.

@@ -102,7 +102,7 @@ class _Live:
         found = self.function.residence.new_result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
-            from aotc.vmfb.verify.guard_pages import guarded_array  # only for debugging
+            from aotc.vmfb.memory.guard_pages import guarded_array  # only for debugging
 
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
@@ -276,7 +276,7 @@ class LoadedFunction:
         steps: Callable[..., Stepper] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
-            from aotc.vmfb.verify.guard_pages import guarded_copy
+            from aotc.vmfb.memory.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)

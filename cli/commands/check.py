@@ -85,7 +85,7 @@ def command(
 
 def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> CheckReport:
     from aotc.ir.opset.control import AssertionFailed
-    from aotc.ir.tensor.run import ArgumentError
+    from aotc.ir.semantics.run import ArgumentError
     from aotc.vmfb.errors import VmError
 
     try:

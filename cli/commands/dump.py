@@ -101,7 +101,7 @@ def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
 
 
 def _command_buffers(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
-    from aotc.vmfb.devices.buffers import load_buffers
+    from aotc.vmfb.verify.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
     buffers = load_buffers(opened, variant)

@@ -150,7 +150,7 @@ def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]
     """
     from aotc.vmfb.abi import Command
     from aotc.vmfb.commands import all_graphs
-    from aotc.vmfb.devices.buffers import load_buffers
+    from aotc.vmfb.verify.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
     rows = []

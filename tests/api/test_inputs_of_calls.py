@@ -14,7 +14,7 @@ import pytest
 import aotc
 from aotc import VmError
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.interop.dlpack import capsule
+from aotc.vmfb.devices.dlpack import capsule
 
 pytestmark = pytest.mark.cpu
 

@@ -13,8 +13,8 @@ import numpy as np
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.opset import CALLS, CONTROL_FLOW, OPS
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
 from aotc.tools.agreement import is_float
 from conformance.agreement import SLACK, UNSTABLE_SORT, Reference, Verdict, compare
 from conformance.case import Case, by_xla, compiled, reference, run_compiled

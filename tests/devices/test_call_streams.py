@@ -11,10 +11,10 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.api import out_of_memory
 from aotc.vmfb.devices.cuda import streams
 from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.streams import RECORDED_PLANS
+from aotc.vmfb.devices.mixed import out_of_memory
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import STREAMS
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.lowering.lower import lower
 from aotc.lowering.placement.memory_spaces import spaces_of
 from aotc.options import Options

@@ -18,7 +18,7 @@ from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 import aotc
 from aotc.vmfb.devices.cuda import loaded_kernels as loaded_gpu
 from aotc.vmfb.devices.cuda.loaded_kernels import IDLE_BUFFERS, IDLE_BYTES
-from aotc.vmfb.devices.interop.dlpack import _HELD, _Managed, _Versioned
+from aotc.vmfb.devices.dlpack import _HELD, _Managed, _Versioned
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")

@@ -13,8 +13,8 @@ from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
 from aotc.vmfb.abi import GPU_ALIGNMENT
-from aotc.vmfb.devices.interop.dlpack import capsule
-from aotc.vmfb.devices.interop.foreign import taken
+from aotc.vmfb.devices.cuda.foreign import taken
+from aotc.vmfb.devices.dlpack import capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 

@@ -13,7 +13,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.profile.cost_record import problem

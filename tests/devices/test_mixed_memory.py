@@ -11,7 +11,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_buffers
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim

@@ -27,7 +27,7 @@ from vmfb.simulated_gpu import install
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver as cuda_driver

@@ -12,7 +12,7 @@ from vmfb.simulated_gpu import install
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.targets import TARGETS
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle

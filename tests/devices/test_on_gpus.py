@@ -26,7 +26,7 @@ from vmfb.test_interruption import ENDLESS
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.profile.cost_record import problem

@@ -16,9 +16,9 @@ import aotc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
-from aotc.ir.tensor.verify import verify
 
 pytestmark = pytest.mark.ir
 

@@ -31,7 +31,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.contexts import make_context
 from aotc.frontend.importer import import_model
 from aotc.frontend.quantized.types import parse_quantization
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cpu

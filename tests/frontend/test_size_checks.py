@@ -7,7 +7,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu

@@ -7,7 +7,7 @@ from support.growing import GROWING, check_growing
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu
@@ -218,8 +218,8 @@ def test_computed_slices_and_counts_stay_in_bounds():
 
 
 def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
+    from aotc.ir.semantics.verify import verify
     from aotc.ir.tensor.text import parse_module, print_module
-    from aotc.ir.tensor.verify import verify
 
     module = import_model(COMPRESSED.encode())
     again = parse_module(print_module(module))
@@ -237,8 +237,8 @@ def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
 
 
 def test_a_size_is_not_read_before_it_is_computed():
+    from aotc.ir.semantics.verify import verify
     from aotc.ir.tensor.text import parse_module
-    from aotc.ir.tensor.verify import verify
 
     text = """module @m {
     func public @main(%n: i32[]) {

@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 
 pytestmark = [pytest.mark.cpu]
 

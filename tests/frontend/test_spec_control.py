@@ -6,7 +6,7 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module, print_module
 
 pytestmark = pytest.mark.cpu

@@ -65,14 +65,14 @@ MAY_IMPORT = {
     "aotc.support.memoize": (),
     "aotc.bundle": ("aotc.vmfb.bundle",),
     "aotc.options": (
-        "aotc.diagnostics", "aotc.vmfb.api.result_names", "aotc.vmfb.errors",
+        "aotc.diagnostics", "aotc.vmfb.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.host.byte_sizes",
     ),
     "aotc.driver": (),
     "aotc.support": (),
     "aotc.driver.bundled_weights": ("aotc.guard", "aotc.vmfb", *COMMON),
     "aotc.driver.declare_state": (
-        "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.api.result_names", *COMMON,
+        "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.result_names", *COMMON,
     ),
     "aotc.support.recursion_limit": (),
     "aotc.progress": ("aotc.options",),
@@ -281,14 +281,21 @@ def test_no_folder_of_fewer_than_three_modules():
     assert not {folder: count for folder, count in counts.items() if count < 3}
 
 
-@pytest.mark.parametrize("package", ["aotc.lowering", "aotc.frontend"])
+# Folders that import one that imports them, as (from, to): at most four in the runtime, each with its reason.
+ARROWS_BACK_UP = {
+    ("aotc.vmfb.devices.cuda", "aotc.vmfb.devices.mixed"): "a variant on one GPU is a mix with one memory",
+}
+
+
+@pytest.mark.parametrize("package", ["aotc.lowering", "aotc.frontend", "aotc.ir", "aotc.kernels", "aotc.vmfb"])
 def test_no_arrow_leads_back_up_among_folders(package):
     """Of folders in one folder, none imports another that imports it, also through others or inside functions."""
     graph = {}
     for name, tree in modules():
         if inside(name, package):
             here = name.rpartition(".")[0]
-            graph.setdefault(here, set()).update(i.rpartition(".")[0] for i in imports(tree))
+            folders = {i.rpartition(".")[0] for i in imports(tree)}
+            graph.setdefault(here, set()).update(f for f in folders if (here, f) not in ARROWS_BACK_UP)
 
     def reached(folder, seen):
         for other in graph.get(folder, ()):

@@ -11,9 +11,9 @@ from jax import lax
 
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.tensor.run import ArgumentError, interpret
+from aotc.ir.semantics.run import ArgumentError, interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.text import parse_module, print_module
-from aotc.ir.tensor.verify import verify
 
 pytestmark = pytest.mark.ir
 RNG = np.random.default_rng(0)

@@ -10,10 +10,10 @@ import pytest
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import floordiv, maximum, sym
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_dim, parse_module, print_module
-from aotc.ir.tensor.verify import verify
 
 pytestmark = pytest.mark.ir
 

@@ -12,7 +12,7 @@ from support.differential import LEVELS, check
 from support.small_floats import QUICK, codes, mlir_name, nearest, program, run, same, tensor, total_order
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.cpu

@@ -24,7 +24,7 @@ from support.small_floats import (
 )
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

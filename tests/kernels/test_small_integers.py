@@ -12,7 +12,7 @@ import pytest
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 
 pytestmark = pytest.mark.cpu

@@ -9,8 +9,8 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
 from aotc.lowering.invariants import operands_are_on_their_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes

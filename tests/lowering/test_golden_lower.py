@@ -14,10 +14,10 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
 from aotc.ir.opset import OPS
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.analysis.fft_tables import twiddles
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.plans.plan_region import PLANNERS

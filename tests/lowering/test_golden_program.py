@@ -12,10 +12,10 @@ from support.golden import FOLDER, arguments, close, sections
 from support.program_run import run_program
 
 from aotc.ir.program.text import parse_program, print_program
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
 from aotc.targets import resolve

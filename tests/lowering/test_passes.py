@@ -16,10 +16,10 @@ import pytest
 from support.growth import check_linear
 
 from aotc.ir.dims.symbols import evaluate, symbols
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module, print_module
-from aotc.ir.tensor.verify import verify
 from aotc.options import Options
 from aotc.pipeline import PASSES
 from aotc.vmfb.dtypes import kind_of, to_numpy

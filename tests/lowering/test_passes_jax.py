@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
-from aotc.ir.tensor.verify import verify
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse

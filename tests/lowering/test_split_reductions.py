@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.options import Options
 

@@ -8,10 +8,10 @@ import pytest
 from support.growth import check_linear
 
 from aotc.ir.dims.algebra import sym
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.analysis.constant_values import of_weights
 from aotc.lowering.passes.split_weights import split_weights
 from aotc.options import Options

@@ -18,7 +18,7 @@ from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.tensor.run import ArgumentError, interpret
+from aotc.ir.semantics.run import ArgumentError, interpret
 from aotc.vmfb.errors import VmError
 from support.checklists.checklist import MLIR
 from support.checklists.checklist_all import CASES

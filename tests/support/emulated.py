@@ -29,10 +29,10 @@ from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words, read_commands
-from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.plan import Plan, judge
+from aotc.vmfb.verify.buffers import Buffers, load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 MACHINES = {

@@ -13,9 +13,9 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.plan import Plan, judge
+from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 

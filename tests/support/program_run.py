@@ -15,8 +15,8 @@ from aotc.ir.dims.symbols import evaluate, symbols
 from aotc.ir.loop.ir import Buffer
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage, placed
+from aotc.ir.semantics.run import bind_arguments
 from aotc.ir.tensor.ir import Function
-from aotc.ir.tensor.run import bind_arguments
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 RUBBISH = 0xA5

@@ -14,8 +14,8 @@ from support import tiny
 import aotc
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.host.mapped_file import FILE_CHECK_NANOSECONDS
 from aotc.vmfb.limits import EAGER_BYTES
+from aotc.vmfb.memory.mapped_file import FILE_CHECK_NANOSECONDS
 
 pytestmark = pytest.mark.ir
 
@@ -114,9 +114,9 @@ def test_a_file_is_looked_at_at_most_once_in_10_ms(large, monkeypatch):
     module = aotc.load(large)
     module(X, X)
     seen, now = [], [time.monotonic_ns()]
-    monkeypatch.setattr("aotc.vmfb.host.mapped_file.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("aotc.vmfb.memory.mapped_file.monotonic_ns", lambda: now[0])
     fake = SimpleNamespace(fstat=lambda n: seen.append(n) or os.fstat(n))
-    monkeypatch.setattr("aotc.vmfb.host.mapped_file.os", fake)
+    monkeypatch.setattr("aotc.vmfb.memory.mapped_file.os", fake)
     for step in (FILE_CHECK_NANOSECONDS, 1, FILE_CHECK_NANOSECONDS - 2, 1, FILE_CHECK_NANOSECONDS):
         now[0] += step
         module(X, X)

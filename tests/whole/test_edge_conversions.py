@@ -12,7 +12,7 @@ from conformance.edge_conversions import bounds, clamped, conversions, converted
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.vmfb.dtypes import DTYPES
 
 pytestmark = [pytest.mark.cpu, pytest.mark.conformance]

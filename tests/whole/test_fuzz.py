@@ -21,7 +21,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 
 pytestmark = pytest.mark.cpu
 

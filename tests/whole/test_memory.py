@@ -16,8 +16,8 @@ import aotc
 from aotc.vmfb.abi import Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import device_module
-from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cpu.device import CpuExecutable
+from aotc.vmfb.verify.buffers import load_buffers
 
 pytestmark = pytest.mark.cpu
 

@@ -13,8 +13,8 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.dims.algebra import sym
 from aotc.ir.dims.symbols import evaluate
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.ir.tensor.run import interpret
 from aotc.lowering.analysis.index_maps import forward
 
 SIZES = (0, 1, 2, 7, 64)

@@ -21,7 +21,7 @@ from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import Control, Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_nodes
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_buffers
 
 pytestmark = pytest.mark.cpu
 

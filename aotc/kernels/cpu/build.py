@@ -17,7 +17,7 @@ from aotc.kernels.interface import interface, seal
 from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.jobs.worker import target_fields
+from aotc.kernels.worker import target_fields
 from aotc.options import Options
 from aotc.progress import begin
 from aotc.targets import Target

@@ -16,7 +16,7 @@ from aotc.kernels.jobs import store
 from aotc.kernels.jobs.closure import import_closure
 from aotc.targets import Target
 
-ENTRY = "aotc.kernels.jobs.worker"
+ENTRY = "aotc.kernels.worker"
 _FOLDER = "kernels"  # for all entries: creating a folder takes as long as writing a kernel
 # Packages whose versions determine an object of each kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")

@@ -15,8 +15,8 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.kernels.jobs import cache
 from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.jobs.run import CompilerRun, nothing
-from aotc.kernels.jobs.worker import begin_kernel, target_fields
 from aotc.kernels.limits import WORKER_FRAMES
+from aotc.kernels.worker import begin_kernel, target_fields
 from aotc.options import Options
 from aotc.support.recursion_limit import room_for
 from aotc.targets import Target

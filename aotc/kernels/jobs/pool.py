@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.jobs.worker import START, read_frame, write_frame
+from aotc.kernels.worker import START, read_frame, write_frame
 from aotc.vmfb.host.children import python_command
 
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels.jobs.pool import CompilerPool, ask, default_jobs
-from aotc.kernels.jobs.worker import target_from
+from aotc.kernels.worker import target_from
 
 Finish: TypeAlias = Callable[[], dict[str, Any]]
 """LLVM's part of answering a request; returns the answer that a compiler process would give."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from aotc.ir.dims.algebra import is_static
 from aotc.ir.opset import ELEMENTWISE, FOLDED, MOVES, PRODUCTS, SCALARS
+from aotc.ir.semantics.run import Activation
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, captured, uses
-from aotc.ir.tensor.run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.placement.op_targets import op_targets

@@ -14,7 +14,7 @@ from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, all_held, bound_to
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.interop.foreign import as_array
+from aotc.vmfb.devices.cuda.foreign import as_array
 from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:

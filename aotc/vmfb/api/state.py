@@ -16,11 +16,11 @@ import numpy as np
 
 from aotc.vmfb import trees
 from aotc.vmfb.api.named_values import node_called
-from aotc.vmfb.api.result_names import is_part, path_of
 from aotc.vmfb.api.state_call import StateCall, leaves_of
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.result_names import is_part, path_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import PartialFunction
 from aotc.vmfb.api.partial_signature import without
-from aotc.vmfb.api.result_names import fed_name, is_part, pairs_of
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.result_names import fed_name, is_part, pairs_of
 from aotc.vmfb.results import DEVICE
 
 if TYPE_CHECKING:

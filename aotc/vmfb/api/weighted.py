@@ -11,14 +11,14 @@ import numpy as np
 from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, all_held, bound_to
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.host.mapped_file import check_of
+from aotc.vmfb.memory.mapped_file import check_of
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
-    from aotc.vmfb.host.mapped_file import MappedFile
     from aotc.vmfb.interfaces import RuntimeFunction, RuntimeModule
+    from aotc.vmfb.memory.mapped_file import MappedFile
 
 
 class _Whole(NamedTuple):

@@ -154,7 +154,7 @@ class DeviceArray:
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)
-        from aotc.vmfb.devices.interop.dlpack import capsule  # NumPy's exporter supports only its built-in dtypes
+        from aotc.vmfb.devices.dlpack import capsule  # NumPy's exporter supports only its built-in dtypes
 
         return capsule(self, **kwargs)
 

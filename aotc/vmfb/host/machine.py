@@ -17,7 +17,7 @@ MOST_THREADS = 1024
 
 
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
-"""For debugging: arrays end at inaccessible pages, see :mod:`aotc.vmfb.verify.guard_pages`."""
+"""For debugging: arrays end at inaccessible pages, see :mod:`aotc.vmfb.memory.guard_pages`."""
 
 PERF = os.environ.get("AOTC_PERF", "").removeprefix("0")
 """For profilers: 1, or a folder for files with kernel names, see :mod:`aotc.vmfb.profile.perf`."""

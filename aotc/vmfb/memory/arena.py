@@ -143,7 +143,7 @@ class GuardedPool(ArenaPool):
 
     def take(self, size: int) -> Arena:
         """Return an arena that ends at a guard page."""
-        from aotc.vmfb.verify.guard_pages import guarded_bytes  # only for debugging
+        from aotc.vmfb.memory.guard_pages import guarded_bytes  # only for debugging
 
         memory = guarded_bytes(size + 1, ALIGNMENT)
         arena = Arena(memory.ctypes.data, size, memory, self._held)

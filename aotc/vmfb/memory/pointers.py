@@ -81,7 +81,7 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
 def _empty() -> np.ndarray:
     if not GUARDED:
         return np.zeros(64, np.uint8)
-    from aotc.vmfb.verify.guard_pages import guarded_bytes
+    from aotc.vmfb.memory.guard_pages import guarded_bytes
 
     return guarded_bytes(16, 16)
 

@@ -42,9 +42,9 @@ from aotc.vmfb.profile.thunks import (
 )
 
 if TYPE_CHECKING:
-    from aotc.vmfb.devices.buffers import Buffers
     from aotc.vmfb.interfaces import Executable
     from aotc.vmfb.profile.debug_texts import DebugText
+    from aotc.vmfb.verify.buffers import Buffers
 
 
 class _Place:

@@ -371,7 +371,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
     """Return the ``out=`` arrays of results, None for those without one; refuse donated ones."""
     if out is None:
         return []
-    from aotc.vmfb.devices.interop.foreign import buffer_of  # imported only for calls with ``out=``
+    from aotc.vmfb.devices.cuda.foreign import buffer_of  # imported only for calls with ``out=``
     buffers = [buffer_of(x) for x in out]
     for n, (x, buffer) in enumerate(zip(out, buffers)):
         label = taker(x) or taker(buffer)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME, ISA, In, Ins, Out
 from aotc.vmfb.plan import Judgement, Unread
+from aotc.vmfb.verify.buffers import Buffers
 from aotc.vmfb.verify.call_memory import CallMemory
 
 _ASSERT, _LOAD = (BY_NAME[name].opcode for name in ("assert_true", "load_scalar"))

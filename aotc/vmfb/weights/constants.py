@@ -15,7 +15,7 @@ from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.host.mapped_file import MappedFile
+from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.memory.pointers import aligned_bytes
 
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.api.result_names import path_of
 from aotc.vmfb.arguments import Argument, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.files import write_whole
-from aotc.vmfb.host.mapped_file import MappedFile
+from aotc.vmfb.memory.mapped_file import MappedFile
+from aotc.vmfb.result_names import path_of
 from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 

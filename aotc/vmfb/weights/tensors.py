@@ -12,7 +12,7 @@ from aotc.vmfb.arguments import type_text
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.files import write_whole
-from aotc.vmfb.host.mapped_file import MappedFile
+from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, decode_all, encode_header, make_row
 
 Types = Mapping[str, tuple[str, Sequence[int]]]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from lowering.test_passes import inputs_of
 
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.passes.pack_contractions.pack_contractions import pack_contractions
 from aotc.options import Options
 

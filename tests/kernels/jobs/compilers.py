@@ -2,7 +2,7 @@
 
 from aotc.kernels.cpu.build import Build
 from aotc.kernels.jobs.run import THREAD_TEXT, CompilerRun, nothing
-from aotc.kernels.jobs.worker import target_fields
+from aotc.kernels.worker import target_fields
 from aotc.targets import host
 
 SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):

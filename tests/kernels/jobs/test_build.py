@@ -17,7 +17,7 @@ from aotc.kernels.cpu.build import build_executor
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.jobs import cache, objects, pool, run
 from aotc.kernels.jobs.run import OWN_TEXT, THREAD_TEXT
-from aotc.kernels.jobs.worker import begin_kernel, target_fields, target_from
+from aotc.kernels.worker import begin_kernel, target_fields, target_from
 from aotc.options import Options
 from aotc.targets import TARGETS, host
 from aotc.vmfb.abi import IMPORT_PREFIX

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 DECIDES = ["ir/dims/algebra.py", "ir/loop/ir.py", "ir/loop/parser.py", "ir/loop/types.py",
            "ir/loop/forms/tile_forms.py",
            "ir/opset/elementwise.py", "targets.py", "kernels/emit/body.py", "kernels/formulas/erf.py",
-           "kernels/jobs/worker.py", "vmfb/abi.py", "vmfb/dtypes.py"]  # fmt: skip
+           "kernels/worker.py", "vmfb/abi.py", "vmfb/dtypes.py"]  # fmt: skip
 DOES_NOT = ["pipeline.py", "frontend/importer.py", "lowering/lower.py", "tools/lint.py", "vmfb/module.py",
             "kernels/cpu/link.py", "ir/loop/printer.py"]  # fmt: skip
 
@@ -101,7 +101,7 @@ LOADED = """
 import sys
 from numba import cloudpickle
 from aotc.kernels.cpu.executor import compile as compile_executor
-from aotc.kernels.jobs import worker
+from aotc.kernels import worker
 from aotc.targets import TARGETS
 
 compile_executor.kept_module = lambda: None  # Numba makes the executor again

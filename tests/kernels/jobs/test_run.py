@@ -11,7 +11,7 @@ import pytest
 from kernels.jobs.compilers import PADDED, TEXTS, answers, quiet, requests
 
 from aotc.kernels.jobs import pool, run
-from aotc.kernels.jobs.worker import begin_kernel
+from aotc.kernels.worker import begin_kernel
 
 pytestmark = pytest.mark.cpu
 

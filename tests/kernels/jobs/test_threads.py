@@ -17,7 +17,7 @@ from llvmlite.binding import ffi
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels import back_end, unlocked
 from aotc.kernels.jobs import pool
-from aotc.kernels.jobs.worker import begin_kernel
+from aotc.kernels.worker import begin_kernel
 from aotc.targets import TARGETS, host
 
 pytestmark = pytest.mark.cpu
@@ -177,7 +177,7 @@ FORKED = """
     import os, sys
     from aotc.kernels.jobs.pool import CompilerPool
     from kernels.jobs.compilers import answers, quiet
-    from aotc.kernels.jobs.worker import begin_kernel, target_fields
+    from aotc.kernels.worker import begin_kernel, target_fields
     from aotc.targets import host
     asked = [{"text": text, "target": target_fields(host())} for text in TEXTS]
     compilers = CompilerPool()
@@ -250,7 +250,8 @@ INTERRUPTED = """
     import signal, sys, threading, time, os
     import jax, jax.numpy as jnp, numpy as np
     import aotc
-    from aotc.kernels.jobs import worker, objects
+    from aotc.kernels import worker
+    from aotc.kernels.jobs import objects
     begun, busy = threading.Event(), []
     plain = worker.begin_kernel
     def slow(request):

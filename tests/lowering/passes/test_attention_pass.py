@@ -11,8 +11,8 @@ from support.attentions import SPELLINGS, B, D, H, S, T, by_hand, dot_product_at
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.run import run_kernel
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.regions.lower_region import lower_region

@@ -8,8 +8,8 @@ from jax import lax
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
 from aotc.options import Options
 from aotc.pipeline import run_passes
 

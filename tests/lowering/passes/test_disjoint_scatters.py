@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from aotc.frontend.importer import import_model
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import TensorType, Value, walk
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.analysis.constant_values import numbered_dim
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline

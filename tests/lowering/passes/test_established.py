@@ -10,8 +10,8 @@ from lowering.test_pass_order import f32, symbolic
 from aotc import pipeline
 from aotc.diagnostics import InternalError
 from aotc.frontend.importer import import_model
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
-from aotc.ir.tensor.verify import verify
 from aotc.options import Options
 from aotc.pipeline import PASSES, run_passes
 

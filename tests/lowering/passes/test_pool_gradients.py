@@ -12,7 +12,7 @@ from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 
 lax = jax.lax
 

@@ -9,9 +9,9 @@ from support.differential import close, normal
 import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
-from aotc.ir.tensor.verify import verify
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.split_rows import forms_of, split_rows

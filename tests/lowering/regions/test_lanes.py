@@ -7,7 +7,7 @@ import pytest
 from aotc.ir.loop.ir import For, walk
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import resolve

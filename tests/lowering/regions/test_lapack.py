@@ -16,10 +16,10 @@ from support.solvers import DTYPES, adjoint, positive, values
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.opset import OPS, RuleError
+from aotc.ir.semantics.run import interpret
+from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import TensorType
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module, print_module
-from aotc.ir.tensor.verify import verify
 from aotc.vmfb.host import lapack
 
 pytestmark = pytest.mark.cpu

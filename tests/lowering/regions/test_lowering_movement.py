@@ -12,7 +12,7 @@ from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.ir.loop.printer import print_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -9,7 +9,7 @@ from support.solvers import values
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 
 pytestmark = pytest.mark.cpu
 

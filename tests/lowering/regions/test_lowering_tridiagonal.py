@@ -11,7 +11,7 @@ from support.solvers import DTYPES, values
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 
 pytestmark = pytest.mark.cpu
 

@@ -10,8 +10,8 @@ from support.differential import normal
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.run import run_kernel
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.ir.tensor.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options

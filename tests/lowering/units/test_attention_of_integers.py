@@ -20,7 +20,7 @@ from lowering.units.test_attention_of_caches import (
 
 from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.run import run_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.plans.cpu_attention import attention_plans, rounded_as
 from aotc.lowering.regions.lower_region import lower_region

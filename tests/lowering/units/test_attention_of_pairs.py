@@ -15,7 +15,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.ir import Alloc, Prefetch, Tile, walk
 from aotc.ir.loop.run import run_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region

@@ -14,7 +14,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.run import run_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.kernels.cpu.tiles.micro_kernel import unrolled
 from aotc.lowering.lower import lower
 from aotc.options import Options

@@ -46,17 +46,17 @@ from aotc.vmfb.abi import (
 )
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
-from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import logical_devices, machine
 from aotc.vmfb.host.interruption import notice
 from aotc.vmfb.host.machine import PERF, cpu_features, lacking, thread_count, threads_within
-from aotc.vmfb.host.mapped_file import check_of, checked_first
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
+from aotc.vmfb.memory.mapped_file import check_of, checked_first
 from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
 from aotc.vmfb.plan import Plan, judge, run_judged, without_empty
+from aotc.vmfb.verify.buffers import check_digest, load_buffers
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:

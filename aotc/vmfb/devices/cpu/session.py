@@ -10,8 +10,8 @@ import numpy as np
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.memory.arena import Arena, ArenaPool
+from aotc.vmfb.memory.guard_pages import fenced, fenced_copy, open_block, unfence
 from aotc.vmfb.memory.pointers import EMPTY, PointerTable, address_of, read_scalar
-from aotc.vmfb.verify.guard_pages import fenced, fenced_copy, open_block, unfence
 
 if TYPE_CHECKING:
     from aotc.vmfb.profile.trace import StepExecutable, Stepper

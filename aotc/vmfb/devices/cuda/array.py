@@ -14,7 +14,7 @@ from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.staging import download, upload
 from aotc.vmfb.devices.cuda.stream_order import Mark, Tracked, changed
-from aotc.vmfb.devices.interop.dlpack import CUDA, capsule
+from aotc.vmfb.devices.dlpack import CUDA, capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock

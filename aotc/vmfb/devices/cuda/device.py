@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu, check_kernels, images
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")

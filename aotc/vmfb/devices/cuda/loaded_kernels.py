@@ -11,7 +11,6 @@ import numpy as np
 
 from aotc.vmfb.abi import INTERFACE_BYTES
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import check_digest
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer
 from aotc.vmfb.devices.cuda.launch import fits
@@ -19,6 +18,7 @@ from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.locks import new_recursive_lock
+from aotc.vmfb.verify.buffers import check_digest
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 from aotc.vmfb.weights.constants import ConstantMemory
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from aotc.vmfb.abi import COPY, Node, Slots
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands
-from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.streams import CallStreams, Space, StreamPool
@@ -25,11 +24,12 @@ from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.session import PlacedSession
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.host.mapped_file import check_of, checked_first
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
+from aotc.vmfb.memory.mapped_file import check_of, checked_first
 from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText, kernel_texts, origin
+from aotc.vmfb.verify.buffers import load_buffers
 
 if TYPE_CHECKING:
     from aotc.vmfb.call_limits import Limits
@@ -164,7 +164,7 @@ class PlacedExecutable:
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
         """Return the error of a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
-        from aotc.vmfb.api.out_of_memory import report  # only for this error
+        from aotc.vmfb.devices.mixed.out_of_memory import report  # only for this error
 
         return report(self._bundle, self._variant, plan, own, arrays)
 

@@ -7,7 +7,6 @@ from itertools import permutations
 from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cpu import device as cpu
 from aotc.vmfb.devices.cuda import device as cuda
 from aotc.vmfb.devices.cuda import driver as cuda_driver
@@ -17,6 +16,7 @@ from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.host.machine import thread_count
 from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 __all__ = ["check", "default_gpu", "obstacle", "open_executable", "rank"]

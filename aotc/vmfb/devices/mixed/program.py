@@ -19,7 +19,6 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.commands import all_commands, all_nodes
-from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
@@ -34,6 +33,7 @@ from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText
+from aotc.vmfb.verify.buffers import Buffers
 
 
 class HostBytes(NamedTuple):

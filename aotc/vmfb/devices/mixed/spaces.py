@@ -8,10 +8,10 @@ from typing import Any
 from aotc.vmfb.abi import COPY, Graph, Node, Slots
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_nodes
-from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import Entries
+from aotc.vmfb.verify.buffers import Buffers
 from aotc.vmfb.verify.kernel_interface import Invalid
 
 

@@ -12,7 +12,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.printer import print_kernel
-from aotc.ir.tensor.run import interpret
+from aotc.ir.semantics.run import interpret
 from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
 from aotc.lowering.plans.gpu_jacobi import JACOBI_BYTES, JACOBI_LANE_BYTES, TurnedColumns
 from aotc.options import Options

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.opset import OPS
+from aotc.ir.semantics.run import Activation, Hooks, interpret
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
-from aotc.ir.tensor.run import Activation, Hooks, interpret
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.devices.interop.dlpack import CPU, PINNED, Handed, handed
+from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, handed
 
 
 class _Shown:

@@ -16,8 +16,8 @@ from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, keeper
-from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
-from aotc.vmfb.devices.interop.host import on_host
+from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, handed
+from aotc.vmfb.devices.host_arrays import on_host
 
 _LEGACY = 1  # the legacy default stream in both protocols: it orders itself with all other streams
 

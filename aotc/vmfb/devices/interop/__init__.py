@@ -1,1 +1,0 @@
-"""Array exchange with other libraries: DLPack and host arrays."""
