@@ -20,7 +20,7 @@ from aotc.ir.tensor.ir import Function
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.analysis.fft_tables import twiddles
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.plans.plan_region import PLANNERS
+from aotc.lowering.plans.plan_region import PLANNERS, PLANNERS_OF_OPS
 from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
 from aotc.targets import resolve
@@ -125,11 +125,11 @@ def test_golden(case, update):
 
 
 def test_every_kind_has_cases():
-    """Three for each kind of region, those of a lowering for CUDA alone apart, and one for each op of ``SINGLES``."""
+    """Three for each kind of region, those of a lowering for CUDA alone apart, and one for each op with planners."""
     folders = [c.parent.name for c in CASES]
     ways = KINDS | PLANNERS
     kinds = {kind if way is ways[kind, "cpu"] else f"{kind}_{of}" for (kind, of), way in ways.items()}
     assert all(folders.count(name) >= 3 for name in kinds | {*folders})
     functions = [parse_module(sections(c)[1]).functions["k"] for c in CASES]
     ops = {f.body.ops[-1].name for f in functions if f.attrs["kind"] == "single"}
-    assert ops == SINGLES.keys() - ELSEWHERE
+    assert ops == {*SINGLES, *(name for name, _ in PLANNERS_OF_OPS)} - ELSEWHERE

@@ -1,22 +1,42 @@
-"""The plan of a region: one function for each kind of region and of target."""
+"""The plan of a region: one function for each kind of region and of target, or for its op and a kind of target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
+from aotc.lowering.plans.cpu_sort import plan_cpu_sort, plan_cpu_top_k, plan_gpu_top_k
 from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
+from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
 from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.targets import Target
 
-PLANNERS: dict[tuple[str, str], Callable[[RegionBuilder], RegionPlan]] = {
+Planner = Callable[[RegionBuilder], RegionPlan]
+
+PLANNERS: dict[tuple[str, str], Planner] = {
     ("row", "cpu"): plan_cpu_reduction,
     ("row", "cuda"): plan_gpu_reduction,
     ("reduce", "cpu"): plan_cpu_reduction,
     ("reduce", "cuda"): plan_gpu_reduction,
 }
 
+# Planners of regions of kind ``single``, by the op that the region was made for and the kind of target.
+PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
+    ("digit_counts", "cuda"): plan_digit_counts,
+    ("digit_sort", "cuda"): plan_digit_sort,
+    ("sort", "cpu"): plan_cpu_sort,
+    ("sort", "cuda"): plan_gpu_sort,
+    ("sort_runs", "cuda"): plan_sort_runs,
+    ("top_k", "cpu"): plan_cpu_top_k,
+    ("top_k", "cuda"): plan_gpu_top_k,
+}
 
-def plan_region(b: RegionBuilder) -> RegionPlan:
-    """Return how the region of a builder becomes a kernel for the builder's target."""
-    return PLANNERS[b.function.attrs["kind"], b.target.kind](b)
+
+def planner_of(function: Function, target: Target) -> Planner | None:
+    """Return the planner of a region for ``target``, or None if there is none."""
+    kind = function.attrs["kind"]
+    if kind == "single":
+        return PLANNERS_OF_OPS.get((function.body.ops[-1].name, target.kind))
+    return PLANNERS.get((kind, target.kind))

@@ -1,7 +1,7 @@
 """Plans: how a region becomes a kernel, as values that print and read back.
 
 A plan holds every number and choice that a lowering would otherwise make while it writes statements: which loops, how
-many rows or columns at a time, which values are stored between loops. ``plan_region`` makes it once, ``lower_region``
+many rows or columns at a time, which values are stored between loops. A planner makes it once, ``lower_region``
 hands it to the lowering of its class, and the kernel carries its text::
 
     RowBlockPlan(kept=(0,), reduced=(1,), inner=((1,),), block=0, together=(), at_once=4, ...)

@@ -15,8 +15,8 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.row_axis import RowBlocks
 from aotc.lowering.regions.common.library_call import LibraryCall
-from aotc.lowering.regions.common.row_axis import RowBlocks
 from aotc.lowering.regions.fft_gpu import BlockDft, ThreadDft, fits_a_block
 from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target

@@ -15,7 +15,7 @@ from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, nest
 from aotc.lowering.elements.elements import Elements, all_of, test_index
-from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
+from aotc.lowering.elements.row_axis import RowBlocks, rows_of
 from aotc.lowering.regions.reduce.gpu_scan import padded
 from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target

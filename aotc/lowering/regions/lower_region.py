@@ -13,8 +13,17 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
+from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
-from aotc.lowering.plans.plan_region import PLANNERS, plan_region
+from aotc.lowering.plans.gpu_sort import (
+    BlockSortPlan,
+    CountedRunPlan,
+    DigitCountPlan,
+    DigitSortPlan,
+    MergedPairPlan,
+    MergedRunPlan,
+)
+from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
@@ -37,10 +46,11 @@ from aotc.lowering.regions.reduce.gpu import lower_group_rows, lower_thread_rows
 from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
 from aotc.lowering.regions.scatter.cpu import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
 from aotc.lowering.regions.scatter.select_and_scatter import lower_select_and_scatter
-from aotc.lowering.regions.sort.cpu import lower_sort
-from aotc.lowering.regions.sort.gpu_merge import lower_sort_runs
+from aotc.lowering.regions.sort.cpu import lower_merge_sort, lower_radix_sort
+from aotc.lowering.regions.sort.gpu_merge import lower_block_sort, lower_merged_pairs, lower_merged_runs
+from aotc.lowering.regions.sort.gpu_merge_unknown import lower_counted_runs
 from aotc.lowering.regions.sort.gpu_radix import lower_digit_counts, lower_digit_sort
-from aotc.lowering.regions.sort.top_k import lower_top_k
+from aotc.lowering.regions.sort.top_k import lower_insertion, lower_selection
 from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
@@ -58,11 +68,21 @@ KINDS: dict[tuple[str, str], Lowering] = {
 }
 
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
+    BlockSortPlan: lower_block_sort,
     ColumnPlan: lower_columns,
+    CountedRunPlan: lower_counted_runs,
+    DigitCountPlan: lower_digit_counts,
+    DigitSortPlan: lower_digit_sort,
     GpuColumnPlan: lower_columns_cuda,
     GroupRowPlan: lower_group_rows,
+    InsertionPlan: lower_insertion,
+    MergeSortPlan: lower_merge_sort,
+    MergedPairPlan: lower_merged_pairs,
+    MergedRunPlan: lower_merged_runs,
+    RadixSortPlan: lower_radix_sort,
     RowBlockPlan: lower_row_blocks,
     RowPlan: lower_rows,
+    SelectionPlan: lower_selection,
     ThreadRowPlan: lower_thread_rows,
     TransposedRowPlan: lower_transposed_rows,
 }
@@ -73,48 +93,42 @@ SINGLES: dict[str, Lowering] = {
     "custom_call": lower_custom_call,
     "cholesky": lower_cholesky,
     "dft": lower_dft,
-    "digit_counts": lower_digit_counts,
-    "digit_sort": lower_digit_sort,
     "dynamic_update_slice": lower_dynamic_update_slice,
     "lapack": lower_lapack,
     "reduce_window": lower_scan,
     "rng_bit_generator": lower_rng_bit_generator,
     "scatter": lower_scatter,
     "select_and_scatter": lower_select_and_scatter,
-    "sort": lower_sort,
-    "sort_runs": lower_sort_runs,
-    "top_k": lower_top_k,
     "triangular_solve": lower_triangular_solve,
     "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
 }
 
 
 def lower_region(function: Function, target: Target, plan: RegionPlan | None = None) -> Kernel:
-    """Lower an outlined region to a kernel, by ``plan`` if it is given, else by the one that ``plan_region`` makes.
+    """Lower an outlined region to a kernel, by ``plan`` if it is given, else by its planner's.
 
     Raises
     ------
     CompileError
         If the region is an op that has no lowering for ``target``.
     """
-    kind = function.attrs["kind"]
-    if (kind, target.kind) in PLANNERS:
-        b = RegionBuilder(function, target)
-        plan = plan or plan_region(b)
-        kernel = fuse_rounding(LOWERINGS[type(plan)](b, plan), target)
-        return replace(kernel, plan=str(plan))
-    if kind != "single":
-        return fuse_rounding(KINDS[kind, target.kind](function, target), target)
-    op = function.body.ops[-1]
-    refused = host_only(op) if target.kind == "cuda" else None
+    kind, op = function.attrs["kind"], function.body.ops[-1]
+    refused = host_only(op) if kind == "single" and target.kind == "cuda" else None
     if refused is not None:
         raise CompileError.at(op.loc, f"{refused.what} is not supported on target {target.name}", hint=refused.hint)
-    lowering = SINGLES.get(op.name)
+    planner = planner_of(function, target)
+    if planner is not None:
+        b = RegionBuilder(function, target)
+        plan = plan or planner(b)
+        kernel = replace(LOWERINGS[type(plan)](b, plan), plan=str(plan))
+        return kernel if kind == "single" else fuse_rounding(kernel, target)
+    lowering = SINGLES.get(op.name) if kind == "single" else KINDS[kind, target.kind]
     if lowering is None:
-        known = ", ".join(sorted(SINGLES))
+        known = ", ".join(sorted({*SINGLES, *(name for name, _ in PLANNERS_OF_OPS)}))
         raise CompileError.at(
             op.loc,
             f"{op.name} is not supported on target {target.name}",
             hint=f"ops with a lowering of their own are: {known}",
         )
-    return lowering(function, target)
+    kernel = lowering(function, target)
+    return kernel if kind == "single" else fuse_rounding(kernel, target)

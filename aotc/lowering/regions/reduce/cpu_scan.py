@@ -16,9 +16,9 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
+from aotc.lowering.elements.row_axis import RowBlocks
 from aotc.lowering.plans.gpu_column_scans import column_blocks
 from aotc.lowering.plans.thresholds import SCAN_LANES
-from aotc.lowering.regions.common.row_axis import RowBlocks
 from aotc.lowering.regions.reduce.gpu_scan import lower_scan_in_blocks, lower_scan_of_columns
 from aotc.lowering.threshold import BlockSize, Estimate
 from aotc.targets import Target

@@ -26,8 +26,8 @@ from aotc.lowering.analysis.prefix_scans import Scan
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, test_index
+from aotc.lowering.elements.row_axis import RowBlocks, rows_of
 from aotc.lowering.plans.gpu_column_scans import ColumnBlocks
-from aotc.lowering.regions.common.row_axis import RowBlocks, rows_of
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 

@@ -7,50 +7,31 @@ A result that is not read has a buffer of one row, in thread-local scratch.
 from __future__ import annotations
 
 from aotc.ir.dims.algebra import Dim, maximum, minimum, product, sym
-from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, If, Kernel, Load, Space, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.regions.common.row_axis import Place, rows_of
-from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, Word, integer, words_of
-from aotc.lowering.threshold import Estimate, Limit
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
-
-MERGED_ROW = Limit(
-    9,
-    "twice the bit length of the row length, less the bytes of the keys, of a merge sort; above, radix sort",
-    "a merge sort takes a pass per bit; a million f32 took 300 ms by merge sort, 20 ms by radix sort (decision 29)",
-)
+from aotc.lowering.elements.row_axis import Place, rows_of
+from aotc.lowering.plans.cpu_sort import MergeSortPlan, RadixSortPlan
+from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, integer, words_of
+from aotc.lowering.threshold import Estimate
 
 
-def lower_sort(function: Function, target: Target) -> Kernel:
-    """Radix-sort if the comparator has keys and rows are not short; otherwise merge-sort."""
-    b = RegionBuilder(function, target)
-    op = b.the_op("sort")
-    keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
-    if keys is not None:
-        e = b.elements()
-        words = words_of(e, op, keys)
-        n = op.results[0].type.shape[op.attrs["dim"]]
-        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - sum(word.bytes for word in words)):
-            return _by_digits(b, e, op, words)
-    return _by_merging(b, op)
-
-
-def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kernel:
+def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     """Radix-sort each row between the result and a buffer; the first pass reads the operand.
 
-    Rows that are not contiguous, and operands that are computed, are copied while their bytes are counted.
+    Rows are copied, if they are, while their bytes are counted.
     """
+    op, e = b.the_op("sort"), b.elements()
+    keys = sort_keys(op.regions[0])
+    assert keys is not None
+    words = words_of(e, op, keys)
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
     rows, place = rows_of(shape, dim)
-    apart = product(shape[dim + 1 :]) != 1
     made: list[Buffer] = []
 
     def make(v: Value) -> Cell:
@@ -60,21 +41,26 @@ def _by_digits(b: RegionBuilder, e: Elements, op: Op, words: list[Word]) -> Kern
     e.new_block()
     source: list[Cell] = []
     kept: list[Buffer | None] = []
-    for v in op.operands:
+    for number, v in enumerate(op.operands):
+        if number in plan.copied:
+            source.append(make(v))
+            kept.append(source[-1][0])
+            continue
         x = e.at(v, place(0))
-        there = isinstance(x, Load) and x.index == place(0) and not apart
-        source.append((x.buffer, x.index) if there and isinstance(x, Load) else make(v))
-        kept.append(None if there else source[-1][0])
+        assert isinstance(x, Load)
+        source.append((x.buffer, x.index))
+        kept.append(None)
     outs = [b.output_of(v) for v in op.results]
     ends: list[Cell] = [
-        make(v) if out is None or apart else (out, place(0)) for v, out in zip(op.results, outs, strict=True)
+        (out, place(0)) if out is not None and plan.in_place else make(v)
+        for v, out in zip(op.results, outs, strict=True)
     ]
     places = [(end, make(v)) for v, end in zip(op.results, ends, strict=True)]
     sort = RadixSort(b, e, words, places, n, source)
     body: list[Stmt] = [*map(Alloc, made), *sort.allocate()]
     some = sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
     body += some if isinstance(n, int) else [If(Apply("lt", (integer(0), IndexScalar(n)), "i1"), tuple(some))]
-    if apart:
+    if not plan.in_place:
         k = sym(b.fresh("k"), 0, n)
         pairs = zip(outs, ends, strict=True)
         stores = [Store(out, place(k), Load(end, (k,))) for out, (end, _) in pairs if out is not None]
@@ -105,24 +91,15 @@ SORT_WORK = Estimate(
 )
 
 
-def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
-    """Stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer.
-
-    Raises
-    ------
-    CompileError
-        If a row on a GPU does not fit the private memory of one thread.
-    """
+def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
+    """Stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer."""
+    op = b.the_op("sort")
     dim = op.attrs["dim"]
     shape = op.results[0].type.shape or (1,)
     n = shape[dim]
-    bytes_ = n * sum(size_of(v.type.dtype) for v in op.results)
-    small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
-    if b.target.kind == "cuda" and not small:
-        raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
     rows, place = rows_of(shape, dim)
     scalar = op.results[0].type.rank == 0
-    space: Space = "private" if small else "scratch"
+    space: Space = "private" if plan.private else "scratch"
     own, held = _results(b, op, (lambda k: ()) if scalar else place, n, space)
     spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
     other = _rows_in(spare)

@@ -19,7 +19,7 @@ from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.sort_keys import SortKey, key_bytes
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.regions.common.row_axis import Place
+from aotc.lowering.elements.row_axis import Place
 from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 

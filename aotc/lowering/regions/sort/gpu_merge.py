@@ -11,39 +11,53 @@ elements of a run on its left count, those of a run on its right do not: the sor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim, ceildiv, minimum, product, sym
-from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    Scalar,
+    Space,
+    Stmt,
+    Store,
+    Var,
+    While,
+)
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.opset import COMPARISONS
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import MERGE_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of, test_index
-from aotc.lowering.plans.resources import counted, run_cells
-from aotc.lowering.plans.thresholds import MERGED_EACH
+from aotc.lowering.plans.gpu_sort import BlockSortPlan, MergedPairPlan, MergedRunPlan, sorted_arrays
+from aotc.lowering.plans.resources import run_cells
 from aotc.lowering.regions.reduce.gpu_scan import padded
 from aotc.lowering.regions.sort.cpu_radix import integer
-from aotc.lowering.regions.sort.gpu_merge_unknown import CountedSort
-from aotc.targets import Target
 
 Read = Callable[[Dim], list[Scalar]]
 ReadOne = Callable[[int, Dim], Scalar]
 
 
-def lower_sort_runs(function: Function, target: Target) -> Kernel:
-    """Sort runs in blocks, or by counting where no block holds them, or merge sorted ones."""
-    b = RegionBuilder(function, target)
-    runs = _Runs(b)
-    if counted(runs.op, target):
-        return CountedSort(b).kernel()
-    if runs.done == 1:
-        return _BlockSort(b).kernel()
-    return runs.merged_pairs() if runs.width == 2 * runs.done else runs.merged()
+def lower_block_sort(b: RegionBuilder, plan: BlockSortPlan) -> Kernel:
+    """Sort runs in blocks."""
+    return _BlockSort(b, plan).kernel()
+
+
+def lower_merged_pairs(b: RegionBuilder, plan: MergedPairPlan) -> Kernel:
+    """Merge pairs of sorted runs."""
+    return _Runs(b).merged_pairs(plan.each)
+
+
+def lower_merged_runs(b: RegionBuilder, plan: MergedRunPlan) -> Kernel:
+    """Merge several sorted runs."""
+    return _Runs(b).merged()
 
 
 class _Runs:
@@ -57,11 +71,7 @@ class _Runs:
         *self.lead, self.n = self.op.operands[0].type.shape
         self.rows = product(self.lead)
         self.outputs = [b.output_of(v) for v in self.op.results]
-        region = self.op.regions[0]
-        inside = {v for op in region.ops for v in op.operands} | set(region.results)
-        read = [n for n in range(len(self.op.results)) if inside & set(region.params[2 * n : 2 * n + 2])]
-        self.kept = [n for n, out in enumerate(self.outputs) if out is not None or n in read]
-        self.compared = [n for n in self.kept if n in read]
+        self.kept, self.compared = sorted_arrays(b, self.op)
 
     def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
         """Bind a function of two integers."""
@@ -200,10 +210,8 @@ class _Runs:
         body += [Store(out, at, values[n]) for n, out in enumerate(self.outputs) if out is not None]
         return self.b.grid(size, body, size * MERGE_WORK.value)
 
-
-    def merged_pairs(self) -> Kernel:
-        """Return the kernel that merges pairs of sorted runs, a few elements per thread."""
-        each = MERGED_EACH.value
+    def merged_pairs(self, each: int) -> Kernel:
+        """Return the kernel that merges pairs of sorted runs, ``each`` elements per thread."""
         pieces = ceildiv(self.n, each)
         size = self.rows * pieces
         e, w = self.e, self.done
@@ -234,18 +242,13 @@ class _BlockSort(_Runs):
     If the runs do not fit shared memory, one thread sorts them in private memory.
     """
 
-    def __init__(self, b: RegionBuilder) -> None:
+    def __init__(self, b: RegionBuilder, plan: BlockSortPlan) -> None:
         super().__init__(b)
-        wide = self.width
-        while isinstance(self.n, int) and wide >= 2 * self.n and wide > 1:
-            wide //= 2
-        self.wide = wide
+        self.wide = wide = plan.width
         dtypes = [v.type.dtype for v in self.op.results]
-        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], run_cells(wide), "shared") for n in self.kept}
-        self.threads = max(wide // MERGED_EACH.value, min(wide, BANKS))
-        if bytes_of_all(self.cells.values()) > b.target.shared:
-            self.threads = 1
-            self.cells = {n: replace(cell, space="private") for n, cell in self.cells.items()}
+        self.threads = plan.threads
+        space: Space = "private" if plan.private else "shared"
+        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], run_cells(wide), space) for n in self.kept}
         self.each = wide // self.threads
         self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # elements of a run that continue
         self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}

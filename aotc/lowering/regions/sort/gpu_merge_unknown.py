@@ -15,28 +15,24 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of, test_index
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.abi import GPU_ALIGNMENT
-
-COUNTED_WARPS = BlockSize(
-    8,
-    "warps of a GPU block that share the elements to compare the block's elements with",
-    "reasoning: 8192 elements give each warp scheduler of an NVIDIA H200 four warps",
-)
+from aotc.lowering.plans.gpu_sort import CountedRunPlan, compared_arrays
 
 
-class CountedSort:
+def lower_counted_runs(b: RegionBuilder, plan: CountedRunPlan) -> Kernel:
+    """Sort rows by counting."""
+    return _CountedSort(b, plan).kernel()
+
+
+class _CountedSort:
     """Emitter of the kernel for runs as long as the rows."""
 
-    def __init__(self, b: RegionBuilder) -> None:
-        self.b, self.e = b, b.elements()
+    def __init__(self, b: RegionBuilder, plan: CountedRunPlan) -> None:
+        self.b, self.e, self.width = b, b.elements(), plan.width
         self.op = b.the_op("sort_runs")
         *self.lead, self.n = self.op.operands[0].type.shape
-        region = self.op.regions[0]
-        inside = {v for op in region.ops for v in op.operands} | set(region.results)
         self.operands = range(len(self.op.operands))
-        self.compared = [n for n in self.operands if inside & set(region.params[2 * n : 2 * n + 2])]
-        self.warps = COUNTED_WARPS.value
+        self.compared = compared_arrays(self.op)
+        self.warps = plan.warps
         self.threads = self.warps * WARP
         self.t = sym("t", 0, self.threads)
         self.lane, self.warp = mod(self.t, WARP), self.t // WARP
@@ -61,7 +57,7 @@ class CountedSort:
         block = e.new_block()
         own = {n: e.bind(e.at(self.op.operands[n], (*self.head, self.place))) for n in self.compared}
         block.append(Store(self.count, (self.t,), Const(0, "i32")))
-        width = GPU_ALIGNMENT // 4 if self.n % (GPU_ALIGNMENT // 4) == 0 else 1
+        width = self.width
         pieces = self.n // width
         share = ceildiv(pieces, self.warps)
         first = self.warp * share

@@ -34,26 +34,24 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.sorting import RADIX
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.cost_model.work import DIGIT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS
+from aotc.lowering.plans.gpu_sort import DigitCountPlan, DigitSortPlan
 from aotc.lowering.regions.sort.cpu_radix import unsigned_key
-from aotc.targets import Target
 
 DIGIT_BITS = 8
 
 
-def lower_digit_counts(function: Function, target: Target) -> Kernel:
+def lower_digit_counts(b: RegionBuilder, plan: DigitCountPlan) -> Kernel:
     """Count the digits of each part."""
-    return _DigitCounts(RegionBuilder(function, target), "digit_counts").kernel()
+    return _DigitCounts(b, "digit_counts", plan.threads).kernel(plan.adjacent)
 
 
-def lower_digit_sort(function: Function, target: Target) -> Kernel:
+def lower_digit_sort(b: RegionBuilder, plan: DigitSortPlan) -> Kernel:
     """Order elements by a digit."""
-    return _DigitSort(RegionBuilder(function, target), "digit_sort").kernel()
+    return _DigitSort(b, "digit_sort", plan.threads).kernel()
 
 
 def _u32(value: int) -> Const:
@@ -63,10 +61,9 @@ def _u32(value: int) -> Const:
 class _Digits:
     """Shared by both kernels: the part of a block, its threads, the digit of an element."""
 
-    def __init__(self, b: RegionBuilder, name: str) -> None:
-        self.b, self.e, self.op = b, b.elements(), b.the_op(name)
+    def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
+        self.b, self.e, self.op, self.threads = b, b.elements(), b.the_op(name), threads
         self.part: int = self.op.attrs["part"]
-        self.threads = min(max(self.part // LANE_DIGITS.value, WARP), DIGIT_THREADS.value)
         self.each = -(-self.part // self.threads)
         *self.lead, self.n = self.op.operands[0].type.shape
         self.parts = ceildiv(self.n, self.part)
@@ -122,14 +119,14 @@ class _Digits:
 class _DigitCounts(_Digits):
     """Emitter of the kernel that counts; beyond the last element the digit is ``RADIX``, which is not written."""
 
-    def kernel(self) -> Kernel:
+    def kernel(self, adjacent: int) -> Kernel:
+        """Return the kernel; one access of a thread loads ``adjacent`` elements."""
         (out,) = self.b.outputs
         held = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
         own = Buffer(self.b.fresh("own"), "u32", (self.threads, self.each), "private")
-        four = min(4, self.each)  # adjacent elements of a thread: one access
 
         def place(u: Dim) -> Dim:
-            return u // four * (four * self.threads) + self.t * four + mod(u, four)
+            return u // adjacent * (adjacent * self.threads) + self.t * adjacent + mod(u, adjacent)
 
         def read(u: Dim, at: Dim) -> None:
             values: dict[int, Scalar] = {
@@ -153,12 +150,12 @@ class _DigitCounts(_Digits):
 class _DigitSort(_Digits):
     """Emitter of the kernel that orders; elements beyond the last one have the largest digit, and come last."""
 
-    def __init__(self, b: RegionBuilder, name: str) -> None:
-        super().__init__(b, name)
+    def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
+        super().__init__(b, name, threads)
         *arrays, self.ends = self.op.operands
         self.outputs = [b.output_of(v) for v in self.op.results]
         kept = [k for k, out in enumerate(self.outputs) if out is not None or k in self.read]
-        threads, each, warps = self.threads, self.each, self.threads // WARP
+        each, warps = self.each, self.threads // WARP
         dtypes = {k: arrays[k].type.dtype for k in kept}
         self.own = {k: Buffer(b.fresh("own"), dtypes[k], (threads, each), "private") for k in kept}
         self.cells = {k: Buffer(b.fresh("cells"), dtypes[k], (self.part,), "shared") for k in kept}

@@ -10,83 +10,50 @@ Of values and their indices only those that are read are written: a value follow
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.dim_attributes import dim_of
-from aotc.ir.tensor.ir import Function, Op, Value
-from aotc.lowering.analysis.index_maps import Index
+from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.regions.common.row_axis import rows_of
+from aotc.lowering.elements.row_axis import Place, rows_of
+from aotc.lowering.plans.cpu_sort import InsertionPlan, SelectionPlan, tested_from
 from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, integer, key_bytes, unsigned_key
-from aotc.lowering.threshold import BlockSize, Estimate, Limit
-from aotc.targets import Target
-from aotc.vmfb.dtypes import DTYPES, kind_of
-from aotc.vmfb.float_formats import SMALL_FLOATS
+from aotc.lowering.threshold import Estimate
+from aotc.vmfb.dtypes import kind_of
 
 TOP_K_WORK = Estimate(4, "scalar operations counted per element of a row")
-INSERTED_BLOCK = BlockSize(32, "elements of a row that are compared with the limit at once", "two vectors of f32")
 
-
-INSERTED = Limit(
-    24,
-    "k of a top_k by insertion; a larger k is by selection",
-    "64 rows of 1000, k = 24, us by insertion and by selection: random elements 250 and 554, ascending ones 963 and "
-    "793",
-)
-INSERTED_ROW = Limit(
-    64,
-    "elements of a row whose top_k is by insertion, whatever k is",
-    "a radix sort counts 256 digits for each byte of the key",
-)
-
-
-def lower_top_k(function: Function, target: Target) -> Kernel:
-    """Lower to the k largest of each row, equal ones in their order; NaN is the largest."""
-    b = RegionBuilder(function, target)
-    op = b.the_op("top_k")
-    top = dim_of(op.attrs, "k")
-    n = op.operands[0].type.shape[-1]
-    few = INSERTED.holds(top) or INSERTED_ROW.holds(n) or target.kind == "cuda"
-    return _by_insertion(b, op) if few else _by_selection(b, op)
-
-
-def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
+def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
     """Collect elements larger than the k-th largest so far; sort and cut when another block would not fit.
 
     The loop has one iteration after the last block, which sorts the remaining elements.
     """
+    op = b.the_op("top_k")
     (x,) = op.operands
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    gathered = _Gathered(b, op, place)
+    gathered = _Gathered(b, op, place, plan)
     body = gathered.allocate()
-    some = _in_blocks(b, gathered.e, x, place, gathered.limit, gathered.take, gathered.open, gathered.cut)
+    blocks = _TestedBlocks(gathered.e, x, place, gathered.limit, plan)
+    some = blocks.loop(gathered.take, gathered.open, gathered.cut)
     body += [*_unless_none(gathered.top, *some), *gathered.give()]
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
-
-
-SELECTION_SPARE = BlockSize(
-    256,
-    "elements that a selection buffer accepts beyond k, at least, before it is sorted and cut",
-    "Zen 5, the 40 largest of 8 rows of 8000, us for random and ascending elements: 64 73 and 592, 256 73 and 419, "
-    "768 89 and 358",
-)
 
 
 class _Gathered:
     """Candidates for the largest of a row: a buffer for k elements, some spare ones and one block."""
 
-    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+    def __init__(self, b: RegionBuilder, op: Op, place: Place, plan: SelectionPlan) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
-        n, dtype = self.x.type.shape[-1], self.x.type.dtype
+        dtype = self.x.type.dtype
         self.outputs = [b.output_of(v) for v in op.results]
         kept = op.results[: 1 if self.outputs[1] is None else 2]
-        spare = min(SELECTION_SPARE.value, n // 4) if isinstance(n, int) else SELECTION_SPARE.value
-        self.full = self.top + maximum(self.top, spare)
-        self.room = self.full + INSERTED_BLOCK.value
+        self.full = self.top + maximum(self.top, plan.spare)
+        self.room = self.full + plan.block
         runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in kept]
         self.runs = [*chain(*runs)]
         word = Word(lambda values: values[0], key_bytes(dtype), ascending=False)
@@ -140,57 +107,54 @@ class _Gathered:
         return [*block, For("k", 0, self.top, tuple(Store(out, self.place(k), Load(row, (k,))) for out, row in pairs))]
 
 
-def _in_blocks(
-    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], limit: Buffer,
-    take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None,
-) -> list[Stmt]:
-    """Return the loops that ``take`` the elements of blocks with one above the limit.
+@dataclass(frozen=True, slots=True)
+class _TestedBlocks:
+    """The blocks of a row, each with a test of whether any of its elements is above ``limit``."""
 
-    A block is also taken if ``always`` is True at run time. ``end`` writes the statements after each block, and those
-    of one more iteration after the last. Without ``end`` a block is taken from its end: of ascending elements, the last
-    then set a limit that the first ones do not pass.
-    """
-    n, size = x.type.shape[-1], INSERTED_BLOCK.value
-    blocks = ceildiv(n, size)
-    turns = blocks if end is None else blocks + 1
-    j = sym("j", 0, turns)
-    start = j * size
-    count = minimum(n - start, size)
-    larger = Buffer("larger", "i1", (), "private")
-    at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
-    block = _look(b, e, x, place, start, limit, larger)
-    chosen = Apply("or", (always, Load(larger, ())), "i1")
-    block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
-    block += [] if end is None else end(j, blocks)
-    return [Alloc(larger), For("j", 0, turns, tuple(block))]
+    e: Elements
+    x: Value
+    place: Place
+    limit: Buffer
+    plan: InsertionPlan | SelectionPlan
 
+    def loop(
+        self, take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None
+    ) -> list[Stmt]:
+        """Return the loops that ``take`` the elements of blocks with one above the limit.
 
-def _look(
-    b: RegionBuilder, e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, larger: Buffer
-) -> list[Stmt]:  # fmt: skip
-    """Return the test of whether any element of a block is above the limit, vectorised where a CPU can load vectors.
+        A block is also taken if ``always`` is True at run time. ``end`` writes the statements after each block, and
+        those of one more iteration after the last. Without ``end`` a block is taken from its end: of ascending
+        elements, the last then set a limit that the first ones do not pass.
+        """
+        n, size = self.x.type.shape[-1], self.plan.block
+        blocks = ceildiv(n, size)
+        turns = blocks if end is None else blocks + 1
+        j = sym("j", 0, turns)
+        start = j * size
+        count = minimum(n - start, size)
+        larger = Buffer("larger", "i1", (), "private")
+        at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
+        block = self._look(start, larger)
+        chosen = Apply("or", (always, Load(larger, ())), "i1")
+        block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
+        block += [] if end is None else end(j, blocks)
+        return [Alloc(larger), For("j", 0, turns, tuple(block))]
 
-    The last block is tested together with elements before it, so that each test has the same size. If the row is
-    shorter than a block, or of unknown length, an incomplete block is taken without a test.
-    """
-    n, size = x.type.shape[-1], INSERTED_BLOCK.value
-    long_enough = isinstance(n, int) and n >= size
-    lane = sym("l", 0, size)
-    each = e.new_block()
-    value = e.at(x, place((minimum(begin, n - size) if long_enough else begin) + lane))
-    at_once = b.target.kind == "cpu" and isinstance(value, Load) and _is_whole(value.dtype)
-    above = Apply("gt", (unsigned_key(e, e.bind(value)), Load(limit, ())), "i1")
-    each.append(Store(larger, (), above, "max"))
-    loop = For("l", 0, size, tuple(each), "lanes" if at_once else "serial")
-    if long_enough:
-        return [Store(larger, (), Const(False, "i1")), loop]
-    whole = Apply("le", (IndexScalar(begin + size), IndexScalar(n)), "i1")
-    return [Store(larger, (), Apply("not", (whole,), "i1")), If(whole, (loop,))]
+    def _look(self, begin: Dim, larger: Buffer) -> list[Stmt]:
+        """Return the test of whether any element of a block is above the limit.
 
-
-def _is_whole(dtype: str) -> bool:
-    """Return True if elements have whole bytes, and order as their bits do except for signs."""
-    return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8
+        If the row is shorter than a block, or of unknown length, an incomplete block is taken without a test.
+        """
+        n, size, e = self.x.type.shape[-1], self.plan.block, self.e
+        each = e.new_block()
+        value = e.at(self.x, self.place(tested_from(n, begin, size) + sym("l", 0, size)))
+        above = Apply("gt", (unsigned_key(e, e.bind(value)), Load(self.limit, ())), "i1")
+        each.append(Store(larger, (), above, "max"))
+        loop = For("l", 0, size, tuple(each), "lanes" if self.plan.vectorized else "serial")
+        if isinstance(n, int) and n >= size:
+            return [Store(larger, (), Const(False, "i1")), loop]
+        whole = Apply("le", (IndexScalar(begin + size), IndexScalar(n)), "i1")
+        return [Store(larger, (), Apply("not", (whole,), "i1")), If(whole, (loop,))]
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
@@ -198,22 +162,23 @@ def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
     return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
 
 
-def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
+def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
     """Insert each element larger than the k-th largest so far; a block without one costs only a test."""
+    op = b.the_op("top_k")
     (x,) = op.operands
     top = dim_of(op.attrs, "k")
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     if top == 0:
         return b.grid(rows, [], 0)
     largest = _Largest(b, op, place)
-    body = _in_blocks(b, largest.e, x, place, largest.limit, largest.insert_if_large, largest.has_room)
+    body = _TestedBlocks(largest.e, x, place, largest.limit, plan).loop(largest.insert_if_large, largest.has_room)
     return b.grid(rows, [*largest.allocate(), *_unless_none(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
 
 
 class _Largest:
     """The largest elements of a row so far, in order, in the place of the results."""
 
-    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+    def __init__(self, b: RegionBuilder, op: Op, place: Place) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         self.values, self.numbers = (b.output_of(v) for v in op.results)
         self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))

@@ -1,0 +1,173 @@
+"""How a GPU sorts: rows by one thread each, runs by blocks of threads, or a digit of all keys at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop.ir import WARP, Buffer
+from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.thresholds import BANKS
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.cpu_sort import MergeSortPlan, row_bytes
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.resources import counted, run_cells
+from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS, MERGED_EACH
+from aotc.lowering.threshold import BlockSize
+from aotc.vmfb.abi import GPU_ALIGNMENT
+
+
+def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
+    """Return the merge sort of a row by one thread.
+
+    Raises
+    ------
+    CompileError
+        If a row does not fit the private memory of one thread.
+    """
+    op = b.the_op("sort")
+    bytes_, n = row_bytes(op)
+    if not isinstance(bytes_, int) or bytes_ > PRIVATE_BYTES:
+        raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
+    return MergeSortPlan(private=True)
+
+
+# --- runs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRunPlan(RegionPlan):
+    """Each element is compared with all others of its row; the number of those before it is its position.
+
+    Attributes
+    ----------
+    warps : int
+        Warps of a block, which share the elements to compare with.
+    width : int
+        Neighbours that are loaded at a time.
+    """
+
+    warps: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSortPlan(RegionPlan):
+    """A block of threads sorts an unsorted run.
+
+    Attributes
+    ----------
+    width : int
+        Elements that the block has room for: a power of two.
+    threads : int
+        Its threads.
+    private : bool
+        Are the elements in the memory of a single thread? Else they are in shared memory.
+    """
+
+    width: int
+    threads: int
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPairPlan(RegionPlan):
+    """Pairs of sorted runs are merged, ``each`` elements by a thread."""
+
+    each: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRunPlan(RegionPlan):
+    """Several sorted runs are merged, with a thread for each element."""
+
+
+RunPlan = CountedRunPlan | BlockSortPlan | MergedPairPlan | MergedRunPlan
+
+COUNTED_WARPS = BlockSize(
+    8,
+    "warps of a GPU block that share the elements to compare the block's elements with",
+    "reasoning: 8192 elements give each warp scheduler of an NVIDIA H200 four warps",
+)
+
+
+def plan_sort_runs(b: RegionBuilder) -> RunPlan:
+    """Return a sort of runs in blocks, or by counting where no block holds them, or a merge of sorted ones."""
+    op = b.the_op("sort_runs")
+    if counted(op, b.target):
+        n = op.operands[0].type.shape[-1]
+        return CountedRunPlan(COUNTED_WARPS.value, GPU_ALIGNMENT // 4 if n % (GPU_ALIGNMENT // 4) == 0 else 1)
+    if op.attrs["done"] == 1:
+        return _plan_block(b, op)
+    if op.attrs["width"] == 2 * op.attrs["done"]:
+        return MergedPairPlan(MERGED_EACH.value)
+    return MergedRunPlan()
+
+
+def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
+    """Return a block that sorts in shared memory if the run fits there."""
+    width, n = op.attrs["width"], op.operands[0].type.shape[-1]
+    while isinstance(n, int) and width >= 2 * n and width > 1:
+        width //= 2
+    kept, _ = sorted_arrays(b, op)
+    cells = [Buffer("run", op.results[k].type.dtype, run_cells(width), "shared") for k in kept]
+    if bytes_of_all(cells) > b.target.shared:
+        return BlockSortPlan(width, 1, private=True)
+    return BlockSortPlan(width, max(width // MERGED_EACH.value, min(width, BANKS)))
+
+
+def sorted_arrays(b: RegionBuilder, op: Op) -> tuple[list[int], list[int]]:
+    """Return the numbers of the arrays that a sort moves, and of those among them that its comparator reads."""
+    compared = compared_arrays(op)
+    kept = [n for n, v in enumerate(op.results) if b.output_of(v) is not None or n in compared]
+    return kept, compared
+
+
+def compared_arrays(op: Op) -> list[int]:
+    """Return the numbers of the arrays that the comparator of ``op`` reads."""
+    (region,) = op.regions
+    inside = {v for op in region.ops for v in op.operands} | set(region.results)
+    return [n for n in range(len(op.results)) if inside & set(region.params[2 * n : 2 * n + 2])]
+
+
+# --- digits ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DigitCountPlan(RegionPlan):
+    """A block counts the digits of a part of a row.
+
+    Attributes
+    ----------
+    threads : int
+        Threads of the block.
+    adjacent : int
+        Adjacent elements of a thread, which one access loads.
+    """
+
+    threads: int
+    adjacent: int
+
+
+@dataclass(frozen=True, slots=True)
+class DigitSortPlan(RegionPlan):
+    """A block of ``threads`` threads orders a part of a row by a digit."""
+
+    threads: int
+
+
+def plan_digit_counts(b: RegionBuilder) -> DigitCountPlan:
+    """Return the block that counts the digits of a part."""
+    part = b.the_op("digit_counts").attrs["part"]
+    threads = _digit_threads(part)
+    return DigitCountPlan(threads, min(4, -(-part // threads)))
+
+
+def plan_digit_sort(b: RegionBuilder) -> DigitSortPlan:
+    """Return the block that orders a part."""
+    return DigitSortPlan(_digit_threads(b.the_op("digit_sort").attrs["part"]))
+
+
+def _digit_threads(part: int) -> int:
+    return min(max(part // LANE_DIGITS.value, WARP), DIGIT_THREADS.value)
