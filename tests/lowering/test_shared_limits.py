@@ -11,7 +11,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.lowering.lower import lower
-from aotc.lowering.regions.scatter.gpu import CROWDED_UPDATES
+from aotc.lowering.plans.gpu_scatters import CROWDED_UPDATES
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve

@@ -35,7 +35,7 @@ from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan
 from aotc.lowering.passes.canonicalize.pool_gradients import gathered
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.gpu_column_scans import column_blocks
+from aotc.lowering.plans.gpu_column_scans import plan_column_scan
 from aotc.lowering.plans.thresholds import SCAN_LANES
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.options import Options
@@ -198,7 +198,7 @@ def _parts(op: Op, scan: Scan, kind: str) -> int:
     shape = [static(s) for s in op.operands[0].type.shape]
     n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
     if kind == "cuda":
-        if column_blocks(op, scan) is not None:
+        if plan_column_scan(op, scan) is not None:
             return 1
         blocks, least = (GPU_SCAN_BLOCKS, GPU_SCAN_PART) if tail == 1 else (GPU_SCAN_COLUMNS, GPU_SCAN_COLUMN_PART)
         wanted = min(n // least.value, -(-blocks.value // (lead * tail)))

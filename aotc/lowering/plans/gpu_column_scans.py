@@ -8,17 +8,23 @@ from math import prod
 from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.prefix_scans import Scan
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnBlocks:
-    """Layout of a block: ``width`` columns, ``groups`` threads along each column, ``each`` elements per thread."""
+class ColumnScanPlan(RegionPlan):
+    """A block scans ``width`` columns, each by ``groups`` threads that have ``each`` elements at a time."""
 
     width: int
     groups: int
     each: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the shape of the shared buffer with the last results of threads, of this chunk and the one before."""
+        return 2, self.groups, self.width
 
 
 SHORT_COLUMN = Limit(
@@ -48,8 +54,8 @@ COLUMN_SCAN_THREADS = BlockSize(
 )
 
 
-def column_blocks(op: Op, scan: Scan) -> ColumnBlocks | None:
-    """Return the layout of blocks for a scan along columns, or None if one pass does not pay.
+def plan_column_scan(op: Op, scan: Scan) -> ColumnScanPlan | None:
+    """Return the blocks of a scan along columns, or None if one pass does not pay.
 
     It does not if columns are short, if sizes are symbolic, or if there are too few columns for all multiprocessors.
     """
@@ -62,4 +68,4 @@ def column_blocks(op: Op, scan: Scan) -> ColumnBlocks | None:
     if tail < width or SHORT_COLUMN.holds(n) or COLUMN_SCAN_BLOCKS.holds(lead * -(-tail // width)):
         return None
     each = max(COLUMN_SCAN_EACH.value // size, 1)
-    return ColumnBlocks(width, min(COLUMN_SCAN_THREADS.value // width, -(-n // each)), each)
+    return ColumnScanPlan(width, min(COLUMN_SCAN_THREADS.value // width, -(-n // each)), each)

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
+from aotc.lowering.plans.cpu_scan import plan_cpu_scan
 from aotc.lowering.plans.cpu_sort import plan_cpu_sort, plan_cpu_top_k, plan_gpu_top_k
 from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
+from aotc.lowering.plans.gpu_scans import plan_gpu_scan
+from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
 from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
 from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice, plan_select_and_scatter
 from aotc.targets import Target
 
 Planner = Callable[[RegionBuilder], RegionPlan]
@@ -20,12 +24,22 @@ PLANNERS: dict[tuple[str, str], Planner] = {
     ("row", "cuda"): plan_gpu_reduction,
     ("reduce", "cpu"): plan_cpu_reduction,
     ("reduce", "cuda"): plan_gpu_reduction,
+    ("update", "cpu"): plan_cpu_slice,
+    ("update", "cuda"): plan_gpu_update,
 }
 
 # Planners of regions of kind ``single``, by the op that the region was made for and the kind of target.
 PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("digit_counts", "cuda"): plan_digit_counts,
     ("digit_sort", "cuda"): plan_digit_sort,
+    ("dynamic_update_slice", "cpu"): plan_cpu_slice,
+    ("dynamic_update_slice", "cuda"): plan_gpu_slice,
+    ("reduce_window", "cpu"): plan_cpu_scan,
+    ("reduce_window", "cuda"): plan_gpu_scan,
+    ("scatter", "cpu"): plan_cpu_scatter,
+    ("scatter", "cuda"): plan_gpu_scatter,
+    ("select_and_scatter", "cpu"): plan_select_and_scatter,
+    ("select_and_scatter", "cuda"): plan_select_and_scatter,
     ("sort", "cpu"): plan_cpu_sort,
     ("sort", "cuda"): plan_gpu_sort,
     ("sort_runs", "cuda"): plan_sort_runs,

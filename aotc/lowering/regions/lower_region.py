@@ -13,8 +13,12 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
+from aotc.lowering.plans.cpu_scan import ChunkScanPlan
 from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
+from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
+from aotc.lowering.plans.gpu_scans import RowScanPlan
+from aotc.lowering.plans.gpu_scatters import BlockScatterPlan, ParallelScatterPlan, RunScatterPlan
 from aotc.lowering.plans.gpu_sort import (
     BlockSortPlan,
     CountedRunPlan,
@@ -25,6 +29,7 @@ from aotc.lowering.plans.gpu_sort import (
 )
 from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.scatters import SelectAndScatterPlan, SerialScatterPlan, SliceUpdatePlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
@@ -40,11 +45,13 @@ from aotc.lowering.regions.random import lower_rng_bit_generator
 from aotc.lowering.regions.reduce.cpu_columns import lower_columns
 from aotc.lowering.regions.reduce.cpu_row_blocks import lower_row_blocks
 from aotc.lowering.regions.reduce.cpu_rows import lower_rows
-from aotc.lowering.regions.reduce.cpu_scan import lower_scan
+from aotc.lowering.regions.reduce.cpu_scan import lower_chunk_scan
 from aotc.lowering.regions.reduce.cpu_transposed_rows import lower_transposed_rows
 from aotc.lowering.regions.reduce.gpu import lower_group_rows, lower_thread_rows
 from aotc.lowering.regions.reduce.gpu_columns import lower_columns_cuda
-from aotc.lowering.regions.scatter.cpu import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
+from aotc.lowering.regions.reduce.gpu_scan import lower_column_scan, lower_row_scan
+from aotc.lowering.regions.scatter.cpu import lower_serial_scatter, lower_slice_update
+from aotc.lowering.regions.scatter.gpu import lower_block_scatter, lower_parallel_scatter, lower_run_scatter
 from aotc.lowering.regions.scatter.select_and_scatter import lower_select_and_scatter
 from aotc.lowering.regions.sort.cpu import lower_merge_sort, lower_radix_sort
 from aotc.lowering.regions.sort.gpu_merge import lower_block_sort, lower_merged_pairs, lower_merged_runs
@@ -63,13 +70,14 @@ KINDS: dict[tuple[str, str], Lowering] = {
     ("window", "cuda"): lower_loop,
     ("contract", "cpu"): lower_contract,
     ("contract", "cuda"): lower_contract_cuda,
-    ("update", "cpu"): lower_dynamic_update_slice,
-    ("update", "cuda"): lower_update_cuda,
 }
 
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
+    BlockScatterPlan: lower_block_scatter,
     BlockSortPlan: lower_block_sort,
+    ChunkScanPlan: lower_chunk_scan,
     ColumnPlan: lower_columns,
+    ColumnScanPlan: lower_column_scan,
     CountedRunPlan: lower_counted_runs,
     DigitCountPlan: lower_digit_counts,
     DigitSortPlan: lower_digit_sort,
@@ -79,10 +87,16 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     MergeSortPlan: lower_merge_sort,
     MergedPairPlan: lower_merged_pairs,
     MergedRunPlan: lower_merged_runs,
+    ParallelScatterPlan: lower_parallel_scatter,
     RadixSortPlan: lower_radix_sort,
     RowBlockPlan: lower_row_blocks,
     RowPlan: lower_rows,
+    RowScanPlan: lower_row_scan,
+    RunScatterPlan: lower_run_scatter,
+    SelectAndScatterPlan: lower_select_and_scatter,
     SelectionPlan: lower_selection,
+    SerialScatterPlan: lower_serial_scatter,
+    SliceUpdatePlan: lower_slice_update,
     ThreadRowPlan: lower_thread_rows,
     TransposedRowPlan: lower_transposed_rows,
 }
@@ -93,12 +107,8 @@ SINGLES: dict[str, Lowering] = {
     "custom_call": lower_custom_call,
     "cholesky": lower_cholesky,
     "dft": lower_dft,
-    "dynamic_update_slice": lower_dynamic_update_slice,
     "lapack": lower_lapack,
-    "reduce_window": lower_scan,
     "rng_bit_generator": lower_rng_bit_generator,
-    "scatter": lower_scatter,
-    "select_and_scatter": lower_select_and_scatter,
     "triangular_solve": lower_triangular_solve,
     "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
 }

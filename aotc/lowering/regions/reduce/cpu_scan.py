@@ -7,36 +7,21 @@ the result of the chunks before it is combined with that. A result thus has abou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
 
-from aotc.ir.dims.algebra import Dim, minimum, product, sym
+from aotc.ir.dims.algebra import Dim, minimum, sym
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
 from aotc.lowering.elements.row_axis import RowBlocks
-from aotc.lowering.plans.gpu_column_scans import column_blocks
-from aotc.lowering.plans.thresholds import SCAN_LANES
-from aotc.lowering.regions.reduce.gpu_scan import lower_scan_in_blocks, lower_scan_of_columns
-from aotc.lowering.threshold import BlockSize, Estimate
-from aotc.targets import Target
+from aotc.lowering.plans.cpu_scan import ChunkScanPlan
+from aotc.lowering.threshold import Estimate
 
 
-def lower_scan(function: Function, target: Target) -> Kernel:
+def lower_chunk_scan(b: RegionBuilder, plan: ChunkScanPlan) -> Kernel:
     """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
-    b = RegionBuilder(function, target)
-    scan = scan_of(b.the_op("reduce_window"))
-    if target.kind == "cuda" and scan is not None and (blocks := column_blocks(b.the_op("reduce_window"), scan)):
-        if (kernel := lower_scan_of_columns(b, scan, blocks)) is not None:
-            return kernel
-        b = RegionBuilder(function, target)
-    if target.kind == "cuda" and scan is not None and product(b.shape[scan.dim + 1 :]) == 1:
-        if (kernel := lower_scan_in_blocks(b, scan)) is not None:
-            return kernel
-        b = RegionBuilder(function, target)
-    return _Scan(b, target).kernel()
+    return _Scan(b, plan).kernel()
 
 
 SCAN_WORK = Estimate(
@@ -44,25 +29,19 @@ SCAN_WORK = Estimate(
     "times that a scan combines an element",
     "two by construction: once within its chunk, once with the result of the chunks before it",
 )
-SCAN_CHUNK = BlockSize(
-    256,
-    "elements per chunk of a scan of unknown length",
-    "the square root of 65536; a scan of known length uses the square root of its own",
-)
 
 
 class _Scan:
     """Emitter of the loops over the scans of one grid item, which run in parallel lanes."""
 
-    def __init__(self, b: RegionBuilder, target: Target) -> None:
+    def __init__(self, b: RegionBuilder, plan: ChunkScanPlan) -> None:
         self.b = b
         self.op = b.the_op("reduce_window")
         scan = scan_of(self.op)
         assert scan is not None
         self.reverse = scan.reverse
-        self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, 1 if target.kind == "cuda" else SCAN_LANES.value)
-        self.n = self.rows.n
-        self.chunk = isqrt(self.n) + 1 if isinstance(self.n, int) else SCAN_CHUNK.value
+        self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, plan.lanes)
+        self.n, self.chunk = self.rows.n, plan.chunk
         self.own = self._buffers("own")
         self.before = self._buffers("before")
 

@@ -21,15 +21,13 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims.algebra import Dim, ceildiv, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.loop.scratch import bytes_of_all
-from aotc.lowering.analysis.prefix_scans import Scan
+from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
-from aotc.lowering.plans.gpu_column_scans import ColumnBlocks
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.dtypes import size_of
+from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
+from aotc.lowering.plans.gpu_scans import RowScanPlan
 
 
 def padded(place: Dim) -> Dim:
@@ -37,28 +35,19 @@ def padded(place: Dim) -> Dim:
     return place + place // BANKS
 
 
-GPU_SCAN_THREADS = BlockSize(
-    256,
-    "threads of a GPU block that scans a row",
-    "eight blocks per multiprocessor hide each other's barriers",
-)
-
-
-def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
-    """Lower a scan along contiguous rows, or return None if no block has enough shared memory."""
-    threads = GPU_SCAN_THREADS.value
-    while threads and (rows := _RowScan(b, scan, threads)).bytes > b.target.shared:
-        threads //= 2
-    return rows.kernel() if threads else None
+def lower_row_scan(b: RegionBuilder, plan: RowScanPlan) -> Kernel:
+    """Lower a scan along contiguous rows."""
+    return _RowScan(b, plan).kernel()
 
 
 class _BlockScan:
     """Shared by both: the combiner, and buffers with an element for each result."""
 
-    def __init__(self, b: RegionBuilder, scan: Scan) -> None:
-        self.b, self.reverse = b, scan.reverse
-        self.op, self.e = b.the_op("reduce_window"), b.elements()
-        self.n = b.shape[scan.dim]
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.op, self.e = b, b.the_op("reduce_window"), b.elements()
+        scan = scan_of(self.op)
+        assert scan is not None
+        self.dim, self.reverse, self.n = scan.dim, scan.reverse, b.shape[scan.dim]
 
     def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
         return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
@@ -80,29 +69,17 @@ class _BlockScan:
         return [If(all_of(tests), tuple(block))] if tests else list(block)
 
 
-GPU_SCAN_BYTES = BlockSize(
-    32,
-    "bytes of adjacent elements that one thread scans serially",
-    "eight f32: fewer steps than the scan across the block that follows",
-)
-
-
 class _RowScan(_BlockScan):
-    """Emitter of the steps of a block of at most ``threads`` threads."""
+    """Emitter of the steps of a block."""
 
-    def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
-        super().__init__(b, scan)
-        self.rows, self.place = rows_of(b.shape, scan.dim)
-        bytes_ = sum(size_of(v.type.dtype) for v in self.op.results)
-        self.each = max(GPU_SCAN_BYTES.value // bytes_, 1)
-        self.threads = threads
-        while isinstance(self.n, int) and self.threads > BANKS and self.threads * self.each >= 2 * self.n:
-            self.threads //= 2
-        size = self.threads * self.each
-        self.tile = self._buffers("tile", (size + size // BANKS,), "shared")
-        self.ends = [self._buffers("ends", (self.threads,), "shared") for _ in range(2)]
-        self.carry = self._buffers("carry", (1,), "shared")
-        self.bytes = bytes_of_all([*self.tile, *self.ends[0], *self.ends[1], *self.carry])
+    def __init__(self, b: RegionBuilder, plan: RowScanPlan) -> None:
+        super().__init__(b)
+        self.rows, self.place = rows_of(b.shape, self.dim)
+        self.threads, self.each = plan.threads, plan.each
+        tile, *ends, carry = plan.shapes
+        self.tile = self._buffers("tile", tile, "shared")
+        self.ends = [self._buffers("ends", shape, "shared") for shape in ends]
+        self.carry = self._buffers("carry", carry, "shared")
         self.own = self._buffers("own", (self.threads, self.each), "private")
 
     def kernel(self) -> Kernel:
@@ -219,33 +196,31 @@ class _RowScan(_BlockScan):
         return For("z", 0, 1, tuple(block), "thread")
 
 
-def lower_scan_of_columns(b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> Kernel | None:
-    """Lower a scan along columns, or return None if no block has enough shared memory."""
-    columns = _ColumnScan(b, scan, blocks)
-    return columns.kernel() if columns.bytes <= b.target.shared else None
+def lower_column_scan(b: RegionBuilder, plan: ColumnScanPlan) -> Kernel:
+    """Lower a scan along columns."""
+    return _ColumnScan(b, plan).kernel()
 
 
 class _ColumnScan(_BlockScan):
     """Emitter of the steps of a block that scans neighbouring columns."""
 
-    def __init__(self, b: RegionBuilder, scan: Scan, blocks: ColumnBlocks) -> None:
-        super().__init__(b, scan)
-        self.held = blocks
-        self.rows = RowBlocks(b.shape, scan.dim, blocks.width)
-        self.threads = blocks.width * blocks.groups
+    def __init__(self, b: RegionBuilder, plan: ColumnScanPlan) -> None:
+        super().__init__(b)
+        self.plan = plan
+        self.rows = RowBlocks(b.shape, self.dim, plan.width)
+        self.threads = plan.width * plan.groups
         self.t = sym("t", 0, self.threads)
-        self.column, self.group = mod(self.t, blocks.width), self.t // blocks.width
-        self.ends = self._buffers("ends", (2, blocks.groups, blocks.width), "shared")
-        self.bytes = bytes_of_all(self.ends)
-        self.own = self._buffers("own", (self.threads, blocks.each), "private")
+        self.column, self.group = mod(self.t, plan.width), self.t // plan.width
+        self.ends = self._buffers("ends", plan.shape, "shared")
+        self.own = self._buffers("own", (self.threads, plan.each), "private")
         self.carry, self.before = (self._buffers(name, (self.threads,), "private") for name in ("carry", "before"))
 
     def kernel(self) -> Kernel:
-        size = self.held.groups * self.held.each
+        size = self.plan.groups * self.plan.each
         chunks = ceildiv(self.n, size)
         chunk = sym("c", 0, chunks)
         self.begin, self.parity = chunk * size, mod(chunk, 2)
-        self.busy = ceildiv(minimum(self.n - self.begin, size), self.held.each)
+        self.busy = ceildiv(minimum(self.n - self.begin, size), self.plan.each)
         start = self.e.new_block()
         self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
         steps: list[Stmt] = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
@@ -260,12 +235,12 @@ class _ColumnScan(_BlockScan):
 
     def _elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
         """Return the loop over a thread's existing elements from the ``first`` on."""
-        u = sym(self.b.fresh("u"), 0, self.held.each)
-        step = self.begin + self.group * self.held.each + u
+        u = sym(self.b.fresh("u"), 0, self.plan.each)
+        step = self.begin + self.group * self.plan.each + u
         inner = self.e.new_block()
         write(u, self.n - 1 - step if self.reverse else step)
         there = self._guarded(test_index(step, self.n, "lt"), inner)
-        return [For(str(u), first, self.held.each, tuple(there), "unroll")]
+        return [For(str(u), first, self.plan.each, tuple(there), "unroll")]
 
     def _scan_own(self) -> list[Stmt]:
         def read(u: Dim, position: Dim) -> None:
@@ -278,13 +253,13 @@ class _ColumnScan(_BlockScan):
 
         block = [*self._elements(0, read), *self._elements(1, add)]
         self.e.enter(block)  # at the end of a column, no thread follows one with fewer elements
-        last = self._load(self.own, self.t, self.held.each - 1)
+        last = self._load(self.own, self.t, self.plan.each - 1)
         self._store(self.ends, (self.parity, self.group, self.column), last)
         return block
 
     def _combine_all(self) -> list[Stmt]:
         name = self.b.fresh("k")
-        k = sym(name, 0, self.held.groups)
+        k = sym(name, 0, self.plan.groups)
         inner = self.e.new_block()
         kept = self.e.new_block()
         self._store(self.before, (self.t,), self._load(self.carry, self.t))

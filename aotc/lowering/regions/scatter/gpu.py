@@ -9,43 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, product, sym
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
 from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item
 from aotc.lowering.elements.elements import Elements, all_of, constant_scalar, test_index
+from aotc.lowering.plans.gpu_scatters import (
+    BlockScatterPlan,
+    ParallelScatterPlan,
+    RunScatterPlan,
+    updated_elements,
+)
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
-from aotc.lowering.threshold import BlockSize, Limit
-from aotc.targets import Target
-from aotc.vmfb.abi import GPU_ALIGNMENT
-from aotc.vmfb.dtypes import size_of
 
 
-def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
-    """Lower a scatter whose updates are disjoint, combine atomically, or are sorted into runs."""
-    updates = op.operands[len(op.inputs) + 1 :]
-    size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
+def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kernel:
+    """Lower a scatter whose updates are disjoint or combine atomically."""
+    op = b.the_op("scatter")
+    updates, size = op.operands[len(op.inputs) + 1 :], updated_elements(op)
     if size == 0:
         return b.grid(0, [], 0)
-    if not is_apart(op) and not is_atomic(op):
-        return _along_runs(b, op, size)
-    if not is_apart(op) and _is_crowded(op, size, b.target):
-        return _in_blocks(b, op, size)
     at = delinearize(grid_item(size), updates[0].type.shape)
     e = b.elements()
     body = e.new_block()
     where, tests = place_of_update(e, op, list(at))
     inner = e.new_block()
     values: list[Scalar] = [e.bind(e.at(u, at)) for u in updates]
-    if is_apart(op):
-        combine_into(b, e, op, where, values)
-    else:
+    if plan.atomic:
         inner += _atomic(b.outputs[0], where, values[0], combiner(op) or "")
+    else:
+        combine_into(b, e, op, where, values)
     body += [If(all_of(tests), tuple(inner))] if tests else inner
     return b.grid(size, body, size * SCATTER_WORK.value)
 
@@ -57,10 +53,12 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
     return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
 
 
-def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
+def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     """Combine the updates of a run in order, by the threads of its first update."""
+    op = b.the_op("scatter")
+    size = updated_elements(op)
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
-    count, width = update.type.shape[0], _run_lanes(op)
+    count, width = update.type.shape[0], plan.lanes
     *lead, last = update.type.shape
     first, *window = delinearize(grid_item(size // width), (*lead, last // width))
     lane = b.fresh("u")
@@ -102,15 +100,6 @@ def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
     return b.grid(size // width, body, size * SCATTER_WORK.value)
 
 
-def _run_lanes(op: Op) -> int:
-    """Return the adjacent elements per thread: a vector if updates cover whole rows, else 1."""
-    update = op.operands[len(op.inputs) + 1].type
-    last = update.shape[-1]
-    is_whole = update.rank > 1 and last == op.operands[0].type.shape[-1] and isinstance(last, int)
-    width = GPU_ALIGNMENT // max(size_of(v.type.dtype) for v in op.results)
-    return width if is_whole and width > 0 and mod(last, width) == 0 else 1
-
-
 def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
     """Return the integer in ``at``, which is below ``count``; at most ``most``, if that is passed."""
     number: Scalar = Load(at, ())
@@ -119,41 +108,13 @@ def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
     return sym(e.bind(number, "n").name, 0, count)
 
 
-CROWDED_CELLS = Limit(
-    4096,
-    "elements of a scatter's result for which GPU blocks combine updates in shared memory",
-    "32 KiB of i64; on an NVIDIA H200 a million sums into 1000 elements waited 80 us for each other",
-)
-CROWDED_UPDATES = Limit(
-    (1 << 16) - 1,
-    "updates of a scatter that go directly to GPU memory, however few elements the result has",
-    "each of the blocks that fill the multiprocessors would clear and write all elements",
-    unknown=True,
-)
-
-
-def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
-    """Return True if many updates go to few elements, which fit the shared memory of a block."""
-    result = op.operands[0].type
-    cells = product(result.shape)
-    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:
-        return False
-    return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)
-
-
-CROWDED_THREADS = BlockSize(
-    512,
-    "threads of a GPU block that combines updates in shared memory",
-    "four blocks per multiprocessor",
-)
-CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks for a million updates")
-
-
-def _in_blocks(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
+def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     """Combine the updates of a block in shared memory."""
+    op = b.the_op("scatter")
+    size = updated_elements(op)
     (update,) = op.operands[len(op.inputs) + 1 :]
     out, name = b.outputs[0], combiner(op) or ""
-    cells, threads, each = product(out.shape), CROWDED_THREADS.value, CROWDED_EACH.value
+    cells, threads, each = product(out.shape), plan.threads, plan.each
     assert isinstance(cells, int)
     items = ceildiv(size, threads * each)
     held = Buffer(b.fresh("held"), out.dtype, (cells,), "shared")

@@ -6,19 +6,18 @@ from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.dim_attributes import dims_of, pairs_of
-from aotc.ir.tensor.ir import Function, Op
+from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
 from aotc.lowering.elements.elements import Elements, test_index
-from aotc.targets import Target
+from aotc.lowering.plans.scatters import SelectAndScatterPlan
 
 
-def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
+def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Kernel:
     """For each window, find the selected element, and combine the source with its result.
 
     Windows overlap, so they run in order. The grid is over the dims that no window spans.
     """
-    b = RegionBuilder(function, target)
     op = b.the_op("select_and_scatter")
     x, source, init = op.operands
     e = b.elements()

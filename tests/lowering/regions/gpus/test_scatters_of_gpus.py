@@ -107,7 +107,7 @@ def test_unknown_sizes(size):
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
 def test_many_updates_to_few_elements_meet_in_shared_memory(name, monkeypatch):
     few = Limit(99, "updates", "a test")
-    monkeypatch.setattr("aotc.lowering.regions.scatter.gpu.CROWDED_UPDATES", few)
+    monkeypatch.setattr("aotc.lowering.plans.gpu_scatters.CROWDED_UPDATES", few)
     x, i = normal(5000), integers(5000, low=-1, high=9)
     variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 8), [x, i], factor=4)
     assert any(isinstance(s, Store) and s.buffer.space == "shared" for k in variant.kernels for s in walk(k.body))

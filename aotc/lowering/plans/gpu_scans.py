@@ -1,0 +1,76 @@
+"""How a GPU computes prefix scans: rows or columns by blocks of threads, or one scan by each thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.loop.ir import Buffer
+from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.prefix_scans import Scan, scan_of
+from aotc.lowering.analysis.thresholds import BANKS
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.cpu_scan import ChunkScanPlan, plan_chunks
+from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan, plan_column_scan
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.threshold import BlockSize
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowScanPlan(RegionPlan):
+    """A block of ``threads`` threads scans a row; each scans ``each`` neighbours at a time."""
+
+    threads: int
+    each: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int], ...]:
+        """Return the shapes of the shared buffers: the elements, the last results of threads twice, the total."""
+        size = self.threads * self.each
+        return (size + size // BANKS,), (self.threads,), (self.threads,), (1,)
+
+
+def plan_gpu_scan(b: RegionBuilder) -> RowScanPlan | ColumnScanPlan | ChunkScanPlan:
+    """Return a scan by blocks where it pays and fits shared memory; otherwise each thread has a scan of its own."""
+    op = b.the_op("reduce_window")
+    scan = scan_of(op)
+    assert scan is not None
+    columns = plan_column_scan(op, scan)
+    if columns is not None and _bytes(op, [columns.shape]) <= b.target.shared:
+        return columns
+    rows = _plan_rows(b, op, scan) if product(b.shape[scan.dim + 1 :]) == 1 else None
+    return rows or plan_chunks(op, lanes=1)
+
+
+GPU_SCAN_THREADS = BlockSize(
+    256,
+    "threads of a GPU block that scans a row",
+    "eight blocks per multiprocessor hide each other's barriers",
+)
+GPU_SCAN_BYTES = BlockSize(
+    32,
+    "bytes of adjacent elements that one thread scans serially",
+    "eight f32: fewer steps than the scan across the block that follows",
+)
+
+
+def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
+    """Return a block for a row, of fewer threads for a short one, or None if no block has enough shared memory."""
+    n, threads = b.shape[scan.dim], GPU_SCAN_THREADS.value
+    each = max(GPU_SCAN_BYTES.value // sum(size_of(v.type.dtype) for v in op.results), 1)
+    while isinstance(n, int) and threads > BANKS and threads * each >= 2 * n:
+        threads //= 2
+    while threads:
+        plan = RowScanPlan(threads, each)
+        if _bytes(op, plan.shapes) <= b.target.shared:
+            return plan
+        threads //= 2
+    return None
+
+
+def _bytes(op: Op, shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return the bytes of shared buffers of ``shapes``, of each shape one per result."""
+    return bytes_of_all(Buffer("x", v.type.dtype, shape, "shared") for shape in shapes for v in op.results)

@@ -1,0 +1,112 @@
+"""How a GPU writes part of an array in place: in parallel where the order of updates does not matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, mod, product
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, is_side_by_side
+from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan, plan_serial_scatter
+from aotc.lowering.threshold import BlockSize, Limit
+from aotc.targets import Target
+from aotc.vmfb.abi import GPU_ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelScatterPlan(RegionPlan):
+    """A thread applies each element of the updates, by an atomic operation if ``atomic``."""
+
+    atomic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunScatterPlan(RegionPlan):
+    """Sorted updates: the threads of the first update of a run combine the run in order, ``lanes`` elements each."""
+
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScatterPlan(RegionPlan):
+    """Updates to few elements: blocks of ``threads`` threads combine ``each`` updates per thread in shared memory."""
+
+    threads: int
+    each: int
+
+
+ScatterPlan = ParallelScatterPlan | RunScatterPlan | BlockScatterPlan | SerialScatterPlan
+
+
+def plan_gpu_update(b: RegionBuilder) -> ScatterPlan | SliceUpdatePlan:
+    """Return how to update part of an array, with the ops that compute the update."""
+    scatters = any(op.name == "scatter" for op in b.function.body.ops)
+    return plan_gpu_scatter(b) if scatters else plan_gpu_slice(b)
+
+
+def plan_gpu_slice(b: RegionBuilder) -> SliceUpdatePlan:
+    """Return the update of a slice with a thread for each element."""
+    return SliceUpdatePlan(by_rows=False)
+
+
+CROWDED_THREADS = BlockSize(
+    512,
+    "threads of a GPU block that combines updates in shared memory",
+    "four blocks per multiprocessor",
+)
+CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks for a million updates")
+
+
+def plan_gpu_scatter(b: RegionBuilder) -> ScatterPlan:
+    """Return a parallel scatter if updates are disjoint, combine atomically, or are sorted into runs."""
+    op = b.the_op("scatter")
+    if not is_side_by_side(op):
+        return plan_serial_scatter(op, 1)
+    size = updated_elements(op)
+    if size == 0 or is_apart(op):
+        return ParallelScatterPlan(atomic=False)
+    if not is_atomic(op):
+        return RunScatterPlan(_run_lanes(op))
+    if _is_crowded(op, size, b.target):
+        return BlockScatterPlan(CROWDED_THREADS.value, CROWDED_EACH.value)
+    return ParallelScatterPlan(atomic=True)
+
+
+def updated_elements(op: Op) -> Dim:
+    """Return the elements of the updates of a scatter; 0 if the array that they go to has none."""
+    return 0 if 0 in op.operands[0].type.shape else product(op.operands[len(op.inputs) + 1].type.shape)
+
+
+def _run_lanes(op: Op) -> int:
+    """Return the adjacent elements per thread: a vector if updates cover whole rows, else 1."""
+    update = op.operands[len(op.inputs) + 1].type
+    last = update.shape[-1]
+    is_whole = update.rank > 1 and last == op.operands[0].type.shape[-1] and isinstance(last, int)
+    width = GPU_ALIGNMENT // max(size_of(v.type.dtype) for v in op.results)
+    return width if is_whole and width > 0 and mod(last, width) == 0 else 1
+
+
+CROWDED_CELLS = Limit(
+    4096,
+    "elements of a scatter's result for which GPU blocks combine updates in shared memory",
+    "32 KiB of i64; on an NVIDIA H200 a million sums into 1000 elements waited 80 us for each other",
+)
+CROWDED_UPDATES = Limit(
+    (1 << 16) - 1,
+    "updates of a scatter that go directly to GPU memory, however few elements the result has",
+    "each of the blocks that fill the multiprocessors would clear and write all elements",
+    unknown=True,
+)
+
+
+def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
+    """Return True if many updates go to few elements, which fit the shared memory of a block."""
+    result = op.operands[0].type
+    cells = product(result.shape)
+    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:
+        return False
+    return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)

@@ -1,0 +1,64 @@
+"""How a worker writes part of an array in place: a slice of it, or updates at indices in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.threshold import BlockSize
+
+
+@dataclass(frozen=True, slots=True)
+class SliceUpdatePlan(RegionPlan):
+    """A slice is written; a grid item has a row of it if ``by_rows``, else one element."""
+
+    by_rows: bool
+
+
+def plan_cpu_slice(b: RegionBuilder) -> SliceUpdatePlan:
+    """Return the update of a slice by rows."""
+    return SliceUpdatePlan(by_rows=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SerialScatterPlan(RegionPlan):
+    """Updates are applied one after the other.
+
+    Attributes
+    ----------
+    width : int
+        Elements of the last window dim that a grid item writes; 0: one item writes all.
+    """
+
+    width: int
+
+
+UPDATE_WINDOW = BlockSize(
+    64,
+    "elements of a scatter's last window dim that one CPU grid item writes",
+    "four cache lines of f32",
+)
+
+
+def plan_cpu_scatter(b: RegionBuilder) -> SerialScatterPlan:
+    """Return the scatter in order, parallel over blocks of the window."""
+    return plan_serial_scatter(b.the_op("scatter"), UPDATE_WINDOW.value)
+
+
+def plan_serial_scatter(op: Op, width: int) -> SerialScatterPlan:
+    """Return the scatter in order, with items of ``width`` elements if the window is wider."""
+    update, window = op.operands[len(op.inputs) + 1].type, op.attrs["update_window_dims"]
+    extent = update.shape[window[-1]] if window else 1
+    return SerialScatterPlan(width if isinstance(extent, int) and extent > width else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectAndScatterPlan(RegionPlan):
+    """The windows of a ``select_and_scatter`` run in order, in parallel over the dims that no window spans."""
+
+
+def plan_select_and_scatter(b: RegionBuilder) -> SelectAndScatterPlan:
+    """Return the only way to compute it."""
+    return SelectAndScatterPlan()
