@@ -22,17 +22,12 @@ from aotc.ir.dims.algebra import Dim, ceildiv, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.prefix_scans import scan_of
-from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
-
-
-def padded(place: Dim) -> Dim:
-    """Return the index of an element in shared memory, padded so that elements a few apart are in different banks."""
-    return place + place // BANKS
+from aotc.lowering.regions.common.bank_padding import padded
 
 
 def lower_row_scan(b: RegionBuilder, plan: RowScanPlan) -> Kernel:

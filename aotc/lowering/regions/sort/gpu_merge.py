@@ -38,7 +38,7 @@ from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of, test_index
 from aotc.lowering.plans.gpu_sort import BlockSortPlan, MergedPairPlan, MergedRunPlan, sorted_arrays
 from aotc.lowering.plans.resources import run_cells
-from aotc.lowering.regions.reduce.gpu_scan import padded
+from aotc.lowering.regions.common.bank_padding import padded
 from aotc.lowering.regions.sort.cpu_radix import integer
 
 Read = Callable[[Dim], list[Scalar]]
