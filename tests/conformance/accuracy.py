@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance.edge_bounds import BOUNDS, functions
+from conformance.expanded import DTYPES as EXPANDED_DTYPES
+from conformance.expanded import EXPANDED
 from conformance.sums import COMPOSED, SUMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -61,6 +63,17 @@ as near its zeros no digit would be left; an f32 is, too, where the result is be
 | lgamma f32, positive | 0.50 | 3.0e+06 | 2.0 | 2.2 |
 | lgamma f32, negative | 0.50 | 3.0e+06 | 2.1 | 2.1 |
 | lgamma f64 | 1.8 | 2.0e+04 | 66 | 9.1 |
+"""
+
+EXPANDED_HEAD = """
+### Functions without an op
+
+jaxlib expands `chlo.zeta` and `chlo.polygamma` into ops, jax writes `bessel_i0e` as a polynomial. The bounds hold for
+these arguments (`tests/kernels/formulas/test_expanded_bounds.py`, against mpmath). `polygamma` has no digits where
+`zeta(n + 1, x)` underflows. The test also requires a row of these tables for each float type of each op that rounds,
+and for each op of CHLO. Floats of 8 bits and fewer are computed in f32 and rounded once
+(`tests/kernels/test_small_floats.py` has every code).
+
 """
 
 SUMS_HEAD = """
@@ -124,7 +137,10 @@ def page() -> str:
     rows = "\n".join(_row(name, *cells) for name, cells in sums.items())
     composed = "\n".join(_row(row.name, f"`{row.formula}`") for row in COMPOSED)
     functions_part = HEAD + "\n".join([*lines, "", *sorted(notes)]) + "\n"
-    return f"{functions_part}{PEERS}{SUMS_HEAD}{rows}\n{COMPOSED_HEAD}{composed}\n{DATA}"
+    expanded = [_row("Function", "Arguments", *EXPANDED_DTYPES), _row(*["---"] * (len(EXPANDED_DTYPES) + 2))]
+    expanded += [_row(row.name, row.domain, *map(row.bound, EXPANDED_DTYPES)) for row in EXPANDED]
+    without_op = EXPANDED_HEAD + "\n".join(expanded) + "\n"
+    return f"{functions_part}{PEERS}{without_op}{SUMS_HEAD}{rows}\n{COMPOSED_HEAD}{composed}\n{DATA}"
 
 
 def _row(*cells: str) -> str:
