@@ -5,6 +5,7 @@ import pytest
 from support.growing import GROWING, check_growing
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.semantics.run import interpret
@@ -215,6 +216,23 @@ def test_computed_slices_and_counts_stay_in_bounds():
             module.invoke("main", x, given)
         with pytest.raises(AssertionFailed, match=message):
             interpret(import_model(text.encode()), x, given)
+
+
+def test_a_slice_with_constant_bounds_has_the_stated_size():
+    text = """func.func @main(%x: tensor<4xf32>) -> tensor<2xf32> {
+      %a = stablehlo.constant dense<0> : tensor<1xi64>
+      %b = stablehlo.constant dense<4> : tensor<1xi64>
+      %s = stablehlo.constant dense<STRIDE> : tensor<1xi64>
+      %y = stablehlo.real_dynamic_slice %x, %a, %b, %s
+        : (tensor<4xf32>, tensor<1xi64>, tensor<1xi64>, tensor<1xi64>) -> tensor<2xf32>
+      return %y : tensor<2xf32>
+    }"""
+    x = np.float32([1, 2, 3, 4])
+    (y,) = both(text.replace("STRIDE", "3"), x)
+    np.testing.assert_array_equal(y, [1, 4])
+    for stride in (4, 2**63 - 1):
+        with pytest.raises(CompileError, match="a size of 1 in its result, which is stated as 2"):
+            aotc.compile(text.replace("STRIDE", str(stride)))
 
 
 def test_computed_sizes_as_text_and_in_copies_for_given_sizes():

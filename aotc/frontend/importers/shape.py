@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
+from aotc.frontend.requirements import as_stated
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
 from aotc.ir.dims.compare import decide
@@ -182,7 +183,9 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
         state.bind(op, [window])
         return
     attrs = {w: state.known[v] for v, w in zip(bounds, _BOUNDS)}
-    state.bind(op, [state.one("slice", [x], attrs)])
+    results = [state.one("slice", [x], attrs)]
+    as_stated(state, results, [shape])  # MLIR's verifier does not compare constant bounds with the type
+    state.bind(op, results)
 
 
 def from_values(state: State, dims: Sequence[Dim]) -> bool:
