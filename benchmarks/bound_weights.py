@@ -95,7 +95,8 @@ def ways(case: Case, target: str, baked: bool) -> dict[str, Callable[[], Any]]:
     flat, inputs = jax.tree.leaves(case.weights), list(case.inputs)
     found: dict[str, Callable[[], Any]] = {}
     if baked:
-        whole = jax.jit(partial(case.function, case.weights))
+        held = jax.tree.map(jnp.asarray, case.weights)  # an array of NumPy cannot be indexed by a traced one
+        whole = jax.jit(partial(case.function, held))
         module = aotc.load(aotc.compile(whole, *inputs, target=target, source=False), threads=threads)
         own = [module.put(x) for x in inputs] if on_gpu else inputs
         found["in the bundle"] = lambda: module.invoke("main", *own, **options)

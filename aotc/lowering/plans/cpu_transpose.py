@@ -12,6 +12,7 @@ from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import linearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, coefficient
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS, TURNED_TILE
 from aotc.lowering.threshold import BlockSize
@@ -19,15 +20,15 @@ from aotc.vmfb.dtypes import size_of
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedBlocks:
-    """Blocks of ``height`` steps of ``axes[-2]``, the last axis of the grid, and ``width`` of the innermost one.
+class TransposedLoopPlan(RegionPlan):
+    """Blocks of ``height`` steps of ``axes[-2]``, the last loop of the grid, and ``width`` of the innermost one.
 
     The blocks of a tile of ``rows`` and ``columns`` follow each other; an item has ``tiles`` adjacent tiles.
     ``is_copied`` is True if operands are transposed into thread-local memory first; a region that only copies does not
     need that.
     """
 
-    axes: tuple[NestAxis, ...]
+    axes: tuple[tuple[int, ...], ...]
     height: int
     width: int
     rows: int
@@ -43,9 +44,9 @@ TURNED_ELEMENTS = BlockSize(
 )
 
 
-def turned_blocks(
+def plan_blocks(
     b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
-) -> TurnedBlocks | None:
+) -> TransposedLoopPlan | None:
     """Return the blocks of a region whose element ``trial`` computes; None if it transposes nothing, or too much.
 
     ``is_copy`` is True for a region that copies one operand without computation.
@@ -67,7 +68,9 @@ def turned_blocks(
     axes = (*outer, inner[-1])
     rows, columns = (equal_parts(axis.extent, n, TURNED_TILE.value) for axis, n in zip(axes[-2:], (height, width)))
     tiles = equal_parts(inner[-1].extent, columns, TURNED_ELEMENTS.value // rows) // columns
-    return TurnedBlocks(axes, *((rows, columns) if is_copy else (height, width)), rows, columns, tiles, not is_copy)
+    groups = tuple(axis.members for axis in axes)
+    height, width = (rows, columns) if is_copy else (height, width)
+    return TransposedLoopPlan(groups, height, width, rows, columns, tiles, not is_copy)
 
 
 def _is_plain_store(stmt: Stmt) -> bool:

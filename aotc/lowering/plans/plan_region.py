@@ -13,6 +13,7 @@ from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
 from aotc.lowering.plans.gpu_scans import plan_gpu_scan
 from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
 from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
+from aotc.lowering.plans.loops import plan_elements
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice, plan_select_and_scatter
 from aotc.targets import Target
@@ -20,6 +21,10 @@ from aotc.targets import Target
 Planner = Callable[[RegionBuilder], RegionPlan]
 
 PLANNERS: dict[tuple[str, str], Planner] = {
+    ("loop", "cpu"): plan_elements,
+    ("loop", "cuda"): plan_elements,
+    ("window", "cpu"): plan_elements,
+    ("window", "cuda"): plan_elements,
     ("row", "cpu"): plan_cpu_reduction,
     ("row", "cuda"): plan_gpu_reduction,
     ("reduce", "cpu"): plan_cpu_reduction,

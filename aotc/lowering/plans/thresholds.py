@@ -79,11 +79,6 @@ LANE_BYTES = BlockSize(
     "bytes that a GPU thread loads at once from the array with the widest elements",
     "the widest load and store of NVIDIA GPUs",
 )
-LANE_ELEMENTS = BlockSize(
-    4,
-    "independent elements per GPU thread, at least, while enough threads remain; at most in a transpose",
-    "on an H200, a copy with one scalar per thread reaches 2770 GB/s, with four 4285 GB/s",
-)
 LANE_THREADS = Limit(
     (1 << 16) - 1,
     "threads of a launch up to which a GPU is not busy: threads get fewer elements each, so that there are more "

@@ -12,10 +12,13 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.cpu_loops import LoopPlan
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
 from aotc.lowering.plans.cpu_scan import ChunkScanPlan
 from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
+from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
 from aotc.lowering.plans.gpu_scatters import BlockScatterPlan, ParallelScatterPlan, RunScatterPlan
@@ -38,7 +41,10 @@ from aotc.lowering.regions.linalg.cpu_cholesky_trsm import lower_cholesky, lower
 from aotc.lowering.regions.linalg.csr_dot import lower_csr_dot
 from aotc.lowering.regions.linalg.lapack import lower_lapack
 from aotc.lowering.regions.linalg.tridiagonal import lower_tridiagonal_solve_perturbed
-from aotc.lowering.regions.loop.cpu import lower_loop
+from aotc.lowering.regions.loop.cpu import lower_loops
+from aotc.lowering.regions.loop.cpu_transpose import lower_transposed_loops
+from aotc.lowering.regions.loop.gpu import lower_thread_loops
+from aotc.lowering.regions.loop.gpu_transpose import lower_gpu_transpose
 from aotc.lowering.regions.matmul.cpu_tiles import lower_contract
 from aotc.lowering.regions.matmul.gpu_shared import lower_contract_cuda
 from aotc.lowering.regions.random import lower_rng_bit_generator
@@ -64,10 +70,6 @@ Lowering = Callable[[Function, Target], Kernel]
 
 # Lowering functions by kind of region and kind of target.
 KINDS: dict[tuple[str, str], Lowering] = {
-    ("loop", "cpu"): lower_loop,
-    ("loop", "cuda"): lower_loop,
-    ("window", "cpu"): lower_loop,
-    ("window", "cuda"): lower_loop,
     ("contract", "cpu"): lower_contract,
     ("contract", "cuda"): lower_contract_cuda,
 }
@@ -82,8 +84,10 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     DigitCountPlan: lower_digit_counts,
     DigitSortPlan: lower_digit_sort,
     GpuColumnPlan: lower_columns_cuda,
+    GpuTransposePlan: lower_gpu_transpose,
     GroupRowPlan: lower_group_rows,
     InsertionPlan: lower_insertion,
+    LoopPlan: lower_loops,
     MergeSortPlan: lower_merge_sort,
     MergedPairPlan: lower_merged_pairs,
     MergedRunPlan: lower_merged_runs,
@@ -97,7 +101,9 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     SelectionPlan: lower_selection,
     SerialScatterPlan: lower_serial_scatter,
     SliceUpdatePlan: lower_slice_update,
+    ThreadLoopPlan: lower_thread_loops,
     ThreadRowPlan: lower_thread_rows,
+    TransposedLoopPlan: lower_transposed_loops,
     TransposedRowPlan: lower_transposed_rows,
 }
 

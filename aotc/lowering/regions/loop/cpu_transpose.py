@@ -23,15 +23,23 @@ from dataclasses import replace
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import with_scalars
-from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Load, Scalar, Stmt, Store
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, place
-from aotc.lowering.plans.cpu_transpose import TurnedBlocks, is_turned, loads_of
+from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, make_axes, place
+from aotc.lowering.elements.windows import element_of
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_turned, loads_of
 
 
-def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def lower_transposed_loops(b: RegionBuilder, plan: TransposedLoopPlan) -> Kernel:
+    """Lower to loops over blocks whose strided reads are transposed first."""
+    grid, body = blocks_by(b, plan, element_of(b, b.elements()))
+    return b.kernel(grid, body, b.cost())
+
+
+def blocks_by(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and the loops over the blocks; ``emit(block, index)`` adds the statements of an element."""
-    *outer, rows, columns = blocks.axes
+    axes = make_axes(b.shape, blocks.axes)
+    *outer, rows, columns = axes
     across = blocks.tiles * blocks.columns
     pieces = NestAxis(columns.members, columns.extent // across, columns.name)
     names = [b.fresh(x) for x in ("i", "j")]
@@ -43,7 +51,7 @@ def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tup
         tile, row, column = (sym(name, 0, count) * step if count > 1 else 0 for name, step, count in loops)
         inside: list[Stmt] = []
         first = symbols[-1] * across + tile + column
-        emit(inside, place(b.anchors.space, b.shape, blocks.axes, [*symbols[:-1], begin + row + i, first + j]))
+        emit(inside, place(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
         body = _turned_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
         nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body)
         for name, _, count in reversed(loops):
@@ -54,7 +62,7 @@ def loops_over_blocks(b: RegionBuilder, blocks: TurnedBlocks, emit: Emit) -> tup
 
 
 def _turned_first(
-    b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TurnedBlocks
+    b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TransposedLoopPlan
 ) -> list[Alloc | tuple[Stmt, ...]]:
     """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
     along, beside = (next(iter(symbols(i))) for i in at)
@@ -86,5 +94,5 @@ def reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) 
     return new(scalar)
 
 
-def _nest(names: Sequence[str], blocks: TurnedBlocks, body: tuple[Stmt, ...]) -> For:
+def _nest(names: Sequence[str], blocks: TransposedLoopPlan, body: tuple[Stmt, ...]) -> For:
     return For(names[0], 0, blocks.height, (For(names[1], 0, blocks.width, body),))

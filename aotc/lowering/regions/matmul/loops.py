@@ -15,8 +15,9 @@ from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_resul
 from aotc.lowering.elements.elements import Elements, constant_scalar, provide
 from aotc.lowering.elements.nests import NestAxis, serial
 from aotc.lowering.plans.gpu_conv import conv_padding
+from aotc.lowering.plans.loops import LOOP_PLANNERS
 from aotc.lowering.plans.matmul import UNROLLED_TERMS
-from aotc.lowering.regions.loop.cpu import loops_over
+from aotc.lowering.regions.loop.any_loops import any_loops_by
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of, to_numpy
@@ -34,7 +35,10 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    grid, body = _channels_apart(b, e) if _is_depthwise(b) else loops_over(b, e, emit)
+    if _is_depthwise(b):
+        grid, body = _channels_apart(b, e)
+    else:
+        grid, body = any_loops_by(b, e, LOOP_PLANNERS[b.target.kind](b, emit), emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 

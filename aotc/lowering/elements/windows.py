@@ -1,0 +1,74 @@
+"""An element of a region of kind loop or window: windows become inner loops of their element."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import Alloc, Buffer, Load, Scalar, Stmt, Store
+from aotc.ir.opset.dim_attributes import dims_of, pairs_of
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.index_maps import Index, inside
+from aotc.lowering.elements.builder import RegionBuilder, combine, store_results
+from aotc.lowering.elements.elements import Elements, provide, test_index
+from aotc.lowering.elements.nests import Emit, NestAxis, serial
+from aotc.lowering.threshold import Limit
+
+
+def element_of(b: RegionBuilder, e: Elements) -> Emit:
+    """Return the function that adds the statements of one element of the region to a block, by ``e``."""
+
+    def emit(block: list[Stmt], at: Index) -> None:
+        e.enter(block)
+        _anchor_windows(b, e, at)
+        store_results(b, e, at)
+
+    return emit
+
+
+def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
+    for op in b.function.body.ops:
+        if op.name == "reduce_window":
+            for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
+                e.anchor(v, provide(scalar))
+
+
+UNROLLED_WINDOW = Limit(
+    8,
+    "extent of a window dim that is unrolled",
+    "a window over two dims then is at most 64 terms",
+)
+
+
+def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
+    """Accumulate one window; elements in the padding are skipped, which leaves the initial value."""
+    a = op.attrs
+    rank = op.results[0].type.rank
+    inits = [e.at(v, ()) for v in op.inits]
+    accs = [Buffer(e.names("acc"), v.type.dtype, (), "private") for v in op.results]
+    for acc, init in zip(accs, inits, strict=True):
+        e.block += [Alloc(acc), Store(acc, (), init)]
+    outer = e.block
+    axes = [NestAxis((d,), dims_of(a, "window")[d], e.names("w")) for d in range(rank) if dims_of(a, "window")[d] != 1]
+
+    def emit(block: list[Stmt], syms: list[Dim]) -> None:
+        e.enter(block)
+        w = {axis.members[0]: s for axis, s in zip(axes, syms, strict=True)}
+        where: list[Dim] = []
+        tests: list[Scalar] = []
+        for d in range(rank):
+            pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - pairs_of(a)[d][0]
+            extent = op.operands[0].type.shape[d]
+            where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
+        values = [e.at(v, tuple(where)) for v in op.inputs]
+        combine(b, e, op, accs, values, tests)
+
+    serial(axes, [], emit, outer, UNROLLED_WINDOW.value)
+    e.enter(outer)
+    return [Load(acc, ()) for acc in accs]
+
+
+def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> Dim:
+    if dilation != 1:
+        tests += test_index(pos % dilation, 0, "eq")
+        pos = pos // dilation
+    tests += test_index(pos, 0, "ge") + test_index(pos, extent, "lt")
+    return inside(pos, extent)

@@ -1,0 +1,255 @@
+"""Loops over the elements of a region on a CPU: what a grid item has, and where the innermost loop is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aotc.ir.dims.algebra import Dim, bounds, product, static
+from aotc.ir.loop.access import leaves, operands, scalars_in
+from aotc.ir.loop.ir import Apply, For, Let, Load, Stmt, Store, walk
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset import COMPARISONS, FREE
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.index_maps import Index, linearize
+from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.nests import Emit, NestAxis, addresses, coefficient, make_axes, mergeable, place, split_grid
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, plan_blocks
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
+from aotc.lowering.threshold import BlockSize, Limit
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan(RegionPlan):
+    """One loop nest over the elements.
+
+    Attributes
+    ----------
+    axes : tuple of tuple of int
+        The axes of each loop, the outermost first; empty for a region with one element.
+    inner : int
+        The last loops that are inside of a grid item.
+    chunk : int
+        Elements of the last loop in a grid item; 0: all.
+    rows : int
+        Steps of the last loop of the grid in an item; 0: one, without a loop.
+    is_across : bool
+        Do neighbouring items take neighbours along the last but one loop of the grid, whose reads are nearer?
+    cuts : tuple of int
+        Indices between which the tests of the innermost loop do not change, ends included; empty: one loop.
+    """
+
+    axes: tuple[tuple[int, ...], ...]
+    inner: int = 0
+    chunk: int = 0
+    rows: int = 0
+    is_across: bool = False
+    cuts: tuple[int, ...] = ()
+
+
+def merged_loops(b: RegionBuilder, trial: Sequence[Stmt]) -> tuple[tuple[int, ...], ...]:
+    """Return the axes of each loop over a region whose element ``trial`` computes: merged as far as addresses allow."""
+    axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
+    return tuple(mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
+
+
+TURNED_ROWS = BlockSize(
+    16,
+    "result rows per grid item of a transposing copy: reads are strided along a row, contiguous across rows",
+    "Zen 5, one core, f32 1024 x 1024 and 2048 x 2048, us: 1 row 4070 and 28700, 8 rows 400 and 3230, 16 rows 350 and "
+    "1620, 32 rows 690 and 3260, 64 rows 800 and 28200; 16 rows are one cache line of the operand, and each is a page "
+    "of the result",
+)
+ACROSS_ELEMENTS = BlockSize(
+    256,
+    "elements per grid item that copies pieces of rows, where the reads of the next item are adjacent",
+    "Zen 5, f32 1024 x 1024 into panels of 32 columns, rows not aligned to cache lines, us: one panel per item 220, "
+    "256 elements 88, 1024 elements 162",
+)
+WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not split into chunks", "fewer than two chunks")
+
+
+def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPlan:
+    """Return the loops of a region for a CPU: items with enough elements, an innermost loop that vectorises.
+
+    ``emit(block, index)`` adds the statements of one element.
+    """
+    trial: list[Stmt] = []
+    emit(trial, b.anchors.space)
+    groups = merged_loops(b, trial)
+    if not groups:
+        return LoopPlan(())
+    outer, inner = split_grid(make_axes(b.shape, groups), ITEM_ELEMENTS.value)
+    last = inner[-1]
+    is_copy = _is_transposing_copy(b, outer, inner, trial)
+    if blocks := plan_blocks(b, outer, inner, trial, is_copy):
+        return blocks
+    chunk = 0
+    if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
+        chunk = _chunk_of(last.extent, b.target.vector_bytes // size_of("f32"))
+    is_across = not chunk and _reads_across(b, outer, trial)
+    rows = 0 if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if is_across else ITEM_ELEMENTS).value)
+    if not chunk and is_copy and rows < TURNED_ROWS.value:
+        rows = _equal_rows(outer[-1].extent)
+    cuts = _cuts(b.anchors.space, last, trial)
+    if chunk and not SEGMENTS.holds(len(cuts)):
+        cuts = []
+    if cuts:
+        space = b.anchors.space
+        cuts = _ends_of(_cut_loop(last, cuts, lambda inside, i: emit(inside, place(space, b.shape, [last], [i]))))
+    return LoopPlan(groups, len(inner), chunk, rows, is_across and bool(rows), tuple(cuts))
+
+
+def _ends_of(loops: Sequence[For]) -> list[int]:
+    """Return the indices at which one of some adjacent loops ends and the next begins; none if there is one loop."""
+    return [static(loops[0].begin), *(static(loop.end) for loop in loops)] if len(loops) > 1 else []
+
+
+MANY_SEGMENTS = Limit(
+    129,
+    "ends of the segments into which the tests of a loop cut it, if it does little more than copy",
+    "Zen 5, one core, f32 [256, 400] concatenated from 9 to 80 parts, time relative to XLA: cut everywhere 0.2 to "
+    "0.5; 9 segments, with the remaining tests in the last one, 8 to 24",
+)
+SEGMENT_OPERATIONS = Limit(
+    256,
+    "operations, without tests, of all segments together of a loop cut into more than SEGMENTS allows",
+    "about the code size of a loop with one exponential",
+)
+
+
+def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
+    """Return the loop over ``axis``, split where its tests change: at all these indices, or into few segments."""
+    loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
+    if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_operations(loops)):
+        return loops
+    return _segments_of(axis, cuts if SEGMENTS.holds(len(cuts)) else (), emit, SEGMENTS)
+
+
+def _segments_of(
+    axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None], most: Limit
+) -> list[For]:
+    """Return the loops over the segments of ``axis`` between ``cuts``, split again where tests inside still change."""
+    loops: list[For] = []
+    ends = len(cuts)
+    pending: list[tuple[int, Dim]] = [] if cuts else [(0, axis.extent)]
+    pending += reversed([*pairwise(cuts)])
+    while pending:
+        lo, hi = pending.pop()
+        inside: list[Stmt] = []
+        i = axis.symbol(lo, hi)
+        emit(inside, i)
+        more = _changes(i, inside) if cuts else []  # one test may hide another
+        if more and most.holds(ends + len(more)):
+            ends += len(more)
+            pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
+        else:
+            loops.append(For(axis.name, lo, hi, tuple(inside)))
+    return loops
+
+
+def _operations(loops: Sequence[For]) -> int:
+    """Return the number of scalar operations of the loops, tests not counted."""
+    scalars = scalars_in(s.value for s in walk(tuple(loops)) if isinstance(s, Let | Store))
+    return sum(isinstance(s, Apply) and s.fn not in COMPARISONS and s.fn != "select" for s in scalars)
+
+
+def _chunk_of(extent: Dim, lanes: int) -> int:
+    """Return the elements per item: equal parts in whole vectors if some have half a chunk or more.
+
+    LLVM then knows each trip count, and generates no code for partial vectors.
+    """
+    most = CHUNK.value
+    if isinstance(extent, int):
+        for items in range(-(-extent // most), 2 * extent // most + 1):
+            if extent % (items * lanes) == 0:
+                return extent // items
+    return most
+
+
+SHORT_ITEM = Limit(
+    512,
+    "scalar operations of one grid step, up to which a grid item takes several steps",
+    "half of ITEM_ELEMENTS, so that at least two steps fit",
+)
+
+
+def _rows_of_items(
+    b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], elements: int
+) -> int:
+    """Return the steps of the last grid axis per item, where one step would be little work; else 0."""
+    work = product(a.extent for a in inner) * _work_of_element(b)
+    if not outer or outer[-1].extent == 1 or not isinstance(work, int) or work == 0:
+        return 0
+    return max(elements // work, 1) if SHORT_ITEM.holds(work) else 0
+
+
+def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
+    """Return True if reads are nearer for neighbours along the last but one grid axis than along the last one.
+
+    This is so when pieces of rows become rows of their own, as in panels. Cache lines that two pieces share, and lines
+    prefetched by hardware, are then used at once.
+    """
+    if len(outer) < 2:
+        return False
+    before, rows = (axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
+    if before is None or rows is None:
+        return False
+    read = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+    places = [linearize(x.index, x.buffer.shape) for x in read]
+    steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
+    moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
+    ordered = [isinstance(near, int) and isinstance(far, int) and 0 < near < far for near, far in moving]
+    return bool(ordered) and all(ordered)
+
+
+def _is_transposing_copy(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], trial: list[Stmt]) -> bool:
+    """Return True for a transposing copy: reads are contiguous along the last grid axis, strided along the loop."""
+    match trial:
+        case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
+            along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+            at = linearize(index, buffer.shape)
+            return along is not None and beside is not None and coefficient(at, along) == 1 != coefficient(at, beside)
+    return False
+
+
+def _equal_rows(extent: Dim) -> int:
+    """Return the rows per item of a transposing copy: equal parts if there are some of half the block size or more."""
+    most = TURNED_ROWS.value
+    parts = (n for n in range(most, most // 2 - 1, -1) if isinstance(extent, int) and extent % n == 0)
+    return next(parts, most)
+
+
+def _work_of_element(b: RegionBuilder) -> Dim:
+    """Return a rough count of scalar operations of one element."""
+    work: Dim = max(sum(work_of(op) for op in b.function.body.ops if op.name not in FREE), 1)
+    for op in b.function.body.ops:
+        if op.name == "reduce_window":
+            work = work * product(dims_of(op.attrs, "window"))
+    return work
+
+
+def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
+    """Return the indices at which tests on the innermost loop change, ends included; empty if there are none."""
+    if len(axis.members) != 1 or not isinstance(axis.extent, int):
+        return []
+    changes = _changes(space[axis.members[0]], trial)
+    return [0, *changes, axis.extent] if changes and MANY_SEGMENTS.holds(len(changes) + 2) else []
+
+
+def _changes(index: Dim, block: list[Stmt]) -> list[int]:
+    """Return the sorted values of ``index`` within its bounds at which tests in a block change."""
+    low, high = bounds(index)
+    found: set[int] = set()
+    for s in scalars_in(s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)):
+        match s:
+            case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
+                change = index - (left - right)
+                if isinstance(change, int) and low is not None and high is not None and low < change <= high:
+                    found.add(change)
+    return sorted(found)

@@ -1,0 +1,24 @@
+"""Loops over the elements of a region, for each kind of target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.nests import Emit
+from aotc.lowering.elements.windows import element_of
+from aotc.lowering.plans.cpu_loops import LoopPlan, plan_cpu_loops
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
+from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan, plan_gpu_loops
+
+AnyLoopPlan = LoopPlan | TransposedLoopPlan | ThreadLoopPlan | GpuTransposePlan
+
+LOOP_PLANNERS: dict[str, Callable[[RegionBuilder, Emit], AnyLoopPlan]] = {
+    "cpu": plan_cpu_loops,
+    "cuda": plan_gpu_loops,
+}
+
+
+def plan_elements(b: RegionBuilder) -> AnyLoopPlan:
+    """Return the loops of a region of kind loop or window."""
+    return LOOP_PLANNERS[b.target.kind](b, element_of(b, b.trial_elements()))

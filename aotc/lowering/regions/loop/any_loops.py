@@ -1,0 +1,29 @@
+"""Loops over elements that a lowering writes itself, by any of the plans of loops."""
+
+from __future__ import annotations
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import Stmt
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import Elements
+from aotc.lowering.elements.nests import Emit
+from aotc.lowering.plans.cpu_loops import LoopPlan
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
+from aotc.lowering.plans.gpu_loops import ThreadLoopPlan
+from aotc.lowering.plans.loops import AnyLoopPlan
+from aotc.lowering.regions.loop.cpu import loops_by
+from aotc.lowering.regions.loop.cpu_transpose import blocks_by
+from aotc.lowering.regions.loop.gpu import threads_by
+from aotc.lowering.regions.loop.gpu_transpose import tiles_by
+
+
+def any_loops_by(b: RegionBuilder, e: Elements, plan: AnyLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid and the loops of a plan; ``emit(block, index)`` adds the statements of one element, by ``e``."""
+    match plan:
+        case LoopPlan():
+            return loops_by(b, plan, emit)
+        case TransposedLoopPlan():
+            return blocks_by(b, plan, emit)
+        case ThreadLoopPlan():
+            return threads_by(b, plan, emit)
+    return tiles_by(b, e, plan, emit)
