@@ -125,17 +125,16 @@ def serial(
     symbols: list[Dim],
     emit: Callable[[list[Stmt], list[Dim]], None],
     block: list[Stmt],
-    unroll: int | None = None,
+    unroll: Callable[[Dim], bool] = lambda _: False,
 ) -> None:
-    """Write serial loops over ``axes`` around the statements of ``emit``; up to extent ``unroll`` they are unrolled."""
+    """Write serial loops over ``axes`` around the statements of ``emit``; ``unroll(extent)``: is one unrolled?"""
     if not axes:
         emit(block, symbols)
         return
     axis = axes[0]
     inner: list[Stmt] = []
     serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
-    short = unroll is not None and isinstance(axis.extent, int) and axis.extent <= unroll
-    kind: LoopKind = "unroll" if short else "serial"
+    kind: LoopKind = "unroll" if unroll(axis.extent) else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 

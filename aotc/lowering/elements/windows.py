@@ -61,7 +61,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
         values = [e.at(v, tuple(where)) for v in op.inputs]
         combine(b, e, op, accs, values, tests)
 
-    serial(axes, [], emit, outer, UNROLLED_WINDOW.value)
+    serial(axes, [], emit, outer, UNROLLED_WINDOW.holds)
     e.enter(outer)
     return [Load(acc, ()) for acc in accs]
 

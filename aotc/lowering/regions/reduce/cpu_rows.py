@@ -39,7 +39,7 @@ class _ShortRows(Rows):
     def __init__(self, b: RegionBuilder, plan: RowPlan) -> None:
         super().__init__(b, plan)
         self.lanes = plan.lanes
-        self.unroll = static(self.stages.elements) if plan.unrolled else None
+        self.is_unrolled = plan.unrolled
 
     def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
         lanes = self.lanes

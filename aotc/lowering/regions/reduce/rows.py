@@ -35,7 +35,7 @@ class Rows:
         self.scratch: dict[Value, Buffer] = {}
         self.replaced: dict[Value, Value] = {}  # for values stored in the place of a result: that result
         self.part: Index = ()  # index of the accumulators for the current steps
-        self.unroll: int | None = None  # the extent up to which loops over reduced axes are unrolled
+        self.is_unrolled = False  # are loops over reduced axes unrolled?
         results = b.function.body.results
         self.outs = results_along_rows(b)
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
@@ -46,7 +46,7 @@ class Rows:
     def in_items(self, item_axes: int) -> Kernel:
         """Return the kernel of which a grid item has all rows along the last ``item_axes`` kept axes."""
         b = self.b
-        self._keep_for_later("private" if self.unroll is not None else "scratch")
+        self._keep_for_later("private" if self.is_unrolled else "scratch")
         axes = make_axes(b.shape, [(k,) for k in self.kept])
         outer, tail = axes[: len(axes) - item_axes], axes[len(axes) - item_axes :]
         grid, body = grid_loop(outer, None, lambda block, syms, begin, end: self._item_of(block, outer, tail, syms))
@@ -119,7 +119,7 @@ class Rows:
             self._enter(inner)
             self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
 
-        serial(self.inner, [], emit, block, self.unroll)
+        serial(self.inner, [], emit, block, lambda _: self.is_unrolled)
 
     def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Write one step of a stage, at element ``flat`` of the row's stored values."""
