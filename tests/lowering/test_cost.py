@@ -5,7 +5,8 @@ import pytest
 from aotc.ir.dims.algebra import sym
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pack_contractions import form_of
-from aotc.lowering.plans.cpu_tiles import BLOCKS, SKINNY, best_block, in_place_cols
+from aotc.lowering.plans.cpu_tiles import in_place_cols
+from aotc.lowering.plans.gpu_contract import BLOCKS, SKINNY, best_block
 from aotc.lowering.plans.matmul import (
     STREAM_ROWS,
     THIN_ROWS,

@@ -22,7 +22,7 @@ from aotc.lowering.analysis.fft_tables import twiddles
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.plans.plan_region import PLANNERS, PLANNERS_OF_OPS
 from aotc.lowering.plans.region_plan import parse_plan
-from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
+from aotc.lowering.regions.lower_region import SINGLES, lower_region
 from aotc.targets import resolve
 from aotc.vmfb.dtypes import to_numpy
 
@@ -127,8 +127,7 @@ def test_golden(case, update):
 def test_every_kind_has_cases():
     """Three for each kind of region, those of a lowering for CUDA alone apart, and one for each op with planners."""
     folders = [c.parent.name for c in CASES]
-    ways = KINDS | PLANNERS
-    kinds = {kind if way is ways[kind, "cpu"] else f"{kind}_{of}" for (kind, of), way in ways.items()}
+    kinds = {kind if way is PLANNERS[kind, "cpu"] else f"{kind}_{of}" for (kind, of), way in PLANNERS.items()}
     assert all(folders.count(name) >= 3 for name in kinds | {*folders})
     functions = [parse_module(sections(c)[1]).functions["k"] for c in CASES]
     ops = {f.body.ops[-1].name for f in functions if f.attrs["kind"] == "single"}

@@ -1,11 +1,8 @@
-"""Choose the tile of a matmul by its size: a register tile on a CPU, a thread block without tensor cores on a GPU."""
+"""Choose the register tile of a matmul on a CPU by its size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from aotc.ir.dims.algebra import Dim, Expr, product
+from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.lowering.plans.matmul import streams
 from aotc.lowering.threshold import BlockSize, Limit
@@ -172,74 +169,3 @@ def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     _, cols = best_tile(m, n, k, form, target)
     return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)
-
-
-class Block(NamedTuple):
-    """Block of the result of a GPU thread block: its size, the part of one thread, and the terms (k) of a slice.
-
-    Small blocks have deep slices: such a product has few blocks, so each needs many loads in flight.
-    """
-
-    rows: int
-    cols: int
-    thread_rows: int
-    thread_cols: int
-    depth: int
-
-    @property
-    def elements(self) -> int:
-        """Return the elements in shared memory: the sums, and a slice of each operand with ``SLICE_PAD`` per line."""
-        return self.rows * self.cols + self.depth * (self.rows + self.cols + 2 * SLICE_PAD)
-
-    @property
-    def threads(self) -> int:
-        """Return the threads of a block."""
-        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
-
-
-SLICE_PAD = 4  # padding elements per line of a slice in shared memory, so that columns start in different banks
-BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
-SKINNY = Block(8, 32, 1, 1, 128)
-SMALL = Block(16, 16, 1, 1, 16)  # needs less than 4 KiB of shared memory: the choice if no other block fits
-
-
-def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> Block | None:
-    """Return the largest block of which there are enough to occupy the GPU; None: use one thread per element.
-
-    Its sums and slices, of elements of ``size`` bytes, fit in shared memory.
-    """
-    block = _best_block(batch, m, n, k)
-    fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
-    return fitting[0] if block is not None and fitting else None
-
-
-GPU_EXTENT = Limit(
-    23,
-    "rows, columns or terms, at most, that are too few for a regular GPU block",
-    "most threads of a block would have nothing to do",
-)
-GPU_TERMS = Limit(
-    127,
-    "terms of a product of few rows, at most, that uses one thread per element",
-    "the block for few rows reads slices of 128 terms",
-)
-GPU_IDLE_BLOCKS = Limit(
-    127,
-    "blocks, at most, that leave multiprocessors of a GPU idle, so that smaller blocks are chosen",
-    "an H200 has 132 multiprocessors",
-)
-
-
-def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
-    """Return the block by the size of a product alone, or None for one thread per element."""
-    few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
-    if few_columns or few_terms:
-        return None
-    if few_rows:
-        return None if GPU_TERMS.holds(k) else SKINNY
-    if not isinstance(m, int) or not isinstance(n, int):
-        return BLOCKS[1]
-    products = product(batch)
-    count = products if isinstance(products, int) else 1
-    enough = (b for b in BLOCKS if not GPU_IDLE_BLOCKS.holds(count * -(-m // b.rows) * -(-n // b.cols)))
-    return next(enough, BLOCKS[-1])

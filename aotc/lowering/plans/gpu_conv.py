@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim, product, static
 from aotc.ir.loop.forms.tiling import FP8, FP8_PAIRS, Window
-from aotc.ir.opset.dim_attributes import padding_of
 from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kernel_sizes
 from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -54,25 +54,6 @@ def sum_dtype_of(op: Op) -> str | None:
         return dtype if result == "i32" else None
     rounds = lhs not in ("f32", *FP8) or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
     return dtype if result in (dtype, "f32", "bf16", "f16", *FP8) and rounds else None
-
-
-def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
-    """Return the taps, the input channels and the output channels (columns) of the weights of a ``conv``."""
-    *taps, channels, columns = op.operands[1].type.shape
-    if op.attrs.get("rhs_transposed", False):
-        *taps, columns, last, channels = op.operands[1].type.shape
-        taps.append(last)
-    return tuple(taps), channels, columns
-
-
-def conv_pixels(op: Op) -> tuple[Dim, ...]:
-    """Return the number of images, and the pixels of the result of a ``conv`` along each spatial dim."""
-    return op.result.type.shape[1 if "parts" in op.attrs else 0 : -1]
-
-
-def conv_padding(op: Op) -> tuple[tuple[Dim, Dim], ...]:
-    """Return the low and the high padding of each spatial dim of a ``conv``."""
-    return padding_of(op.attrs, op.operands[0].type.rank - 2)
 
 
 def conv_on_tensor_cores(op: Op) -> bool:

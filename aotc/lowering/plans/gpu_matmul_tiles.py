@@ -291,8 +291,8 @@ def _kind(tiling: Tiling) -> str:
 
 def _held(row: TileRate, target: Target) -> TileRate:
     """Return ``row`` with ``resident`` limited to the blocks that the shared memory of a multiprocessor holds."""
-    most = target.multiprocessor.held_blocks(1, 1, row.tiling.shared)
-    return replace(row, resident=max(min(row.resident, most), 1))
+    resident = max(min(row.resident, target.multiprocessor.held_blocks(1, 1, row.tiling.shared)), 1)
+    return row if resident == row.resident else replace(row, resident=resident)
 
 
 def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.cpu_contract import plan_cpu_contract
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
 from aotc.lowering.plans.cpu_scan import plan_cpu_scan
 from aotc.lowering.plans.cpu_sort import plan_cpu_sort, plan_cpu_top_k, plan_gpu_top_k
+from aotc.lowering.plans.gpu_contract import plan_gpu_contract
 from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
 from aotc.lowering.plans.gpu_scans import plan_gpu_scan
 from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
@@ -21,6 +23,8 @@ from aotc.targets import Target
 Planner = Callable[[RegionBuilder], RegionPlan]
 
 PLANNERS: dict[tuple[str, str], Planner] = {
+    ("contract", "cpu"): plan_cpu_contract,
+    ("contract", "cuda"): plan_gpu_contract,
     ("loop", "cpu"): plan_elements,
     ("loop", "cuda"): plan_elements,
     ("window", "cpu"): plan_elements,

@@ -15,12 +15,17 @@ import ast
 from dataclasses import dataclass
 from typing import ClassVar
 
+from aotc.ir.loop.forms.tiling import Tiling, Window
+
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """Base of all plans and of their parts; ``str`` is a text that :func:`parse_plan` reads back."""
+    """Base of all plans and of their parts; ``str`` is a text that :func:`parse_plan` reads back.
 
-    CLASSES: ClassVar[dict[str, type[RegionPlan]]] = {}
+    A plan for tensor cores also has the :class:`Tiling` of its kernel, as it is.
+    """
+
+    CLASSES: ClassVar[dict[str, type]] = {"Tiling": Tiling, "Window": Window}
 
     def __init_subclass__(cls) -> None:
         RegionPlan.CLASSES[cls.__name__] = cls

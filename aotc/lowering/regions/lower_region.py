@@ -11,13 +11,16 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
+from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
 from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.cpu_contract import RegisterTilePlan
 from aotc.lowering.plans.cpu_loops import LoopPlan
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
 from aotc.lowering.plans.cpu_scan import ChunkScanPlan
 from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
+from aotc.lowering.plans.gpu_contract import SharedTilePlan, TensorCorePlan
 from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
@@ -45,8 +48,10 @@ from aotc.lowering.regions.loop.cpu import lower_loops
 from aotc.lowering.regions.loop.cpu_transpose import lower_transposed_loops
 from aotc.lowering.regions.loop.gpu import lower_thread_loops
 from aotc.lowering.regions.loop.gpu_transpose import lower_gpu_transpose
-from aotc.lowering.regions.matmul.cpu_tiles import lower_contract
-from aotc.lowering.regions.matmul.gpu_shared import lower_contract_cuda
+from aotc.lowering.regions.matmul.cpu_tiles import lower_register_tiles
+from aotc.lowering.regions.matmul.gpu_shared import lower_shared_tiles
+from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_tensor_cores
+from aotc.lowering.regions.matmul.loops import lower_depthwise, lower_element_loops
 from aotc.lowering.regions.random import lower_rng_bit_generator
 from aotc.lowering.regions.reduce.cpu_columns import lower_columns
 from aotc.lowering.regions.reduce.cpu_row_blocks import lower_row_blocks
@@ -68,12 +73,6 @@ from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
 
-# Lowering functions by kind of region and kind of target.
-KINDS: dict[tuple[str, str], Lowering] = {
-    ("contract", "cpu"): lower_contract,
-    ("contract", "cuda"): lower_contract_cuda,
-}
-
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     BlockScatterPlan: lower_block_scatter,
     BlockSortPlan: lower_block_sort,
@@ -81,8 +80,10 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     ColumnPlan: lower_columns,
     ColumnScanPlan: lower_column_scan,
     CountedRunPlan: lower_counted_runs,
+    DepthwisePlan: lower_depthwise,
     DigitCountPlan: lower_digit_counts,
     DigitSortPlan: lower_digit_sort,
+    ElementLoopsPlan: lower_element_loops,
     GpuColumnPlan: lower_columns_cuda,
     GpuTransposePlan: lower_gpu_transpose,
     GroupRowPlan: lower_group_rows,
@@ -93,6 +94,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     MergedRunPlan: lower_merged_runs,
     ParallelScatterPlan: lower_parallel_scatter,
     RadixSortPlan: lower_radix_sort,
+    RegisterTilePlan: lower_register_tiles,
     RowBlockPlan: lower_row_blocks,
     RowPlan: lower_rows,
     RowScanPlan: lower_row_scan,
@@ -100,7 +102,9 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     SelectAndScatterPlan: lower_select_and_scatter,
     SelectionPlan: lower_selection,
     SerialScatterPlan: lower_serial_scatter,
+    SharedTilePlan: lower_shared_tiles,
     SliceUpdatePlan: lower_slice_update,
+    TensorCorePlan: lower_tensor_cores,
     ThreadLoopPlan: lower_thread_loops,
     ThreadRowPlan: lower_thread_rows,
     TransposedLoopPlan: lower_transposed_loops,
@@ -138,7 +142,7 @@ def lower_region(function: Function, target: Target, plan: RegionPlan | None = N
         plan = plan or planner(b)
         kernel = replace(LOWERINGS[type(plan)](b, plan), plan=str(plan))
         return kernel if kind == "single" else fuse_rounding(kernel, target)
-    lowering = SINGLES.get(op.name) if kind == "single" else KINDS[kind, target.kind]
+    lowering = SINGLES.get(op.name)
     if lowering is None:
         known = ", ".join(sorted({*SINGLES, *(name for name, _ in PLANNERS_OF_OPS)}))
         raise CompileError.at(
@@ -146,5 +150,4 @@ def lower_region(function: Function, target: Target, plan: RegionPlan | None = N
             f"{op.name} is not supported on target {target.name}",
             hint=f"ops with a lowering of their own are: {known}",
         )
-    kernel = lowering(function, target)
-    return kernel if kind == "single" else fuse_rounding(kernel, target)
+    return lowering(function, target)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from aotc.ir.loop.forms.tiling import Tiling, Window
 from aotc.lowering.plans.cpu_columns import ColumnPlan
+from aotc.lowering.plans.gpu_contract import TensorCorePlan
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan
 from aotc.lowering.plans.gpu_rows import RowGroup
 from aotc.lowering.plans.region_plan import parse_plan
@@ -10,9 +12,11 @@ from aotc.lowering.plans.row_values import StoredValue
 
 pytestmark = pytest.mark.ir
 
+WINDOW = Window((3, 3), (1, 1), (1, 1), (0, 0), (1, 1), (8, 8), 64)
 PLANS = (
     ColumnPlan(kept=(0, 2), reduced=(1,), together=(0,), width=200, terms=8, streams=(1,)),
     GroupRowPlan((0,), (1,), ((1,),), (StoredValue("5"), StoredValue("7", "9")), RowGroup(32, 4, 4, 2), (0,)),
+    TensorCorePlan("f32", Tiling("wgmma", 128, 64, 8, WINDOW)),
 )
 
 

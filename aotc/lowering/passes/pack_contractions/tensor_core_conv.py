@@ -29,16 +29,10 @@ from aotc.ir.dims.algebra import Dim, is_static, mod, product, static
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kernel_sizes
 from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, taken, widened
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_conv import (
-    conv_on_tensor_cores,
-    conv_padding,
-    conv_pixels,
-    is_depthwise,
-    kernel_sizes,
-    window_of,
-)
+from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
 from aotc.lowering.plans.gpu_matmul_tiles import is_faster_turned, parts_of_sum
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of

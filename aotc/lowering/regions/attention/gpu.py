@@ -15,10 +15,10 @@ from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of
+from aotc.lowering.elements.tensor_core_loops import as_taken
 from aotc.lowering.plans.attention_sizes import AttentionSizes, sizes_of
 from aotc.lowering.plans.gpu_attention_tiles import attention_tiling, lies_in_lines
 from aotc.lowering.plans.gpu_decode_attention import one_warp
-from aotc.lowering.regions.matmul.gpu_tensor_cores import as_taken
 from aotc.targets import Target
 
 

@@ -16,97 +16,32 @@ matmul of its patches, which are never stored, and its kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, minimum, product, sym
-from aotc.ir.loop.forms.conv import patch_place
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.tensor.ir import Function, Op, Value
+from aotc.ir.tensor.ir import Value
+from aotc.lowering.analysis.contractions import contraction_of, sum_dtype
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.elements import constant_scalar, provide
-from aotc.lowering.plans.cpu_tiles import SLICE_PAD, Block, best_block
-from aotc.lowering.plans.gpu_conv import conv_padding
-from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_contract_tensor
-from aotc.lowering.regions.matmul.loops import conv_element, lower_contract_loops, sum_dtype
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of, to_numpy
+from aotc.lowering.plans.gpu_contract import SLICE_PAD, SharedTilePlan
+from aotc.lowering.regions.matmul.loops import conv_element
+from aotc.vmfb.dtypes import to_numpy
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedProduct:
-    """One matmul: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
-
-    ``lhs_by_k`` and ``rhs_by_k`` are True if neighbouring k are neighbours in memory.
-    """
-
-    batch: tuple[Dim, ...]
-    m: Dim
-    n: Dim
-    k: Dim
-    lhs: Callable[[Index, Dim, Dim], Index]
-    rhs: Callable[[Index, Dim, Dim], Index]
-    place: Callable[[Index, Dim, Dim], Index]
-    lhs_by_k: bool
-    rhs_by_k: bool
-
-
-def lower_contract_cuda(function: Function, target: Target) -> Kernel:
-    """Lower a matmul for tensor cores, in blocks if it is large enough to fill them, or as one thread per element."""
-    b = RegionBuilder(function, target)
-    op = b.root
-    if (kernel := lower_contract_tensor(b, op, target)) is not None:
-        return kernel
-    p = _conv(op) if op.name == "conv" else _matmul(op)
-    block = best_block(p.batch, p.m, p.n, p.k, size_of(sum_dtype(op)), target)
-    if block is None or sum_dtype(op) not in ("f32", "i32"):
-        return lower_contract_loops(b)
-    return _Blocks(b, op, p, block).lower()
-
-
-def _matmul(op: Op) -> BlockedProduct:
-    lhs, _ = op.operands
-    *batch, m, n = op.result.type.shape
-    a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
-    return BlockedProduct(
-        tuple(batch), m, n, lhs.type.shape[-2 if a_turned else -1],
-        lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
-        lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
-        lambda at, row, column: (*at, row, column),
-        not a_turned, b_turned,
-    )  # fmt: skip
-
-
-def _conv(op: Op) -> BlockedProduct:
-    """Describe a convolution: rows are the output pixels of all images, k the taps and input channels.
-
-    Groups are lowered as loops instead.
-    """
-    rhs = op.operands[1]
-    *kernel, per_group, n = rhs.type.shape
-    *pixels, _ = op.result.type.shape
-    strides, gaps, low = op.attrs["strides"], op.attrs["rhs_dilation"], [before for before, _ in conv_padding(op)]
-
-    def lhs_at(at: Index, row: Dim, k: Dim) -> Index:
-        return patch_place(kernel, strides, gaps, low, pixels, per_group, row, k)
-
-    return BlockedProduct(
-        (), product(pixels), n if op.attrs["feature_groups"] == 1 else 1, product((*kernel, per_group)),
-        lhs_at,
-        lambda at, k, column: (*delinearize(k, (*kernel, per_group)), column),
-        lambda at, row, column: (*delinearize(row, pixels), column),
-        True, False,
-    )  # fmt: skip
+def lower_shared_tiles(b: RegionBuilder, plan: SharedTilePlan) -> Kernel:
+    """Lower a matmul or convolution in tiles of blocks of threads."""
+    return _Blocks(b, plan).lower()
 
 
 class _Blocks:
     """Emitter of the grid, the staging, the sums and the epilogue."""
 
-    def __init__(self, b: RegionBuilder, op: Op, p: BlockedProduct, shape: Block) -> None:
-        self.b, self.op, self.p, self.shape = b, op, p, shape
+    def __init__(self, b: RegionBuilder, shape: SharedTilePlan) -> None:
+        self.b, self.op, self.p, self.shape = b, b.root, contraction_of(b.root), shape
         self.e = b.elements()
-        self.dtype = sum_dtype(op)
+        self.dtype = sum_dtype(b.root)
         self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + SLICE_PAD), "shared")
         self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + SLICE_PAD), "shared")
         self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
@@ -155,11 +90,18 @@ class _Blocks:
         """Copy a slice of both operands to shared memory; beyond the end of k it is 0."""
         p, s = self.p, self.shape
         lhs, rhs = self.op.operands
-        body = [
-            self._copy(lhs, self.left, s.rows, p.lhs_by_k, k0, lambda r, k: p.lhs(at, minimum(first + r, p.m - 1), k)),
-            self._copy(rhs, self.right, s.cols, p.rhs_by_k, k0, lambda c, k: p.rhs(at, k, minimum(start + c, p.n - 1))),
-        ]
-        return (self._threads(tuple(body)),)
+
+        def left(r: Dim, k: Dim) -> Index:
+            return p.lhs(at, minimum(first + r, p.m - 1), k)
+
+        def right(c: Dim, k: Dim) -> Index:
+            return p.rhs(at, k, minimum(start + c, p.n - 1))
+
+        body = (
+            self._copy(lhs, self.left, s.rows, p.lhs_by_terms, k0, left),
+            self._copy(rhs, self.right, s.cols, p.rhs_by_terms, k0, right),
+        )
+        return (self._threads(body),)
 
     def _copy(
         self, source: Value, to: Buffer, width: int, by_k: bool, k0: Dim, index: Callable[[Dim, Dim], Index]
@@ -208,7 +150,7 @@ class _Blocks:
         total: Scalar = Load(self.sums, (r, c))
         dtype = self.op.result.type.dtype
         self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
-        store_results(self.b, self.e, p.place(at, first + r, start + c))
+        store_results(self.b, self.e, p.result(at, first + r, start + c))
         for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
             if not isinstance(extent, int) or extent % width:
                 inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]

@@ -1,0 +1,180 @@
+"""How a CPU computes a matmul or convolution: by register tiles if ``pack_contractions`` chose them, else by loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, minimum, product, static
+from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
+from aotc.lowering.cost_model.machines import MATRIX_WORK
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
+from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.threshold import BlockSize, Limit
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """The partition of the rows of one matmul: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
+
+    ``ragged`` is the symbolic number of rows if it is not known. Then every tile has ``height`` rows except the last,
+    which has the remainder.
+    """
+
+    tiles: Dim
+    height: int
+    tall: int
+    ragged: Dim | None = None
+
+    @property
+    def most(self) -> int:
+        """Number of rows of the highest tile."""
+        return self.height + (self.tall != 0)
+
+    def start(self, tile: Dim) -> Dim:
+        """Return the first row of a tile."""
+        return tile * self.height + (minimum(tile, self.tall) if self.tall != 0 else 0)
+
+
+def row_tiles(m: Dim, height: int, tall: int) -> RowTiles:
+    """Return the tiles of ``m`` rows, of which the first ``tall`` have ``height`` + 1 rows."""
+    tiles = (m - tall + (height - 1)) // height
+    return RowTiles(tiles, height, tall, None if isinstance(m, int) else m)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTilePlan(RegionPlan):
+    """Register tiles of rows by the columns of a panel, which ``pack_contractions`` chose.
+
+    Attributes
+    ----------
+    height, tall : int
+        Rows of a tile, and the number of tiles at the top that have one more.
+    row_block, panel_block : int
+        Row tiles and panels of a grid item.
+    is_direct : bool
+        Are tiles stored to the result, without a private buffer and an epilogue?
+    own_epilogues : bool
+        Does each tile have an epilogue of its own, which those of another height do not share?
+    rows_outer : bool
+        Does the loop over row tiles enclose that over panels?
+    copied_pitch : int
+        Elements from row to row of the private copy of a tile's rows; 0: rows are read in place.
+    """
+
+    height: int
+    tall: int
+    row_block: int
+    panel_block: int
+    is_direct: bool
+    own_epilogues: bool = False
+    rows_outer: bool = False
+    copied_pitch: int = 0
+
+
+def plan_cpu_contract(b: RegionBuilder) -> RegisterTilePlan | DepthwisePlan | ElementLoopsPlan:
+    """Return how a CPU computes a region with a matmul or a convolution."""
+    p = tiled_product(b.root)
+    return plan_contract_loops(b) if p is None else _plan_tiles(b, b.root, p)
+
+
+def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
+    """Return the tiles, and the blocks of them that are grid items.
+
+    A matrix unit waits for loads. Its rows are reused at once, by tiles with epilogues of their own, and its panels are
+    in the cache.
+    """
+    rows_max, _ = best_tile(p.m, p.n, p.k, p.form, b.target, p.a_row * size_of(p.a.type.dtype))
+    runs = split_rows(p.m, rows_max) if isinstance(p.m, int) and p.m else ((rows_max, 0),)
+    rows = row_tiles(p.m, runs[-1][0], runs[0][1] if len(runs) > 1 else 0)
+    results = b.function.body.results
+    only = len(results) == 1 and results[0] is op.result and not (p.pixels and p.m != 1)
+    matrix = p.form in b.target.matrices
+    row_block, panel_block = _blocks(b.target, p, rows)
+    pitch = 0
+    if matrix and op.name == "packed_matmul" and not op.attrs["lhs_transposed"]:
+        pitch = _copied_pitch(b.target, p, rows.most, panel_block)
+    return RegisterTilePlan(rows.height, rows.tall, row_block, panel_block, only and p.is_whole, matrix, matrix, pitch)
+
+
+ITEM_FLOPS = BlockSize(
+    3 << 20,
+    "floating-point operations per grid item of a large matmul, at least",
+    "30 microseconds of a core of 100 GFLOP/s",
+)
+MATRIX_ITEM_FLOPS = BlockSize(
+    144 << 20,
+    "operations per grid item of a large matmul on a matrix unit, at least",
+    "Intel Xeon with AMX at 3 TFLOP/s: 50 microseconds; with a quarter of it 1024^3 took 1.3 times as long, in i8 1.4 "
+    "times",
+)
+LARGE_ITEMS = BlockSize(
+    32,
+    "operations per grid item, at most, in multiples of ITEM_FLOPS or MATRIX_ITEM_FLOPS",
+    "f32, one core of a busy Zen 5, throughput relative to a factor of 8: 2048^3 with 16 1.07, 32 1.14; 1024^3 with "
+    "16 1.03, 32 1.03; AVX2 1 to 1.02",
+)
+MIN_ITEMS = BlockSize(8, "grid items of a matmul, at least", "8 cores are common")
+MANY_ITEMS = BlockSize(48, "grid items of a matmul, above which items become larger", "several for each of 16 cores")
+WHOLE_FLOPS = Limit(
+    1 << 19,
+    "floating-point operations of a matmul that is one grid item",
+    "5 microseconds of a core of 100 GFLOP/s, in one claim",
+)
+
+
+def _blocks(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
+    """Return (row tiles, panels) per item: enough work to be worth a claim, few enough for all threads."""
+    k = p.k if isinstance(p.k, int) else UNKNOWN_TERMS.value
+    tile_flops = 2 * k * (rows.height + 1) * p.cols
+    extents = (rows.tiles, p.panels, product(p.outer))
+    tiles, panels, outer = (n if isinstance(n, int) else UNKNOWN_TILES.value for n in extents)
+    total = tile_flops * tiles * panels * outer
+    matrix = p.form in target.matrices
+    least = (MATRIX_ITEM_FLOPS if matrix else ITEM_FLOPS).value
+    want = max(total // MANY_ITEMS.value, least)
+    want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))
+    if WHOLE_FLOPS.holds(total * MATRIX_WORK.value // 100 if matrix else total):
+        want = total + 1
+    some = want // max(tile_flops, 1)
+    if matrix:
+        panel_block = max(min(panels, _fitting(target, k * size_of(p.b.type.dtype) * p.cols), some), 1)
+        return max(min(tiles, some // panel_block), 1), panel_block
+    row_block = max(min(tiles, _fitting(target, k * size_of(p.a.type.dtype) * (rows.height + 1)), some), 1)
+    panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
+    return row_block, panel_block
+
+
+def _fitting(target: Target, size: Dim) -> int:
+    """Return how many row tiles or panels of ``size`` bytes fit half of the L2 cache."""
+    return max(target.l2 // 2 // max(static(size), 1), 1)
+
+
+COPIED_PANELS = Limit(
+    7,
+    "panels per grid item of a matrix unit, up to which the rows they share are not copied",
+    "Intel Xeon with AMX, bf16, time with a copy relative to without: rows that begin within a cache line 1024^3 "
+    "0.60, 512^3 0.69; aligned rows 1 to 1.1",
+)
+COPIED_ROWS = Limit(
+    16,
+    "rows of a tile of a matrix unit, up to which they are not copied",
+    "one tile register; such matmuls wait for the right operand",
+)
+
+
+def _copied_pitch(target: Target, p: TiledProduct, rows: int, panel_block: int) -> int:
+    """Return the pitch of the copy of a tile's ``rows`` for a matrix unit, or 0 if too few panels read them.
+
+    Rows of an argument may begin within a cache line; loading a tile register then takes twice the lines. Rows of an
+    even number of lines share cache sets.
+    """
+    if not isinstance(p.k, int) or COPIED_ROWS.holds(rows) or COPIED_PANELS.holds(panel_block):
+        return 0
+    line = target.vector_bytes // size_of(p.a.type.dtype)
+    return (-(-p.k // line) | 1) * line
