@@ -16,8 +16,10 @@ from aotc.lowering.plans.gpu_scans import plan_gpu_scan
 from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
 from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
 from aotc.lowering.plans.loops import plan_elements
+from aotc.lowering.plans.gpu_triangles import plan_gpu_cholesky, plan_gpu_solve
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice, plan_select_and_scatter
+from aotc.lowering.plans.triangles import plan_cpu_cholesky, plan_cpu_solve
 from aotc.targets import Target
 
 Planner = Callable[[RegionBuilder], RegionPlan]
@@ -39,6 +41,8 @@ PLANNERS: dict[tuple[str, str], Planner] = {
 
 # Planners of regions of kind ``single``, by the op that the region was made for and the kind of target.
 PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
+    ("cholesky", "cpu"): plan_cpu_cholesky,
+    ("cholesky", "cuda"): plan_gpu_cholesky,
     ("digit_counts", "cuda"): plan_digit_counts,
     ("digit_sort", "cuda"): plan_digit_sort,
     ("dynamic_update_slice", "cpu"): plan_cpu_slice,
@@ -54,6 +58,8 @@ PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("sort_runs", "cuda"): plan_sort_runs,
     ("top_k", "cpu"): plan_cpu_top_k,
     ("top_k", "cuda"): plan_gpu_top_k,
+    ("triangular_solve", "cpu"): plan_cpu_solve,
+    ("triangular_solve", "cuda"): plan_gpu_solve,
 }
 
 

@@ -59,11 +59,6 @@ LANE_DIGITS = BlockSize(
     "elements per thread of a block that sorts by a digit",
     "a block then spends about as long on the sums over its digits as on its elements",
 )
-TRIANGLE_THREADS = BlockSize(
-    512,
-    "threads of the GPU block that factors a matrix or solves a triangular system",
-    "four warps for each scheduler of a multiprocessor",
-)
 BLOCK_FACTOR = Limit(
     1 << 16,
     "elements of a matrix, at most, that one GPU block factors; LAPACK factors larger ones on the host",

@@ -33,14 +33,22 @@ from aotc.lowering.plans.gpu_sort import (
     MergedPairPlan,
     MergedRunPlan,
 )
+from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
 from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import SelectAndScatterPlan, SerialScatterPlan, SliceUpdatePlan
+from aotc.lowering.plans.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
 from aotc.lowering.regions.fft_cpu import lower_dft
-from aotc.lowering.regions.linalg.cpu_cholesky_trsm import lower_cholesky, lower_triangular_solve
+from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
+    lower_block_cholesky,
+    lower_block_solve,
+    lower_cholesky,
+    lower_matrix_solve,
+    lower_piece_solve,
+)
 from aotc.lowering.regions.linalg.csr_dot import lower_csr_dot
 from aotc.lowering.regions.linalg.lapack import lower_lapack
 from aotc.lowering.regions.linalg.tridiagonal import lower_tridiagonal_solve_perturbed
@@ -74,8 +82,11 @@ from aotc.targets import Target
 Lowering = Callable[[Function, Target], Kernel]
 
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
+    BlockCholeskyPlan: lower_block_cholesky,
     BlockScatterPlan: lower_block_scatter,
+    BlockSolvePlan: lower_block_solve,
     BlockSortPlan: lower_block_sort,
+    CholeskyPlan: lower_cholesky,
     ChunkScanPlan: lower_chunk_scan,
     ColumnPlan: lower_columns,
     ColumnScanPlan: lower_column_scan,
@@ -89,10 +100,12 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     GroupRowPlan: lower_group_rows,
     InsertionPlan: lower_insertion,
     LoopPlan: lower_loops,
+    MatrixSolvePlan: lower_matrix_solve,
     MergeSortPlan: lower_merge_sort,
     MergedPairPlan: lower_merged_pairs,
     MergedRunPlan: lower_merged_runs,
     ParallelScatterPlan: lower_parallel_scatter,
+    PieceSolvePlan: lower_piece_solve,
     RadixSortPlan: lower_radix_sort,
     RegisterTilePlan: lower_register_tiles,
     RowBlockPlan: lower_row_blocks,
@@ -115,11 +128,9 @@ SINGLES: dict[str, Lowering] = {
     "attention": lower_attention,
     "csr_dot": lower_csr_dot,
     "custom_call": lower_custom_call,
-    "cholesky": lower_cholesky,
     "dft": lower_dft,
     "lapack": lower_lapack,
     "rng_bit_generator": lower_rng_bit_generator,
-    "triangular_solve": lower_triangular_solve,
     "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
 }
 

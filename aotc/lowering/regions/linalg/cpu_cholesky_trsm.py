@@ -14,32 +14,16 @@ import numpy as np
 from aotc.ir.dims.algebra import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import LETTERS
-from aotc.ir.tensor.ir import Function, Op
+from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, constant_scalar, real_and_imaginary
-from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
+from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
+from aotc.lowering.plans.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan, solved
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
-from aotc.lowering.threshold import BlockSize, Limit
-from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
-
-THREAD_TRIANGLE = Limit(
-    12,
-    "rows of a triangular matrix that one GPU thread factors or solves; a block takes larger ones",
-    "half of a warp would be idle, and many small matrices fill the GPU",
-)
-SOLVE_ROWS = Limit(
-    31,
-    "unknowns or right-hand sides, the smaller number, of a triangular solve in loops; above, BLAS",
-    "Zen 5, one core, f32, time of BLAS relative to loops: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 "
-    "0.25",
-)
-SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular solve", "four cache lines of f32")
-
 
 _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
 
@@ -57,41 +41,46 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
 # --- cholesky ----------------------------------------------------------------
 
 
-FACTOR_ROWS = Limit(
-    127,
-    "rows of a matrix with a Cholesky factorisation in loops; above, LAPACK",
-    "Zen 5, one core, f32, us in loops and by LAPACK: 96 rows 19 and 21, 128 rows 42 and 27, 192 rows 102 and 61",
-)
-
-
-def lower_cholesky(function: Function, target: Target) -> Kernel:
+def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
     """Factor each matrix. The other triangle becomes 0; a matrix with a non-positive pivot becomes NaN."""
-    b = RegionBuilder(function, target)
-    op = b.the_op("cholesky")
-    out = b.outputs[0]
-    *batch, n, _ = out.shape
+    lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
+    n = out.shape[-1]
+
+    def factor(head: Index, failed: Buffer) -> list[Stmt]:
+        body = _by_size(
+            plan.loop_rows,
+            n,
+            lambda: _factor(b, out, head, failed, lower),
+            lambda: _potrf(b, out, head, failed, lower),
+        )
+        r, c = sym("r", 0, n), sym("c", 0, n)
+        clear = Store(out, (*head, r, c), constant_scalar(0, out.dtype))
+        body.append(For("r", 0, n, (For("c", *((r + 1, n) if lower else (0, r)), (clear,)),)))
+        return [*body, _fill(out, head, failed, 1)]
+
+    return _each_matrix(b, factor)
+
+
+def lower_block_cholesky(b: RegionBuilder, plan: BlockCholeskyPlan) -> Kernel:
+    """Factor each matrix by a block of threads."""
+    lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
+    threads = plan.block.threads
+
+    def factor(head: Index, failed: Buffer) -> list[Stmt]:
+        body = factor_in_block(b, plan, out, head, failed, lower)
+        return [*body, For("t", 0, threads, (_fill(out, head, failed, threads),), "thread")]
+
+    return _each_matrix(b, factor)
+
+
+def _each_matrix(b: RegionBuilder, factor: Callable[[Index, Buffer], list[Stmt]]) -> Kernel:
+    """Return the kernel with an item per matrix; ``factor`` records in a flag that a pivot is not positive."""
+    *batch, n, _ = b.outputs[0].shape
     matrices = product(batch)
-    head = delinearize(grid_item(matrices), batch)
-    lower = op.attrs["lower"]
     failed = Buffer("failed", "i1", (), "private")
-    body: list[Stmt] = [Alloc(failed), Store(failed, (), Const(False, "i1"))]
-    blocked = target.kind == "cuda" and not THREAD_TRIANGLE.holds(n)
-    if blocked and shared_bytes(block := factor_in_block(b, out, head, failed, lower)) <= target.shared:
-        body += block
-        body.append(For("t", 0, TRIANGLE_THREADS.value, (_fill(out, head, failed, TRIANGLE_THREADS.value),), "thread"))
-        return b.grid(matrices, body, matrices * n * n * n)
-    body += _by_size(
-        target,
-        n,
-        FACTOR_ROWS,
-        lambda: _factor(b, out, head, failed, lower),
-        lambda: _potrf(b, out, head, failed, lower),
-    )
-    r, c = sym("r", 0, n), sym("c", 0, n)
-    clear = For("c", *((r + 1, n) if lower else (0, r)), (Store(out, (*head, r, c), constant_scalar(0, out.dtype)),))
-    body.append(For("r", 0, n, (clear,)))
-    body.append(_fill(out, head, failed, 1))
-    return b.grid(matrices, body, matrices * n * n * n)
+    body = factor(delinearize(grid_item(matrices), batch), failed)
+    start = Alloc(failed), Store(failed, (), Const(False, "i1"))
+    return b.grid(matrices, [*start, *body], matrices * n * n * n)
 
 
 def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
@@ -105,14 +94,14 @@ def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
 
 
 def _by_size(
-    target: Target, size: Dim, small: Limit, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
+    loop_rows: int | None, size: Dim, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
 ) -> list[Stmt]:
     """Return the loops, the library call, or a run-time test of ``size`` between them."""
-    if target.kind != "cpu" or small.holds(size):
+    if loop_rows is None:
         return loops()
-    if isinstance(size, int):
+    if loop_rows == 0:
         return library()
-    test = Apply("lt", (IndexScalar(size), Const(small.value + 1, "i64")), "i1")
+    test = Apply("lt", (IndexScalar(size), Const(loop_rows + 1, "i64")), "i1")
     return [If(test, tuple(loops()), tuple(library()))]
 
 
@@ -200,73 +189,56 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 # --- triangular_solve --------------------------------------------------------
 
 
-FEW_SOLVED_ROWS = Limit(
-    3,
-    "right-hand sides stored as rows that a triangular solve takes one by one; more are transposed first",
-    "Zen 5, 50 solves of 16 unknowns, us one by one and transposed: 4 rows 49 and 12, 8 rows 96 and 32, 16 rows 195 "
-    "and 22, 500 rows 5834 and 462",
-)
+def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
+    """Substitute forward or backward over some right-hand sides, which the solution overwrites."""
+    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    _, _, others = solved(b)
+    shape = (*out.shape[:-2], ceildiv(others, plan.columns))
+    items = product(shape)
+    *head, piece = delinearize(grid_item(items), shape)
+    solve = _solve_across if plan.transposed else _solve_piece
+    return b.grid(items, solve(b, op, plan.columns, tuple(head), piece), _solve_work(b))
 
 
-def lower_triangular_solve(function: Function, target: Target) -> Kernel:
-    """Substitute forward or backward over the right-hand sides, which the solution overwrites."""
-    b = RegionBuilder(function, target)
-    op = b.the_op("triangular_solve")
-    out = b.outputs[0]
-    *batch, rows, columns = out.shape
-    left = op.attrs["left_side"]
-    others, n = (columns, rows) if left else (rows, columns)
-    work = product(batch) * others * n * n
-    if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
-        kernel = _solve_in_blocks(RegionBuilder(function, target), op, others, work)
-        if shared_bytes(kernel.body) <= target.shared:
-            return kernel
-    across = target.kind == "cpu" and not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
-    pieces: Dim = ceildiv(others, SOLVE_COLUMNS.value) if left or across else others
-    if target.kind != "cpu" or _is_small(n, others):
-        shape = (*batch, pieces)
-        items = product(shape)
-        *head, piece = delinearize(grid_item(items), shape)
-        solve = _solve_across if across else _solve_piece
-        return b.grid(items, solve(b, op, out, tuple(head), piece), work)
+def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
+    """Solve for all right-hand sides of a matrix, in loops or by BLAS."""
+    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    batch, (_, n, others) = out.shape[:-2], solved(b)
+    pieces = ceildiv(others, plan.columns)
     items = product(batch)
     at = delinearize(grid_item(items), batch)
     piece = sym("c0", 0, pieces) if pieces != 1 else 0
-    small = minimum(n, others)
 
     def loops() -> list[Stmt]:
-        body = _solve_piece(b, op, out, at, piece)
+        body = _solve_piece(b, op, plan.columns, at, piece)
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
-    body = _by_size(target, small, SOLVE_ROWS, loops, lambda: _trsm(b, op, out, at))
-    return b.grid(items, body, work)
+    body = _by_size(plan.loop_rows, minimum(n, others), loops, lambda: _trsm(b, op, out, at))
+    return b.grid(items, body, _solve_work(b))
 
 
-SOLVED_COLUMNS = BlockSize(32, "right-hand sides per GPU block of a triangular solve", "the width of a warp")
-
-
-def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:
+def lower_block_solve(b: RegionBuilder, plan: BlockSolvePlan) -> Kernel:
     """Solve with one GPU block of threads per run of right-hand sides."""
-    out, left = b.outputs[0], op.attrs["left_side"]
-    pieces = ceildiv(others, SOLVED_COLUMNS.value)
-    shape = (*out.shape[:-2], pieces)
+    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    left, _, others = solved(b)
+    shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
     *head, piece = delinearize(grid_item(items), shape)
-    begin = piece * SOLVED_COLUMNS.value
+    begin = piece * plan.columns
     plain = _matrix(b, op, tuple(head))
-    body = solve_in_block(
-        b, out, tuple(head), plain if left else (lambda i, k: plain(k, i)), op.attrs["unit_diagonal"], left,
-        _is_forward(op), (begin, SOLVED_COLUMNS.value, minimum(begin + SOLVED_COLUMNS.value, others)),
-    )  # fmt: skip
-    return b.grid(items, body, work)
+    matrix = plain if left else (lambda i, k: plain(k, i))
+    ends = begin, minimum(begin + plan.columns, others)
+    return b.grid(items, solve_in_block(b, plan, tuple(head), matrix, _is_forward(op), ends), _solve_work(b))
 
 
-def _is_small(n: Dim, others: Dim) -> bool:
-    return any(SOLVE_ROWS.holds(d) for d in (n, others))
+def _solve_work(b: RegionBuilder) -> Dim:
+    _, n, others = solved(b)
+    return product(b.outputs[0].shape[:-2]) * others * n * n
 
 
-def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
-    """Solve for a run of columns, or for one vector."""
+def _solve_piece(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
+    """Solve for a run of ``count`` columns, or for one vector."""
+    out = b.outputs[0]
     *_, rows, columns = out.shape
     matrix = _matrix(b, op, head)
     e = b.elements()
@@ -274,17 +246,18 @@ def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim)
         return _solve_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
     if columns == 1:
         return _solve_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
-    begin = piece * SOLVE_COLUMNS.value
-    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + SOLVE_COLUMNS.value, columns))
+    begin = piece * count
+    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + count, columns))
 
 
-def _solve_across(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
-    """Solve for a run of rows, transposed into columns so that the inner loops run along them."""
+def _solve_across(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
+    """Solve for a run of ``count`` rows, transposed into columns so that the inner loops run along them."""
+    out = b.outputs[0]
     *_, others, n = out.shape
-    begin = piece * SOLVE_COLUMNS.value
-    size = minimum(SOLVE_COLUMNS.value, others - begin)
-    columns = Buffer(b.fresh("columns"), out.dtype, (n, SOLVE_COLUMNS.value), "scratch")
-    matrix, c, k = _matrix(b, op, head), sym("c", 0, SOLVE_COLUMNS.value), sym("k", 0, n)
+    begin = piece * count
+    size = minimum(count, others - begin)
+    columns = Buffer(b.fresh("columns"), out.dtype, (n, count), "scratch")
+    matrix, c, k = _matrix(b, op, head), sym("c", 0, count), sym("k", 0, n)
     row, column = (*head, begin + c, k), (k, c)
 
     def moved(statement: Stmt) -> For:

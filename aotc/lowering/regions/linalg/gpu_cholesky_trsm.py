@@ -1,7 +1,7 @@
 """Cholesky factorisation and triangular solve on a GPU: a block of threads per matrix, or per run of right-hand sides.
 
-Both are blocked algorithms with panels of :func:`panel_rows`. The diagonal block of a panel is in registers and shared
-memory, one thread per column. The trailing update is a matmul with tiles of 4 x 4 elements per thread::
+Both are blocked algorithms, with the panels of a :class:`TriangleBlock`. The diagonal block of a panel is in registers
+and shared memory, one thread per column. The trailing update is a matmul with tiles of 4 x 4 elements per thread::
 
     for g in range(0, n, 32):                                  # a Cholesky factor, as an upper triangle
         a[g:g+32, g:g+32] = factor of itself                   # a warp
@@ -12,6 +12,7 @@ memory, one thread per column. The trailing update is a matmul with tiles of 4 x
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
@@ -19,24 +20,11 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.plans.thresholds import TRIANGLE_THREADS
+from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan, TriangleBlock
 from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.dtypes import kind_of, real_of, size_of
+from aotc.vmfb.dtypes import kind_of, real_of
 
 Coefficient = Callable[[Dim, Dim], Scalar]
-
-
-PANEL_BYTES = BlockSize(
-    128,
-    "bytes of a panel column, which one GPU thread keeps in registers",
-    "32 f32 in registers, and a warp covers the rows of the diagonal block",
-)
-
-
-def panel_rows(dtype: str) -> int:
-    """Return the number of rows of a panel, whose columns are in the registers of one thread each."""
-    return max(PANEL_BYTES.value // size_of(dtype), 1)
 
 
 def conj(x: Scalar) -> Scalar:
@@ -57,24 +45,15 @@ def _mul(x: Scalar, y: Scalar) -> Scalar:
     return Apply("mul", (x, y), x.dtype)
 
 
-TRIANGLE_TILE = BlockSize(
-    4,
-    "rows and columns of the tile that a GPU thread updates with a panel at a time",
-    "16 multiply-adds for eight loads, at best two vector loads",
-)
-
-
 class _Panels:
     """Shared by both: threads, registers of a column, the diagonal block of a panel in shared memory."""
 
-    def __init__(self, b: RegionBuilder, dtype: str, n: Dim) -> None:
+    def __init__(self, b: RegionBuilder, plan: TriangleBlock, dtype: str, n: Dim) -> None:
         self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n
-        self.threads, self.each = TRIANGLE_THREADS.value, panel_rows(dtype)
-        self.side = TRIANGLE_TILE.value // (1 if size_of(dtype) <= 8 else 2)  # sums are in registers
+        self.threads, self.each, self.side = plan.threads, plan.panel, plan.side
         self.t = sym("t", 0, self.threads)
         self.own = Buffer(b.fresh("own"), dtype, (self.threads, self.each), "private")
-        self.diagonal = Buffer(b.fresh("diagonal"), dtype, (self.each, self.each), "shared")
-        self.inverse = Buffer(b.fresh("inverse"), dtype, (self.each,), "shared")
+        self.diagonal, self.inverse = (replace(x, name=b.fresh(x.name)) for x in plan.buffers(dtype))
         self.one = constant_scalar(1, dtype)
         self.zero = constant_scalar(0, dtype)
 
@@ -129,10 +108,12 @@ class _Panels:
 # --- cholesky ----------------------------------------------------------------
 
 
-def factor_in_block(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+def factor_in_block(
+    b: RegionBuilder, plan: BlockCholeskyPlan, out: Buffer, head: Index, failed: Buffer, lower: bool
+) -> list[Stmt]:
     """Return the statements that factor a matrix and clear its other triangle; all threads load the failure flag."""
-    f = _Factor(b, out, head)
-    mirror = Mirror(b, out, head, f.threads)
+    f = _Factor(b, plan.block, out, head)
+    mirror = Mirror(b, out, head, plan)
     body: list[Stmt] = [*mirror.up(), Barrier()] if lower else []
     body += f.statements()
     body += [*(mirror.down() if lower else mirror.clear()), Barrier()]
@@ -142,8 +123,8 @@ def factor_in_block(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, 
 class _Factor(_Panels):
     """Emitter of the factorisation of the upper triangle."""
 
-    def __init__(self, b: RegionBuilder, out: Buffer, head: Index) -> None:
-        super().__init__(b, out.dtype, out.shape[-1])
+    def __init__(self, b: RegionBuilder, plan: TriangleBlock, out: Buffer, head: Index) -> None:
+        super().__init__(b, plan, out.dtype, out.shape[-1])
         self.out, self.head = out, head
         self.failed = Buffer(b.fresh("failed"), "i1", (1,), "shared")
 
@@ -264,37 +245,38 @@ def _guarded(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
 
 
 def solve_in_block(
-    b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
-    others: tuple[Dim, int, Dim],
-) -> list[Stmt]:  # fmt: skip
+    b: RegionBuilder, plan: BlockSolvePlan, head: Index, matrix: Coefficient, forward: bool, others: tuple[Dim, Dim]
+) -> list[Stmt]:
     """Return the statements that solve for a range of right-hand sides.
 
     Parameters
     ----------
     matrix : callable
         ``matrix(i, k)`` is the coefficient of unknown ``k`` in equation ``i``.
-    unit : bool
-        Is the diagonal 1, whatever the matrix contains there?
-    left : bool
-        Are the unknowns of a right-hand side in a column of ``out``, not in a row?
     forward : bool
         Is the first unknown computed first?
     others : tuple
-        The first right-hand side, their maximal number, and the end of the range.
+        The first right-hand side, and the end of the range.
     """
-    return _Solve(b, out, head, matrix, unit, left, forward, others).statements()
+    return _Solve(b, plan, head, matrix, forward, others).statements()
 
 
 class _Solve(_Panels):
-    """Emitter of the solution; unknown ``s`` is the one that step ``s`` computes."""
+    """Emitter of the solution; unknown ``s`` is the one that step ``s`` computes.
+
+    The unknowns of a right-hand side are in a column of the output if ``left``, else in a row. If ``unit``, the
+    diagonal is 1, whatever the matrix contains there.
+    """
 
     def __init__(
-        self, b: RegionBuilder, out: Buffer, head: Index, matrix: Coefficient, unit: bool, left: bool, forward: bool,
-        others: tuple[Dim, int, Dim],
+        self, b: RegionBuilder, plan: BlockSolvePlan, head: Index, matrix: Coefficient, forward: bool,
+        others: tuple[Dim, Dim],
     ) -> None:  # fmt: skip
-        super().__init__(b, out.dtype, out.shape[-2 if left else -1])
-        self.out, self.head, self.unit, self.left = out, head, unit, left
-        self.first, self.count, self.end = others
+        out, attrs = b.outputs[0], b.the_op("triangular_solve").attrs
+        self.unit, self.left = attrs["unit_diagonal"], attrs["left_side"]
+        super().__init__(b, plan.block, out.dtype, out.shape[-2 if self.left else -1])
+        self.out, self.head, self.count = out, head, plan.columns
+        self.first, self.end = others
         self.place: Callable[[Dim], Dim] = (lambda s: s) if forward else (lambda s: self.n - 1 - s)
         self.matrix: Coefficient = lambda s, r: matrix(self.place(s), self.place(r))
         self.found = Buffer(b.fresh("found"), self.dtype, (self.each, self.count), "shared")

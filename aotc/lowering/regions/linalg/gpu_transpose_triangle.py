@@ -8,25 +8,18 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.dtypes import kind_of, size_of
-
-MIRROR_BYTES = BlockSize(
-    64,
-    "bytes of a row of the tiles in which a GPU's warps transpose a matrix",
-    "two whole sectors; the tiles of 16 warps fit the 48 KiB of shared memory that every GPU has",
-)
+from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan
+from aotc.vmfb.dtypes import kind_of
 
 
 class Mirror:
     """Emitter of copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
 
-    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, threads: int) -> None:
-        self.b, self.out, self.head, self.threads, self.n = b, out, head, threads, out.shape[-1]
-        self.side = max(MIRROR_BYTES.value // size_of(out.dtype), WARP // 4)  # more elements than a warp has threads
-        shape = (threads // WARP, self.side, self.side + 1)  # rows begin in different banks
-        self.held = Buffer(b.fresh("held"), out.dtype, shape, "shared")
-        self.t = sym("t", 0, threads)
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, plan: BlockCholeskyPlan) -> None:
+        self.b, self.out, self.head, self.n = b, out, head, out.shape[-1]
+        self.threads, self.side = plan.block.threads, plan.mirror
+        self.held = Buffer(b.fresh("held"), out.dtype, plan.mirrored, "shared")
+        self.t = sym("t", 0, self.threads)
         self.tiles = ceildiv(self.n, self.side)
 
     def allocate(self) -> Stmt:

@@ -1,0 +1,109 @@
+"""How a CPU, or one GPU thread, factors and solves with triangular matrices: in loops, by LAPACK and BLAS, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.dims.algebra import Dim, minimum
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.lowering.threshold import BlockSize, Limit
+
+
+@dataclass(frozen=True, slots=True)
+class CholeskyPlan(RegionPlan):
+    """A worker factors a matrix: in loops up to ``loop_rows`` rows, if any, and by LAPACK above; None: in loops."""
+
+    loop_rows: int | None
+
+
+FACTOR_ROWS = Limit(
+    127,
+    "rows of a matrix with a Cholesky factorisation in loops; above, LAPACK",
+    "Zen 5, one core, f32, us in loops and by LAPACK: 96 rows 19 and 21, 128 rows 42 and 27, 192 rows 102 and 61",
+)
+
+
+def plan_cpu_cholesky(b: RegionBuilder) -> CholeskyPlan:
+    """Return loops for small matrices, LAPACK for large ones, both where only a call knows the size."""
+    return CholeskyPlan(_loop_rows(b.outputs[0].shape[-1], FACTOR_ROWS))
+
+
+def _loop_rows(size: Dim, small: Limit) -> int | None:
+    """Return the largest size that loops compute: None for all, 0 for none."""
+    if small.holds(size):
+        return None
+    return 0 if isinstance(size, int) else small.value
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSolvePlan(RegionPlan):
+    """A grid item solves in loops for some right-hand sides of a matrix.
+
+    Attributes
+    ----------
+    columns : int
+        Their number; the last item may have fewer.
+    transposed : bool
+        Are they rows that are transposed first?
+    """
+
+    columns: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSolvePlan(RegionPlan):
+    """A grid item solves for all right-hand sides of a matrix.
+
+    Attributes
+    ----------
+    loop_rows : int
+        Unknowns or right-hand sides, the smaller number, up to which it does so in loops; above, by BLAS.
+    columns : int
+        Right-hand sides that the loops solve for at a time.
+    """
+
+    loop_rows: int
+    columns: int
+
+
+SOLVE_ROWS = Limit(
+    31,
+    "unknowns or right-hand sides, the smaller number, of a triangular solve in loops; above, BLAS",
+    "Zen 5, one core, f32, time of BLAS relative to loops: 32 x 32 0.8 to 0.95, 64 x 64 0.75, 128 x 200 0.3, 200 x 32 "
+    "0.25",
+)
+FEW_SOLVED_ROWS = Limit(
+    3,
+    "right-hand sides stored as rows that a triangular solve takes one by one; more are transposed first",
+    "Zen 5, 50 solves of 16 unknowns, us one by one and transposed: 4 rows 49 and 12, 8 rows 96 and 32, 16 rows 195 "
+    "and 22, 500 rows 5834 and 462",
+)
+
+
+def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
+    """Return loops over pieces for few unknowns or right-hand sides, BLAS for many."""
+    left, n, others = solved(b)
+    transposed = not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
+    pieces = plan_pieces(left, transposed)
+    if any(SOLVE_ROWS.holds(d) for d in (n, others)):
+        return pieces
+    loop_rows = _loop_rows(minimum(n, others), SOLVE_ROWS)
+    assert loop_rows is not None
+    return MatrixSolvePlan(loop_rows, pieces.columns)
+
+
+def solved(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
+    """Return whether unknowns are in columns, the number of unknowns, and that of the right-hand sides."""
+    *_, rows, columns = b.outputs[0].shape
+    left = b.the_op("triangular_solve").attrs["left_side"]
+    return (True, rows, columns) if left else (False, columns, rows)
+
+
+SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular solve", "four cache lines of f32")
+
+
+def plan_pieces(left: bool, transposed: bool = False) -> PieceSolvePlan:
+    """Return items of several right-hand sides where the inner loops run along these, else of one."""
+    return PieceSolvePlan(SOLVE_COLUMNS.value if left or transposed else 1, transposed)
