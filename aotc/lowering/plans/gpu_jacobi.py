@@ -12,6 +12,7 @@ from aotc.ir.loop.ir import WARP
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.thresholds import BANKS
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.abi import GPU_ALIGNMENT
@@ -20,18 +21,10 @@ from aotc.vmfb.dtypes import size_of
 # Width in bytes of a bank of a GPU's shared memory: adjacent words of this size are in different banks (NVIDIA's
 # documentation).
 BANK_BYTES = 4
-# Threads that rotate one pair of columns, at least: with fewer, some threads of a warp would be idle for 16 columns.
-LEAST_LANES = 4
-JACOBI_LANE_BYTES = BlockSize(
-    128,
-    "bytes of a column, at most, that a thread holds in registers while it rotates a pair of columns",
-    "64 of its registers, for two columns; with fewer threads per pair, the angle is computed fewer times and sums "
-    "across threads are shorter",
-)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedColumns:
+class TurnedColumns(RegionPlan):
     """Layout of columns in shared memory whose pairs are rotated, each by a group of lanes.
 
     Attributes
@@ -43,12 +36,18 @@ class TurnedColumns:
     more : int
         Further rows that are rotated with a column, but are not part of its inner products: vectors that accumulate
         the rotations.
+    lanes : int
+        The threads of a group, a power of two.
+    in_registers : bool
+        Does a thread hold its part of the two columns of its group in registers?
     """
 
     given: int
     rows: int
     size: int
-    more: int = 0
+    more: int
+    lanes: int
+    in_registers: bool
 
     @property
     def pairs(self) -> int:
@@ -59,17 +58,6 @@ class TurnedColumns:
     def count(self) -> int:
         """Return the number of columns in memory; if ``given`` is odd, the last one is padding of zeros."""
         return 2 * self.pairs
-
-    @property
-    def lanes(self) -> int:
-        """Return the threads of a group, a power of two."""
-        lanes = LEAST_LANES
-        while lanes < WARP and self._is_much(lanes):
-            lanes *= 2
-        return lanes
-
-    def _is_much(self, lanes: int) -> bool:
-        return self.rows * self.size > lanes * JACOBI_LANE_BYTES.value
 
     @property
     def warps(self) -> int:
@@ -97,14 +85,27 @@ class TurnedColumns:
         return rows + short * (short * self.size < BANKS * BANK_BYTES and rows // short % 2 == 0)
 
     @property
-    def in_registers(self) -> bool:
-        """Return True if a thread holds its part of the two columns of its group in registers."""
-        return not self._is_much(self.lanes)
-
-    @property
     def bytes(self) -> int:
         """Return the bytes of all columns."""
         return self.count * self.pitch * self.size
+
+
+# Threads that rotate one pair of columns, at least: with fewer, some threads of a warp would be idle for 16 columns.
+LEAST_LANES = 4
+JACOBI_LANE_BYTES = BlockSize(
+    128,
+    "bytes of a column, at most, that a thread holds in registers while it rotates a pair of columns",
+    "64 of its registers, for two columns; with fewer threads per pair, the angle is computed fewer times and sums "
+    "across threads are shorter",
+)
+
+
+def turned_columns(given: int, rows: int, size: int, more: int) -> TurnedColumns:
+    """Return the layout with as many threads per pair as hold the columns in registers, or a warp."""
+    lanes = LEAST_LANES
+    while lanes < WARP and rows * size > lanes * JACOBI_LANE_BYTES.value:
+        lanes *= 2
+    return TurnedColumns(given, rows, size, more, lanes, rows * size <= lanes * JACOBI_LANE_BYTES.value)
 
 
 JACOBI_BYTES = Limit(
@@ -127,5 +128,5 @@ def turned_in_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    held = TurnedColumns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    held = turned_columns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
     return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))

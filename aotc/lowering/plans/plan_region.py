@@ -10,15 +10,26 @@ from aotc.lowering.plans.cpu_contract import plan_cpu_contract
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
 from aotc.lowering.plans.cpu_scan import plan_cpu_scan
 from aotc.lowering.plans.cpu_sort import plan_cpu_sort, plan_cpu_top_k, plan_gpu_top_k
+from aotc.lowering.plans.dft import plan_cpu_dft, plan_gpu_dft
 from aotc.lowering.plans.gpu_contract import plan_gpu_contract
+from aotc.lowering.plans.gpu_factors import plan_gpu_lapack
 from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
 from aotc.lowering.plans.gpu_scans import plan_gpu_scan
 from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
 from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
-from aotc.lowering.plans.loops import plan_elements
 from aotc.lowering.plans.gpu_triangles import plan_gpu_cholesky, plan_gpu_solve
+from aotc.lowering.plans.loops import plan_elements
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice, plan_select_and_scatter
+from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice
+from aotc.lowering.plans.single_ops import (
+    CsrRowsPlan,
+    CustomCallPlan,
+    LapackCallPlan,
+    RandomWordsPlan,
+    SelectAndScatterPlan,
+    TridiagonalPlan,
+    always,
+)
 from aotc.lowering.plans.triangles import plan_cpu_cholesky, plan_cpu_solve
 from aotc.targets import Target
 
@@ -43,16 +54,25 @@ PLANNERS: dict[tuple[str, str], Planner] = {
 PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("cholesky", "cpu"): plan_cpu_cholesky,
     ("cholesky", "cuda"): plan_gpu_cholesky,
+    ("csr_dot", "cpu"): always(CsrRowsPlan()),
+    ("csr_dot", "cuda"): always(CsrRowsPlan()),
+    ("custom_call", "cpu"): always(CustomCallPlan()),
+    ("dft", "cpu"): plan_cpu_dft,
+    ("dft", "cuda"): plan_gpu_dft,
     ("digit_counts", "cuda"): plan_digit_counts,
     ("digit_sort", "cuda"): plan_digit_sort,
     ("dynamic_update_slice", "cpu"): plan_cpu_slice,
     ("dynamic_update_slice", "cuda"): plan_gpu_slice,
+    ("lapack", "cpu"): always(LapackCallPlan()),
+    ("lapack", "cuda"): plan_gpu_lapack,
     ("reduce_window", "cpu"): plan_cpu_scan,
     ("reduce_window", "cuda"): plan_gpu_scan,
+    ("rng_bit_generator", "cpu"): always(RandomWordsPlan()),
+    ("rng_bit_generator", "cuda"): always(RandomWordsPlan()),
     ("scatter", "cpu"): plan_cpu_scatter,
     ("scatter", "cuda"): plan_gpu_scatter,
-    ("select_and_scatter", "cpu"): plan_select_and_scatter,
-    ("select_and_scatter", "cuda"): plan_select_and_scatter,
+    ("select_and_scatter", "cpu"): always(SelectAndScatterPlan()),
+    ("select_and_scatter", "cuda"): always(SelectAndScatterPlan()),
     ("sort", "cpu"): plan_cpu_sort,
     ("sort", "cuda"): plan_gpu_sort,
     ("sort_runs", "cuda"): plan_sort_runs,
@@ -60,6 +80,8 @@ PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("top_k", "cuda"): plan_gpu_top_k,
     ("triangular_solve", "cpu"): plan_cpu_solve,
     ("triangular_solve", "cuda"): plan_gpu_solve,
+    ("tridiagonal_solve_perturbed", "cpu"): always(TridiagonalPlan()),
+    ("tridiagonal_solve_perturbed", "cuda"): always(TridiagonalPlan()),
 }
 
 

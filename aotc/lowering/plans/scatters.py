@@ -52,13 +52,3 @@ def plan_serial_scatter(op: Op, width: int) -> SerialScatterPlan:
     update, window = op.operands[len(op.inputs) + 1].type, op.attrs["update_window_dims"]
     extent = update.shape[window[-1]] if window else 1
     return SerialScatterPlan(width if isinstance(extent, int) and extent > width else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectAndScatterPlan(RegionPlan):
-    """The windows of a ``select_and_scatter`` run in order, in parallel over the dims that no window spans."""
-
-
-def plan_select_and_scatter(b: RegionBuilder) -> SelectAndScatterPlan:
-    """Return the only way to compute it."""
-    return SelectAndScatterPlan()

@@ -14,9 +14,9 @@ from aotc.ir.loop.ir import Apply, Buffer, Const, Kernel, Load, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.single_ops import CustomCallPlan
 from aotc.lowering.regions.common.library_call import LibraryCall, over
 from aotc.lowering.threshold import Estimate
-from aotc.targets import Target
 
 PREFIX = "custom_"
 
@@ -65,13 +65,12 @@ def describe(op: Op) -> CustomCall:
 CALL_WORK = Estimate(16, "scalar operations counted per array element of a custom call")
 
 
-def lower_custom_call(function: Function, target: Target) -> Kernel:
+def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
 
     A word after the sizes counts attempts. The call is repeated until the function stores -1 there: a function in
     Python may end by an exception before its first instruction (from a signal handler, say), which is not reported.
     """
-    b = RegionBuilder(function, target)
     op = b.the_op("custom_call")
     described = describe(op)
     call = LibraryCall(b)

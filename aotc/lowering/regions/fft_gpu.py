@@ -16,23 +16,18 @@ from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, nest
 from aotc.lowering.elements.elements import Elements, all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
+from aotc.lowering.plans.dft import BlockDftPlan, ThreadDftPlan
 from aotc.lowering.regions.common.bank_padding import padded
-from aotc.lowering.threshold import BlockSize
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
-
-DFT_THREAD_POINTS = BlockSize(
-    16,
-    "points of a signal per thread of a block; one thread alone transforms signals of no more points",
-    "two radix-8 butterflies, in registers",
-)
 
 
-def fits_a_block(b: RegionBuilder, target: Target) -> bool:
-    """Return True if a signal fits the shared memory of a block, and has work for a warp."""
-    n = static(b.inputs[0].shape[b.the_op("dft").attrs["axis"]])
-    bytes_ = (n + n // BANKS) * size_of(b.inputs[0].dtype)
-    return n > DFT_THREAD_POINTS.value and bytes_ <= target.shared
+def lower_block_dft(b: RegionBuilder, plan: BlockDftPlan) -> Kernel:
+    """Lower to a block of threads per signal."""
+    return _BlockDft(b, plan).kernel()
+
+
+def lower_thread_dft(b: RegionBuilder, plan: ThreadDftPlan) -> Kernel:
+    """Lower to a thread per block of neighbouring signals."""
+    return _ThreadDft(b, plan).kernel()
 
 
 class _Dft:
@@ -65,22 +60,13 @@ class _Dft:
         return Apply("complex", (re, im), self.out.dtype)
 
 
-DFT_THREADS = BlockSize(
-    256,
-    "threads of a block that transforms one signal, at most",
-    "for signals of 4096 points a thread computes two radix-8 butterflies per stage",
-)
-
-
-class BlockDft(_Dft):
+class _BlockDft(_Dft):
     """Emitter of the stages that a block computes."""
 
-    def __init__(self, b: RegionBuilder) -> None:
+    def __init__(self, b: RegionBuilder, plan: BlockDftPlan) -> None:
         super().__init__(b)
         self.rows, self.place = rows_of(self.x.shape, self.attrs["axis"])
-        self.threads = BANKS
-        while self.threads < DFT_THREADS.value and self.threads * DFT_THREAD_POINTS.value < self.n:
-            self.threads *= 2
+        self.threads = plan.threads
         part, size = self.table.dtype, self.n + self.n // BANKS
         self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
 
@@ -143,12 +129,12 @@ class BlockDft(_Dft):
         return re, im
 
 
-class ThreadDft(_Dft):
+class _ThreadDft(_Dft):
     """Emitter of the stages of one thread over the signals of a grid item, in scratch memory."""
 
-    def __init__(self, b: RegionBuilder, rows: RowBlocks) -> None:
+    def __init__(self, b: RegionBuilder, plan: ThreadDftPlan) -> None:
         super().__init__(b)
-        self.rows, part = rows, self.table.dtype
+        self.rows, part = RowBlocks(self.x.shape, self.attrs["axis"], plan.most), self.table.dtype
         self.scratch = [
             tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
             for name in ("u", "v")

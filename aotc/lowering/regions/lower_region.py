@@ -19,8 +19,17 @@ from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, Transposed
 from aotc.lowering.plans.cpu_scan import ChunkScanPlan
 from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
+from aotc.lowering.plans.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
 from aotc.lowering.plans.gpu_contract import SharedTilePlan, TensorCorePlan
+from aotc.lowering.plans.gpu_factors import (
+    ColumnLuPlan,
+    EigenPlan,
+    HouseholderPlan,
+    PanelLuPlan,
+    ReflectorProductPlan,
+    SingularPlan,
+)
 from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
@@ -36,12 +45,21 @@ from aotc.lowering.plans.gpu_sort import (
 from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
 from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.scatters import SelectAndScatterPlan, SerialScatterPlan, SliceUpdatePlan
+from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
+from aotc.lowering.plans.single_ops import (
+    CsrRowsPlan,
+    CustomCallPlan,
+    LapackCallPlan,
+    RandomWordsPlan,
+    SelectAndScatterPlan,
+    TridiagonalPlan,
+)
 from aotc.lowering.plans.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
-from aotc.lowering.regions.fft_cpu import lower_dft
+from aotc.lowering.regions.fft_cpu import lower_called_dft
+from aotc.lowering.regions.fft_gpu import lower_block_dft, lower_thread_dft
 from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
     lower_block_cholesky,
     lower_block_solve,
@@ -50,8 +68,16 @@ from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
     lower_piece_solve,
 )
 from aotc.lowering.regions.linalg.csr_dot import lower_csr_dot
-from aotc.lowering.regions.linalg.lapack import lower_lapack
-from aotc.lowering.regions.linalg.tridiagonal import lower_tridiagonal_solve_perturbed
+from aotc.lowering.regions.linalg.gpu_lapack import (
+    lower_column_lu,
+    lower_eigen,
+    lower_householder,
+    lower_panel_lu,
+    lower_reflector_product,
+    lower_singular,
+)
+from aotc.lowering.regions.linalg.lapack import lower_lapack_call
+from aotc.lowering.regions.linalg.tridiagonal import lower_tridiagonal_solve
 from aotc.lowering.regions.loop.cpu import lower_loops
 from aotc.lowering.regions.loop.cpu_transpose import lower_transposed_loops
 from aotc.lowering.regions.loop.gpu import lower_thread_loops
@@ -60,7 +86,7 @@ from aotc.lowering.regions.matmul.cpu_tiles import lower_register_tiles
 from aotc.lowering.regions.matmul.gpu_shared import lower_shared_tiles
 from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_tensor_cores
 from aotc.lowering.regions.matmul.loops import lower_depthwise, lower_element_loops
-from aotc.lowering.regions.random import lower_rng_bit_generator
+from aotc.lowering.regions.random import lower_random_words
 from aotc.lowering.regions.reduce.cpu_columns import lower_columns
 from aotc.lowering.regions.reduce.cpu_row_blocks import lower_row_blocks
 from aotc.lowering.regions.reduce.cpu_rows import lower_rows
@@ -83,30 +109,41 @@ Lowering = Callable[[Function, Target], Kernel]
 
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     BlockCholeskyPlan: lower_block_cholesky,
+    BlockDftPlan: lower_block_dft,
     BlockScatterPlan: lower_block_scatter,
     BlockSolvePlan: lower_block_solve,
     BlockSortPlan: lower_block_sort,
+    CalledDftPlan: lower_called_dft,
     CholeskyPlan: lower_cholesky,
     ChunkScanPlan: lower_chunk_scan,
+    ColumnLuPlan: lower_column_lu,
     ColumnPlan: lower_columns,
     ColumnScanPlan: lower_column_scan,
     CountedRunPlan: lower_counted_runs,
+    CsrRowsPlan: lower_csr_dot,
+    CustomCallPlan: lower_custom_call,
     DepthwisePlan: lower_depthwise,
     DigitCountPlan: lower_digit_counts,
     DigitSortPlan: lower_digit_sort,
+    EigenPlan: lower_eigen,
     ElementLoopsPlan: lower_element_loops,
     GpuColumnPlan: lower_columns_cuda,
     GpuTransposePlan: lower_gpu_transpose,
     GroupRowPlan: lower_group_rows,
+    HouseholderPlan: lower_householder,
     InsertionPlan: lower_insertion,
+    LapackCallPlan: lower_lapack_call,
     LoopPlan: lower_loops,
     MatrixSolvePlan: lower_matrix_solve,
     MergeSortPlan: lower_merge_sort,
     MergedPairPlan: lower_merged_pairs,
     MergedRunPlan: lower_merged_runs,
+    PanelLuPlan: lower_panel_lu,
     ParallelScatterPlan: lower_parallel_scatter,
     PieceSolvePlan: lower_piece_solve,
     RadixSortPlan: lower_radix_sort,
+    RandomWordsPlan: lower_random_words,
+    ReflectorProductPlan: lower_reflector_product,
     RegisterTilePlan: lower_register_tiles,
     RowBlockPlan: lower_row_blocks,
     RowPlan: lower_rows,
@@ -116,22 +153,19 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     SelectionPlan: lower_selection,
     SerialScatterPlan: lower_serial_scatter,
     SharedTilePlan: lower_shared_tiles,
+    SingularPlan: lower_singular,
     SliceUpdatePlan: lower_slice_update,
     TensorCorePlan: lower_tensor_cores,
+    ThreadDftPlan: lower_thread_dft,
     ThreadLoopPlan: lower_thread_loops,
     ThreadRowPlan: lower_thread_rows,
     TransposedLoopPlan: lower_transposed_loops,
     TransposedRowPlan: lower_transposed_rows,
+    TridiagonalPlan: lower_tridiagonal_solve,
 }
 
 SINGLES: dict[str, Lowering] = {
     "attention": lower_attention,
-    "csr_dot": lower_csr_dot,
-    "custom_call": lower_custom_call,
-    "dft": lower_dft,
-    "lapack": lower_lapack,
-    "rng_bit_generator": lower_rng_bit_generator,
-    "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
 }
 
 

@@ -9,12 +9,12 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, mod, product, static
 from aotc.ir.loop.ir import Apply, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
-from aotc.ir.tensor.ir import Function, Op
+from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, test_index
+from aotc.lowering.plans.single_ops import RandomWordsPlan
 from aotc.lowering.threshold import Estimate
-from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 
 
@@ -66,9 +66,8 @@ def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) ->
 RANDOM_WORK = Estimate(150, "integer operations per random word")
 
 
-def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
+def lower_random_words(b: RegionBuilder, plan: RandomWordsPlan) -> Kernel:
     """Write the words of one counter; item 0 also writes the new state."""
-    b = RegionBuilder(function, target)
     op = b.the_op("rng_bit_generator")
     (state,) = op.operands
     dtype, shape = op.results[1].type.dtype, op.results[1].type.shape

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, constant_scalar
+from aotc.lowering.plans.single_ops import CsrRowsPlan
 from aotc.lowering.threshold import Estimate
-from aotc.targets import Target
 
 SPARSE_WORK = Estimate(4, "scalar operations counted per multiply-add of a sparse matmul")
 
 
-def lower_csr_dot(function: Function, target: Target) -> Kernel:
+def lower_csr_dot(b: RegionBuilder, plan: CsrRowsPlan) -> Kernel:
     """Add up the dense rows selected by a row of the sparse matrix, each times its value.
 
     Offsets and column numbers are clamped: invalid ones read some element, but never out of bounds.
     """
-    b = RegionBuilder(function, target)
     data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)
     out = b.outputs[0]
     rows = out.shape[0]

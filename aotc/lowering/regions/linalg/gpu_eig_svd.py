@@ -24,33 +24,34 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from aotc.ir.dims.algebra import Dim, mod, static, sym
+from aotc.ir.dims.algebra import Dim, mod, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.plans.gpu_factors import EigenPlan, JacobiPlan, SingularPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, op2, test2
 from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Turns
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
-def eigen(b: RegionBuilder, head: Index, lower: bool) -> list[Stmt]:
+def eigen(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stmt]:
     """Return the statements of ``syevd`` for the matrix ``head`` of the first output, of which they read one triangle.
 
     The outputs are the vectors, in place of the matrix, the values, ascending, and the status.
     """
-    return _Eigen(b, head, lower).whole()
+    return _Eigen(b, head, plan).whole()
 
 
-def singular(b: RegionBuilder, head: Index) -> list[Stmt]:
+def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
     """Return the statements of ``gesdd`` for the matrix ``head`` of the first output, with no more columns than rows.
 
     The matrix is overwritten. The other outputs are the values, descending, the left vectors (0 for values that are 0
     relative to the largest), the adjoint of the right vectors, and the status.
     """
-    return _Singular(b, head).whole()
+    return _Singular(b, head, plan).whole()
 
 
 class Jacobi(Turns):
@@ -58,8 +59,8 @@ class Jacobi(Turns):
 
     descending = False
 
-    def __init__(self, b: RegionBuilder, head: Index, values: Buffer, status: Buffer, more: int) -> None:
-        super().__init__(b, head, more)
+    def __init__(self, b: RegionBuilder, head: Index, plan: JacobiPlan, values: Buffer, status: Buffer) -> None:
+        super().__init__(b, head, plan)
         c = self.c
         self.head, self.values, self.status = head, values, status
         self.found, self.unit = self.shared(c.real, (self.n,)), self.shared(c.real, (self.n,))
@@ -255,9 +256,9 @@ class Jacobi(Turns):
 class _Eigen(Jacobi):
     """Emitter of ``syevd``."""
 
-    def __init__(self, b: RegionBuilder, head: Index, lower: bool) -> None:
-        super().__init__(b, head, b.outputs[1], b.outputs[2], 0)
-        self.lower = lower
+    def __init__(self, b: RegionBuilder, head: Index, plan: EigenPlan) -> None:
+        super().__init__(b, head, plan, b.outputs[1], b.outputs[2])
+        self.lower = b.the_op("lapack").attrs["options"]["uplo"] == "L"
 
     def _below(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the lower triangle."""
@@ -314,9 +315,8 @@ class _Singular(Jacobi):
 
     descending = True
 
-    def __init__(self, b: RegionBuilder, head: Index) -> None:
-        columns = static(b.outputs[0].shape[len(head)])
-        super().__init__(b, head, b.outputs[1], b.outputs[4], columns)
+    def __init__(self, b: RegionBuilder, head: Index, plan: SingularPlan) -> None:
+        super().__init__(b, head, plan, b.outputs[1], b.outputs[4])
         self.left, self.right = b.outputs[2:4]
         self.noise = op2("mul", self._least(), self._least())
 

@@ -14,7 +14,6 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
-from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import kind_of, real_of
 
 Fill = Callable[[list[Stmt]], None]
@@ -31,31 +30,14 @@ def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
     return Apply(name, (x, y), "i1")
 
 
-FACTOR_WARPS = BlockSize(
-    16,
-    "warps of a GPU block that factors a matrix column by column, at most",
-    "the same as TRIANGLE_THREADS",
-)
-COLUMNS_OF_WARP = BlockSize(
-    4,
-    "matrix columns per warp of such a block, at least",
-    "all warps wait for the one that finds the pivot or reflector",
-)
-
-
 class Columns:
-    """Emitter of statements over the columns of the matrix ``out[head]``, whose column ``j`` is ``out[head, j]``.
+    """Emitter of statements over the columns of the matrix ``out[head]``, whose column ``j`` is ``out[head, j]``."""
 
-    A block has ``warps`` warps, or by default a number for which its columns are enough work.
-    """
-
-    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int = 0) -> None:
+    def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int) -> None:
         self.b, self.e, self.out, self.head = b, b.elements(), out, head
         self.columns, self.rows = out.shape[len(head) :]
         self.dtype, self.real = out.dtype, real_of(out.dtype)
-        many = self.columns if isinstance(self.columns, int) else FACTOR_WARPS.value * COLUMNS_OF_WARP.value
-        self.warps = warps or min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
-        self.threads = self.warps * WARP
+        self.warps, self.threads = warps, warps * WARP
         self.t = sym("t", 0, self.threads)
         self.lane, self.warp = mod(self.t, WARP), self.t // WARP
         self.made: list[Buffer] = []

@@ -17,32 +17,24 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
-from aotc.lowering.plans.gpu_jacobi import TurnedColumns
+from aotc.lowering.plans.gpu_factors import JacobiPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
-from aotc.lowering.threshold import BlockSize
-from aotc.vmfb.dtypes import kind_of, size_of, to_numpy
+from aotc.vmfb.dtypes import kind_of, to_numpy
 
 Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 
-JACOBI_SWEEPS = BlockSize(
-    30,
-    "sweeps over all pairs of columns until they are orthogonal, at most",
-    "the limit of LAPACK's gesvj; random matrices of 64 rows converge in 7 to 10",
-)
-
-
 class Turns:
-    """Emitter of rotations of pairs of the columns ``w``; ``more`` further rows of each are rotated with them.
+    """Emitter of rotations of pairs of the columns ``w``; further rows of each may be rotated with them.
 
     ``noise`` is the squared norm up to which a column is not rotated, or None.
     """
 
-    def __init__(self, b: RegionBuilder, head: Index, more: int) -> None:
-        out = b.outputs[0]
+    def __init__(self, b: RegionBuilder, head: Index, plan: JacobiPlan) -> None:
+        out, self.most = b.outputs[0], plan.sweeps
         columns, rows = map(static, out.shape[len(head) :])
-        self.held = held = TurnedColumns(columns, rows, size_of(out.dtype), more)
+        self.held = held = plan.columns
         self.c = c = Columns(b, out, head, held.warps)
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
@@ -142,7 +134,7 @@ class Turns:
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
-        fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(JACOBI_SWEEPS.value))
+        fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(self.most))
         sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,

@@ -1,7 +1,6 @@
-"""``getrf`` on a GPU: LU factorisation with partial pivoting, a block of threads per matrix.
+"""``getrf`` on a GPU, column by column (:mod:`.gpu_factor_common`): LU factorisation with partial pivoting.
 
-Matrices of known size with a thread for each row are factored by panels (:mod:`.gpu_lu_blocked`), others column by
-column (:mod:`aotc.lowering.regions.linalg.gpu_factor_common`)::
+A block of threads factors a matrix::
 
     for k in range(min(m, n)):
         p = the row from k on whose element of column k is largest    # a warp
@@ -20,28 +19,25 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims.algebra import Dim, minimum, sym
 from aotc.ir.loop.ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.loop.scratch import shared_bytes
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.gpu_factors import ColumnLuPlan
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
-from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels, by_panels, larger
+from aotc.lowering.regions.linalg.gpu_lu_blocked import larger
 
 
-def pivoted(b: RegionBuilder, head: Index) -> list[Stmt]:
+def pivoted(b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> list[Stmt]:
     """Return the statements that factor the matrix ``head`` of the first output in place.
 
     The other outputs are the pivots, counted from 1, and the number of the first zero pivot (0: none).
     """
-    panels = PivotPanels(b, head).statements() if by_panels(b.outputs[0]) else []
-    if panels and shared_bytes(panels) <= b.target.shared:
-        return panels
-    return _Pivots(b, head).statements()
+    return _Pivots(b, head, plan).statements()
 
 
 class _Pivots:
-    def __init__(self, b: RegionBuilder, head: Index) -> None:
+    def __init__(self, b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> None:
         matrix, self.pivots, self.status = b.outputs
-        self.c = c = Columns(b, matrix, head)
+        self.c = c = Columns(b, matrix, head, plan.warps)
         self.e, self.head, self.name = c.e, head, b.fresh("k")
         self.count = minimum(c.rows, c.columns)
         self.best, self.row = c.own(c.real), c.own("i64")

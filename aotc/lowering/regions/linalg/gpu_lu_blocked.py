@@ -16,7 +16,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim, mod, static, sym
 from aotc.ir.loop.ir import WARP, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
@@ -24,9 +25,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
+from aotc.lowering.plans.gpu_factors import PanelLuPlan
 from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, test2
-from aotc.lowering.threshold import BlockSize, Limit
-from aotc.vmfb.dtypes import size_of
 
 
 def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
@@ -41,77 +41,39 @@ def _i32(n: Dim) -> Scalar:
     return Apply("convert", (IndexScalar(n),), "i32")
 
 
-PANEL_ROWS = Limit(
-    512,
-    "rows of a matrix whose LU factorisation works by panels, with one thread per row",
-    "at 64 bytes a row, 32 KiB of shared memory",
-)
-
-
-def by_panels(matrix: Buffer) -> bool:
-    """Return True if there can be one thread per row of the matrices."""
-    rows = matrix.shape[-1]
-    return isinstance(rows, int) and isinstance(matrix.shape[-2], int) and PANEL_ROWS.holds(rows)
-
-
-PIVOT_PANEL_BYTES = BlockSize(
-    128,
-    "bytes of a row of an LU panel, which one thread keeps in registers",
-    "NVIDIA H200, 2026-11-23, batches of 64 f32 matrices: 128 x 128 130 us, 256 x 256 483 us (64 bytes: 143 and 611 "
-    "us)",
-)
-PANEL_GROUP_BYTES = BlockSize(
-    32,
-    "bytes of the columns that a thread updates with an LU panel at a time",
-    "NVIDIA H200, 2026-11-23, batches of 64 matrices of 256 x 256: 565 us (16 bytes: 575 us), with 512 threads 597 us "
-    "(611 us)",
-)
-PANEL_THREADS = BlockSize(
-    512,
-    "threads of a GPU block that computes an LU factorisation by panels, at most",
-    "NVIDIA H200, 2026-11-23, batches of 64, panels of 64 bytes: 128 x 128 143 us (1024 threads: 161 us), 256 x 256 "
-    "611 us (565 us)",
-)
-
-
 class PivotPanels:
     """Emitter of the factorisation of the matrix ``head`` of the first output."""
 
-    def __init__(self, b: RegionBuilder, head: Index) -> None:
+    def __init__(self, b: RegionBuilder, head: Index, plan: PanelLuPlan) -> None:
         matrix, self.pivots, self.status = b.outputs
         self.columns, self.rows = map(static, matrix.shape[len(head) :])
-        size, self.tall = size_of(matrix.dtype), -(-self.rows // WARP) * WARP
-        is_one = self.columns * size <= PIVOT_PANEL_BYTES.value
-        self.each = self.columns if is_one else PIVOT_PANEL_BYTES.value // size
-        last = (min(self.rows, self.columns) - 1) // self.each * self.each
-        self.rest = max(self.columns - self.each, last)  # columns outside a panel; the last panel may be narrow
-        self.some = max(PANEL_GROUP_BYTES.value // size, 1)
-        self.groups = max(min(PANEL_THREADS.value // self.tall, -(-self.rest // self.some)), 1)
+        self.tall, self.each, self.rest, self.some, self.groups = (
+            plan.tall, plan.panel, plan.rest, plan.some, plan.groups
+        )  # fmt: skip
         self.c = c = Columns(b, matrix, head, self.tall * self.groups // WARP)
         self.b, self.e, self.head, self.count = b, c.e, head, min(self.rows, self.columns)
         self.barrier = Barrier(warp=c.threads == WARP)
         self.t = c.t
-        self._buffers()
+        self._buffers(plan.buffers(matrix.dtype))
 
-    def _buffers(self) -> None:
-        c, each, dtype = self.c, self.each, self.c.dtype
+    def _buffers(self, shared: Mapping[str, Buffer]) -> None:
+        c = self.c
 
-        def made(name: str, kind: str, shape: tuple[int, ...], space: str) -> Buffer:
-            return c._made(Buffer(self.b.fresh(name), kind, shape, space))  # type: ignore[arg-type]
+        def own(count: int) -> Buffer:
+            return c._made(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
 
-        self.own = made("own", dtype, (c.threads, each), "private")
+        def held(role: str) -> Buffer:
+            return c._made(replace(shared[role], name=self.b.fresh("held")))
+
+        self.own = own(self.each)
         self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
         self.best, self.number = c.own(c.real), c.own("i32")
-        self.upper, self.failed = made("held", dtype, (each,), "shared"), c.shared("i32")
-        self.factors = made("held", dtype, (each, self.tall), "shared")
-        warps = self.tall // WARP
-        if warps > 1:
-            self.bests, self.places = made("held", c.real, (warps,), "shared"), made("held", "i32", (warps,), "shared")
+        self.upper, self.failed, self.factors = held("upper"), c.shared("i32"), held("factors")
+        if self.tall > WARP:
+            self.bests, self.places = held("bests"), held("places")
         if self.rest:
-            self.x = made("own", dtype, (c.threads, self.some), "private")
-            self.numbers = made("held", "i32", (self.tall,), "shared")
-            self.triangle = made("held", dtype, (each, each), "shared")
-            self.top = made("held", dtype, (self.groups, self.some, each), "shared")
+            self.x = own(self.some)
+            self.numbers, self.triangle, self.top = held("numbers"), held("triangle"), held("top")
 
     def statements(self) -> list[Stmt]:
         """Return all statements with their allocations."""

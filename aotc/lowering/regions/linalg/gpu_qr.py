@@ -20,26 +20,27 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
+from aotc.lowering.plans.gpu_factors import HouseholderPlan, ReflectorProductPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.vmfb.dtypes import kind_of
 
 
-def reflected(b: RegionBuilder, head: Index) -> list[Stmt]:
+def reflected(b: RegionBuilder, head: Index, plan: HouseholderPlan) -> list[Stmt]:
     """Return the statements of ``geqrf`` for the matrix ``head``; the outputs are the factors and ``tau``."""
-    return _Householder(b, head).statements()
+    return _Householder(b, head, plan.warps).statements()
 
 
-def product_of_reflectors(b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> list[Stmt]:
-    """Return the statements of ``orgqr`` for the matrix ``head`` with ``count`` reflectors and ``tau(k)``."""
-    return _ProductOfReflectors(b, head, tau, count).statements()
+def product_of_reflectors(b: RegionBuilder, head: Index, plan: ReflectorProductPlan) -> list[Stmt]:
+    """Return the statements of ``orgqr`` for the matrix ``head``."""
+    return _ProductOfReflectors(b, head, plan.warps).statements()
 
 
 class _Reflectors:
     """Shared by both: the application of a reflector to the columns behind it."""
 
-    def __init__(self, b: RegionBuilder, head: Index) -> None:
-        self.c = c = Columns(b, b.outputs[0], head)
+    def __init__(self, b: RegionBuilder, head: Index, warps: int) -> None:
+        self.c = c = Columns(b, b.outputs[0], head, warps)
         self.e, self.head, self.name = c.e, head, b.fresh("k")
         self.dot = c.own()
 
@@ -74,8 +75,8 @@ class _Reflectors:
 class _Householder(_Reflectors):
     """Emitter of ``geqrf``."""
 
-    def __init__(self, b: RegionBuilder, head: Index) -> None:
-        super().__init__(b, head)
+    def __init__(self, b: RegionBuilder, head: Index, warps: int) -> None:
+        super().__init__(b, head, warps)
         c = self.c
         self.taus, self.count = b.outputs[1], minimum(c.rows, c.columns)
         self.largest, self.sum = c.own(c.real), c.own(c.real)
@@ -169,9 +170,14 @@ class _Householder(_Reflectors):
 class _ProductOfReflectors(_Reflectors):
     """Emitter of ``orgqr``."""
 
-    def __init__(self, b: RegionBuilder, head: Index, tau: Callable[[Dim], Scalar], count: Dim) -> None:
-        super().__init__(b, head)
-        self.tau, self.count = tau, count
+    def __init__(self, b: RegionBuilder, head: Index, warps: int) -> None:
+        super().__init__(b, head, warps)
+        self.taus = b.buffers[b.the_op("lapack").operands[1]]
+        self.count = self.taus.shape[-1]
+
+    def tau(self, k: Dim) -> Scalar:
+        """Return the factor of reflector ``k``."""
+        return Load(self.taus, (*self.head, k))
 
     def statements(self) -> list[Stmt]:
         """Return all statements with their allocations."""

@@ -1,14 +1,11 @@
-"""Calls of LAPACK: one grid item per matrix, with the arguments that the routine's table row lists.
-
-On a GPU a block of threads computes some of the routines itself.
-"""
+"""Calls of LAPACK: one grid item per matrix, with the arguments that the routine's table row lists."""
 
 from __future__ import annotations
 
-from aotc.diagnostics import CompileError
+from collections.abc import Callable
+
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import (
     NOT_FINITE,
     ROUTINES,
@@ -23,67 +20,39 @@ from aotc.ir.opset.linalg_lapack import (
     Work,
     symbol,
 )
-from aotc.ir.tensor.ir import Function, Op
+from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import real_and_imaginary
+from aotc.lowering.plans.single_ops import LapackCallPlan
 from aotc.lowering.regions.common.library_call import LibraryCall, over
-from aotc.lowering.regions.linalg.gpu_eig_svd import eigen, singular
-from aotc.lowering.regions.linalg.gpu_lu import pivoted
-from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, reflected
-from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of
 
 
-def lower_lapack(function: Function, target: Target) -> Kernel:
-    """Lower a routine over a batch of matrices to a kernel.
-
-    Raises
-    ------
-    CompileError
-        If a GPU block has too little shared memory for a matrix.
-    """
-    b = RegionBuilder(function, target)
+def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
+    """Lower a routine over a batch of matrices to calls."""
     op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
-    row = ROUTINES[name]
     problem = Problem(tuple(v.type for v in op.operands), options)
+
+    def call_of(head: Index) -> list[Stmt]:
+        call = LibraryCall(b)
+        for argument in ROUTINES[name].arguments(problem):
+            _pass(call, argument, op, b, head)
+        body = call.statements(symbol(name, problem.dtype))
+        return _if_finite(b, op, head, body) if ROUTINES[name].finite else body
+
+    return each_matrix(b, call_of)
+
+
+def each_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
+    """Return the kernel with a grid item per matrix; ``routine`` writes the statements of one."""
+    op = b.the_op("lapack")
+    row = ROUTINES[op.attrs["routine"]]
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
     matrices = product(batch)
-    head = delinearize(grid_item(matrices), batch)
-    if target.kind == "cuda":
-        body = _in_block(b, op, head)
-        _check_room(op, shared_bytes(tuple(body)), target)
-        return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
-    call = LibraryCall(b)
-    for argument in row.arguments(problem):
-        _pass(call, argument, op, b, head)
-    body = call.statements(symbol(name, problem.dtype))
-    if row.finite:
-        body = _if_finite(b, op, head, body)
+    body = routine(delinearize(grid_item(matrices), batch))
     return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
-
-
-def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
-    """Return the GPU block's replacement of a routine that :mod:`host_only` permits."""
-    match op.attrs["routine"]:
-        case "getrf":
-            return pivoted(b, head)
-        case "geqrf":
-            return reflected(b, head)
-        case "gesdd" | "gesvd":
-            return singular(b, head)
-        case "syevd":
-            return eigen(b, head, op.attrs["options"]["uplo"] == "L")
-    taus = b.buffers[op.operands[1]]
-    return product_of_reflectors(b, head, lambda k: Load(taus, (*head, k)), taus.shape[-1])
-
-
-def _check_room(op: Op, needed: int, target: Target) -> None:
-    """Raise if a kernel needs more shared memory than the options allow."""
-    if needed > target.shared_memory:
-        message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {target.shared_memory:,}"
-        raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
 
 
 def _work(op: Op, batch: int) -> Dim:

@@ -15,11 +15,10 @@ from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
-from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.plans.single_ops import TridiagonalPlan
 from aotc.lowering.threshold import Estimate
-from aotc.targets import Target
 from aotc.vmfb.dtypes import real_of, to_numpy
 
 # Template for one matrix. H is the index of the batch; T and R are the dtypes of elements and of their real parts.
@@ -112,9 +111,8 @@ for s in range(0, N):
 TRIDIAGONAL_WORK = Estimate(20, "scalar operations counted per row and right-hand side")
 
 
-def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:
+def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
     """Lower the op to a kernel: the template above, with the names and sizes of this call."""
-    b = RegionBuilder(function, target)
     out = b.outputs[0]
     *batch, n, m = out.shape
     if n == 0 or m == 0:

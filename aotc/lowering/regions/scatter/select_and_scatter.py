@@ -10,7 +10,7 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
 from aotc.lowering.elements.elements import Elements, test_index
-from aotc.lowering.plans.scatters import SelectAndScatterPlan
+from aotc.lowering.plans.single_ops import SelectAndScatterPlan
 
 
 def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Kernel:

@@ -1,0 +1,71 @@
+"""LAPACK's routines on a GPU: a block of threads per matrix computes those that ``host_only`` permits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.diagnostics import CompileError
+from aotc.ir.loop.ir import Kernel, Stmt
+from aotc.ir.loop.scratch import shared_bytes
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.gpu_factors import (
+    ColumnLuPlan,
+    EigenPlan,
+    HouseholderPlan,
+    PanelLuPlan,
+    ReflectorProductPlan,
+    SingularPlan,
+)
+from aotc.lowering.regions.linalg.gpu_eig_svd import eigen, singular
+from aotc.lowering.regions.linalg.gpu_lu import pivoted
+from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels
+from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, reflected
+from aotc.lowering.regions.linalg.lapack import each_matrix
+
+
+def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
+    """Lower ``getrf`` column by column."""
+    return _by_blocks(b, lambda head: pivoted(b, head, plan))
+
+
+def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
+    """Lower ``getrf`` by panels."""
+    return _by_blocks(b, lambda head: PivotPanels(b, head, plan).statements())
+
+
+def lower_householder(b: RegionBuilder, plan: HouseholderPlan) -> Kernel:
+    """Lower ``geqrf``."""
+    return _by_blocks(b, lambda head: reflected(b, head, plan))
+
+
+def lower_reflector_product(b: RegionBuilder, plan: ReflectorProductPlan) -> Kernel:
+    """Lower ``orgqr``."""
+    return _by_blocks(b, lambda head: product_of_reflectors(b, head, plan))
+
+
+def lower_eigen(b: RegionBuilder, plan: EigenPlan) -> Kernel:
+    """Lower ``syevd``."""
+    return _by_blocks(b, lambda head: eigen(b, head, plan))
+
+
+def lower_singular(b: RegionBuilder, plan: SingularPlan) -> Kernel:
+    """Lower ``gesdd`` and ``gesvd``."""
+    return _by_blocks(b, lambda head: singular(b, head, plan))
+
+
+def _by_blocks(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
+    """Return the kernel with a block per matrix.
+
+    Raises
+    ------
+    CompileError
+        If a block has too little shared memory for a matrix.
+    """
+    kernel = each_matrix(b, routine)
+    needed, room = shared_bytes(kernel.body), b.target.shared_memory
+    if needed > room:
+        op = b.the_op("lapack")
+        message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {room:,}"
+        raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
+    return kernel
