@@ -174,7 +174,7 @@ def not_lowered(name, spec):
     if name in SCALARS:
         errors = filter(None, (emission(name, kind) for kind in SCALARS[name].kinds))
         return "".join(f"aotc/kernels/emit/scalar.py or aotc/kernels/formulas: {e}\n" for e in errors)
-    if name in said_in(*(f"aotc/lowering/{room}" for room in ("regions", "elements", "program", "analysis"))):
+    if name in said_in(*(f"aotc/lowering/{room}" for room in ("plans", "regions", "elements", "program", "analysis"))):
         return ""
     return f"aotc/lowering/regions/linalg/{family_of(name)}.py: a rule, or removed_by of its row in aotc/ir/opset"
 

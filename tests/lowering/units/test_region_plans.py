@@ -5,10 +5,15 @@ import pytest
 from aotc.ir.loop.forms.tiling import Tiling, Window
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.gpu_contract import TensorCorePlan
+from aotc.lowering.plans.gpu_factors import EigenPlan
+from aotc.lowering.plans.gpu_jacobi import turned_columns
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan
 from aotc.lowering.plans.gpu_rows import RowGroup
+from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, TriangleBlock
 from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.plans.row_values import StoredValue
+from aotc.lowering.plans.single_ops import LapackCallPlan
+from aotc.lowering.plans.triangles import CholeskyPlan
 
 pytestmark = pytest.mark.ir
 
@@ -17,6 +22,10 @@ PLANS = (
     ColumnPlan(kept=(0, 2), reduced=(1,), together=(0,), width=200, terms=8, streams=(1,)),
     GroupRowPlan((0,), (1,), ((1,),), (StoredValue("5"), StoredValue("7", "9")), RowGroup(32, 4, 4, 2), (0,)),
     TensorCorePlan("f32", Tiling("wgmma", 128, 64, 8, WINDOW)),
+    CholeskyPlan(loop_rows=None),
+    BlockCholeskyPlan(TriangleBlock(threads=512, panel=32, side=4), mirror=16),
+    EigenPlan(turned_columns(given=33, rows=33, size=4, more=0), sweeps=30),
+    LapackCallPlan(),
 )
 
 
