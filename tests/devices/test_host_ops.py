@@ -89,7 +89,7 @@ def kinds(data):
 @pytest.fixture(autouse=True)
 def all_factors_are_the_hosts(monkeypatch):
     """Small ones are as good as large ones for what is tested here."""
-    for module in ("placement.host_only", "plans.gpu_jacobi"):
+    for module in ("placement.host_only", "plans.linalg.gpu_jacobi"):
         monkeypatch.setattr(f"aotc.lowering.{module}.BLOCK_FACTOR", Limit(0, "elements", "a test"))
 
 

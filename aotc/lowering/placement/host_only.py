@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor.ir import Function, Module, Op, walk
 from aotc.lowering.placement.devices import named
-from aotc.lowering.plans.gpu_jacobi import turned_in_block
+from aotc.lowering.plans.linalg.gpu_jacobi import turned_in_block
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.options import DEVICE, HOST, Options
 from aotc.targets import MIX, Mix, Target, host_beside

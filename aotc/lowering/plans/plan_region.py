@@ -10,14 +10,15 @@ from aotc.lowering.plans.cpu_contract import plan_cpu_contract
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
 from aotc.lowering.plans.cpu_scan import plan_cpu_scan
 from aotc.lowering.plans.cpu_sort import plan_cpu_sort, plan_cpu_top_k, plan_gpu_top_k
-from aotc.lowering.plans.dft import plan_cpu_dft, plan_gpu_dft
 from aotc.lowering.plans.gpu_contract import plan_gpu_contract
-from aotc.lowering.plans.gpu_factors import plan_gpu_lapack
 from aotc.lowering.plans.gpu_reductions import plan_gpu_reduction
 from aotc.lowering.plans.gpu_scans import plan_gpu_scan
 from aotc.lowering.plans.gpu_scatters import plan_gpu_scatter, plan_gpu_slice, plan_gpu_update
 from aotc.lowering.plans.gpu_sort import plan_digit_counts, plan_digit_sort, plan_gpu_sort, plan_sort_runs
-from aotc.lowering.plans.gpu_triangles import plan_gpu_cholesky, plan_gpu_solve
+from aotc.lowering.plans.linalg.dft import plan_cpu_dft, plan_gpu_dft
+from aotc.lowering.plans.linalg.gpu_factors import plan_gpu_lapack
+from aotc.lowering.plans.linalg.gpu_triangles import plan_gpu_cholesky, plan_gpu_solve
+from aotc.lowering.plans.linalg.triangles import plan_cpu_cholesky, plan_cpu_solve
 from aotc.lowering.plans.loops import plan_elements
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice
@@ -30,7 +31,6 @@ from aotc.lowering.plans.single_ops import (
     TridiagonalPlan,
     always,
 )
-from aotc.lowering.plans.triangles import plan_cpu_cholesky, plan_cpu_solve
 from aotc.targets import Target
 
 Planner = Callable[[RegionBuilder], RegionPlan]

@@ -14,7 +14,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.row_axis import RowBlocks
-from aotc.lowering.plans.dft import CalledDftPlan
+from aotc.lowering.plans.linalg.dft import CalledDftPlan
 from aotc.lowering.regions.common.library_call import LibraryCall
 
 

@@ -16,7 +16,7 @@ from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, nest
 from aotc.lowering.elements.elements import Elements, all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
-from aotc.lowering.plans.dft import BlockDftPlan, ThreadDftPlan
+from aotc.lowering.plans.linalg.dft import BlockDftPlan, ThreadDftPlan
 from aotc.lowering.regions.common.bank_padding import padded
 
 

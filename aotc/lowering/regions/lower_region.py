@@ -19,17 +19,8 @@ from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, Transposed
 from aotc.lowering.plans.cpu_scan import ChunkScanPlan
 from aotc.lowering.plans.cpu_sort import InsertionPlan, MergeSortPlan, RadixSortPlan, SelectionPlan
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
-from aotc.lowering.plans.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
 from aotc.lowering.plans.gpu_contract import SharedTilePlan, TensorCorePlan
-from aotc.lowering.plans.gpu_factors import (
-    ColumnLuPlan,
-    EigenPlan,
-    HouseholderPlan,
-    PanelLuPlan,
-    ReflectorProductPlan,
-    SingularPlan,
-)
 from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan, GroupRowPlan, ThreadRowPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
@@ -42,7 +33,17 @@ from aotc.lowering.plans.gpu_sort import (
     MergedPairPlan,
     MergedRunPlan,
 )
-from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
+from aotc.lowering.plans.linalg.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
+from aotc.lowering.plans.linalg.gpu_factors import (
+    ColumnLuPlan,
+    EigenPlan,
+    HouseholderPlan,
+    PanelLuPlan,
+    ReflectorProductPlan,
+    SingularPlan,
+)
+from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan
 from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
@@ -54,7 +55,6 @@ from aotc.lowering.plans.single_ops import (
     SelectAndScatterPlan,
     TridiagonalPlan,
 )
-from aotc.lowering.plans.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan
 from aotc.lowering.regions.attention.cpu_blocked import lower_attention
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call

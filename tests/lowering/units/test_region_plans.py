@@ -5,15 +5,15 @@ import pytest
 from aotc.ir.loop.forms.tiling import Tiling, Window
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.gpu_contract import TensorCorePlan
-from aotc.lowering.plans.gpu_factors import EigenPlan
-from aotc.lowering.plans.gpu_jacobi import turned_columns
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan
 from aotc.lowering.plans.gpu_rows import RowGroup
-from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, TriangleBlock
+from aotc.lowering.plans.linalg.gpu_factors import EigenPlan
+from aotc.lowering.plans.linalg.gpu_jacobi import turned_columns
+from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, TriangleBlock
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan
 from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.plans.row_values import StoredValue
 from aotc.lowering.plans.single_ops import LapackCallPlan
-from aotc.lowering.plans.triangles import CholeskyPlan
 
 pytestmark = pytest.mark.ir
 

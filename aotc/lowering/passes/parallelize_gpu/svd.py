@@ -25,7 +25,7 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.swap_operands import swapped
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_jacobi import turned_in_block
+from aotc.lowering.plans.linalg.gpu_jacobi import turned_in_block
 from aotc.vmfb.dtypes import kind_of, real_of
 
 

@@ -19,8 +19,8 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, constant_scalar, real_and_imaginary
-from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
-from aotc.lowering.plans.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan, solved
+from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan, solved
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy

@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan, TriangleBlock
+from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan, TriangleBlock
 from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
 from aotc.vmfb.dtypes import kind_of, real_of
 

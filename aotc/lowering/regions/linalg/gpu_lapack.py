@@ -9,7 +9,7 @@ from aotc.ir.loop.ir import Kernel, Stmt
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.gpu_factors import (
+from aotc.lowering.plans.linalg.gpu_factors import (
     ColumnLuPlan,
     EigenPlan,
     HouseholderPlan,

@@ -21,7 +21,7 @@ from aotc.ir.loop.ir import WARP, Apply, Const, For, If, Load, Scalar, Stmt, Sto
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.gpu_factors import ColumnLuPlan
+from aotc.lowering.plans.linalg.gpu_factors import ColumnLuPlan
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.lowering.regions.linalg.gpu_lu_blocked import larger
 

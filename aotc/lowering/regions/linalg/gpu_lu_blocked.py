@@ -25,7 +25,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.plans.gpu_factors import PanelLuPlan
+from aotc.lowering.plans.linalg.gpu_factors import PanelLuPlan
 from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, test2
 
 

@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
-from aotc.lowering.plans.gpu_factors import HouseholderPlan, ReflectorProductPlan
+from aotc.lowering.plans.linalg.gpu_factors import HouseholderPlan, ReflectorProductPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
 from aotc.vmfb.dtypes import kind_of

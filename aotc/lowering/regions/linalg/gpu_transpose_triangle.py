@@ -8,7 +8,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
-from aotc.lowering.plans.gpu_triangles import BlockCholeskyPlan
+from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan
 from aotc.vmfb.dtypes import kind_of
 
 

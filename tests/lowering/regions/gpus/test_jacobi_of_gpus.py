@@ -14,7 +14,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.semantics.run import interpret
 from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
-from aotc.lowering.plans.gpu_jacobi import JACOBI_BYTES, JACOBI_LANE_BYTES, turned_columns
+from aotc.lowering.plans.linalg.gpu_jacobi import JACOBI_BYTES, JACOBI_LANE_BYTES, turned_columns
 from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
 

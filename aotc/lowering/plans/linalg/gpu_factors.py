@@ -9,7 +9,7 @@ from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.gpu_jacobi import TurnedColumns, turned_columns
+from aotc.lowering.plans.linalg.gpu_jacobi import TurnedColumns, turned_columns
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import real_of, size_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
 

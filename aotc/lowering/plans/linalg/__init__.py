@@ -1,0 +1,1 @@
+"""Plans of matrix factorisations, triangular solves and Fourier transforms."""
