@@ -11,11 +11,11 @@ from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.tensor.ir import TensorType
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.plans.attention_sizes import sizes_of
-from aotc.lowering.plans.gpu_attention_tiles import attention_tiling
-from aotc.lowering.plans.gpu_decode_attention import terms_of_parts
-from aotc.lowering.regions.attention import gpu as attention_cuda
-from aotc.lowering.regions.attention.gpu import lower_attention_cuda
+from aotc.lowering.plans.attention import gpu as gpu_attention
+from aotc.lowering.plans.attention.gpu_decode import terms_of_parts
+from aotc.lowering.plans.attention.gpu_tiles import attention_tiling
+from aotc.lowering.plans.attention.sizes import sizes_of
+from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.ir
@@ -91,7 +91,7 @@ def arrays_of(types, seed=0):
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_attention(name, dtype):
     function, attrs, types = region(*CASES[name], dtype)
-    kernel = lower_attention_cuda(function, TARGET)
+    kernel = lower_region(function, TARGET)
     assert parse_kernel(print_kernel(kernel)) == kernel
     arrays = arrays_of(types)
     if attrs["mask_dims"]:
@@ -190,14 +190,14 @@ def test_few_queries_by_clusters(given, tiling, part):
 
 @pytest.mark.parametrize("name", ["a query of groups", "mask", "parts"])
 def test_clusters_are_asked_for_in_the_kernel(name):
-    kernel = lower_attention_cuda(region(*CASES[name])[0], TARGET)
+    kernel = lower_region(region(*CASES[name])[0], TARGET)
     assert kernel.tiling.template == "attention_few"
     assert parse_kernel(print_kernel(kernel)) == kernel
 
 
 def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
-    monkeypatch.setattr(attention_cuda, "lies_in_lines", lambda _, tiling: tiling.template == "attention_mma")
-    kernel = lower_attention_cuda(region(*CASES["groups"])[0], TARGET)
+    monkeypatch.setattr(gpu_attention, "lies_in_lines", lambda _, tiling: tiling.template == "attention_mma")
+    kernel = lower_region(region(*CASES["groups"])[0], TARGET)
     assert kernel.tiling.template == "attention_mma"
 
 

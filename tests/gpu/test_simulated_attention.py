@@ -19,7 +19,7 @@ from aotc.kernels.cuda import hopper
 from aotc.kernels.cuda.block import PhaseBarrier, here
 from aotc.kernels.cuda.templates.attention import decode as attention_few
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
-from aotc.lowering.regions.attention.gpu import lower_attention_cuda
+from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cudasim
@@ -95,7 +95,7 @@ def test_a_kernel_means_what_its_template_computes(name):
 def test_parts_leave_their_means_and_weights(tiling, dtype):
     """The last part is no whole block of terms, and rows end within parts or before them."""
     function, attrs, types = region(*CASES["parts"], dtype)
-    lowered = lower_attention_cuda(function, TARGETS["cuda:sm_90a"])
+    lowered = lower_region(function, TARGETS["cuda:sm_90a"])
     text = print_kernel(lowered).replace(str(lowered.tiling), tiling)
     arrays = arrays_of(types)
     want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])

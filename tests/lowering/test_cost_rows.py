@@ -28,8 +28,8 @@ BLOCKS = {**BLOCKS, **{k: v for x in OTHERS for k, v in x.BLOCKS.items()}}
 
 # Numbers of formulas that predict times, and tables of tiles that these compare: their tests are beside the formulas.
 PREDICTIONS = (
-    "cost_model.machines", "cost_model.op_time", "plans.attention_sizes", "plans.gpu_attention_tiles", "plans.gpu_conv",
-    "plans.gpu_decode_attention", "plans.gpu_matmul_tiles",
+    "cost_model.machines", "cost_model.op_time", "plans.attention.sizes", "plans.attention.gpu_tiles", "plans.gpu_conv",
+    "plans.attention.gpu_decode", "plans.gpu_matmul_tiles",
 )  # fmt: skip
 ASKED_BY_THEM = {
     "memory_bound", "placed_ns", "short_extent", "widened_in_tiles", "widened_percent", "widened_runs",

@@ -9,8 +9,8 @@ After::
 
     %o = attention %q, %k, %v {...} : f32[8, 12, 512, 64]
 
-:mod:`aotc.lowering.analysis.attention_pattern` recognises attention; :mod:`aotc.lowering.plans.cpu_attention` decides
-what a target supports, and when it pays. Nothing changes where another op reads the scores or weights.
+:mod:`aotc.lowering.analysis.attention_pattern` recognises attention; :mod:`aotc.lowering.plans.attention.cpu_blocks`
+decides what a target supports, and when it pays. Nothing changes where another op reads the scores or weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.passes.split_kv import in_parts
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.cpu_attention import parts_of, takes_attention
+from aotc.lowering.plans.attention.cpu_blocks import parts_of, takes_attention
 from aotc.options import Options
 from aotc.targets import Target
 

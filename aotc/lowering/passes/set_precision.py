@@ -28,7 +28,7 @@ from aotc.ir.opset import OPS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.cpu_attention import gains_by_pairs
+from aotc.lowering.plans.attention.cpu_blocks import gains_by_pairs
 from aotc.options import Options
 from aotc.targets import Target
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
-from aotc.lowering.plans.attention_sizes import sizes_of
-from aotc.lowering.plans.gpu_decode_attention import FEW_PARTS, terms_of_parts
+from aotc.lowering.plans.attention.gpu_decode import FEW_PARTS, terms_of_parts
+from aotc.lowering.plans.attention.sizes import sizes_of
 from aotc.options import Options
 from aotc.targets import Target
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.attention.cpu_products import plan_cpu_attention
+from aotc.lowering.plans.attention.gpu import plan_gpu_attention
 from aotc.lowering.plans.cpu_contract import plan_cpu_contract
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction
 from aotc.lowering.plans.cpu_scan import plan_cpu_scan
@@ -52,6 +54,8 @@ PLANNERS: dict[tuple[str, str], Planner] = {
 
 # Planners of regions of kind ``single``, by the op that the region was made for and the kind of target.
 PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
+    ("attention", "cpu"): plan_cpu_attention,
+    ("attention", "cuda"): plan_gpu_attention,
     ("cholesky", "cpu"): plan_cpu_cholesky,
     ("cholesky", "cuda"): plan_gpu_cholesky,
     ("csr_dot", "cpu"): always(CsrRowsPlan()),

@@ -11,6 +11,12 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
+from aotc.lowering.plans.attention.cpu_products import (
+    AttentionByRowsPlan,
+    BlockedAttentionPlan,
+    DecodeAttentionPlan,
+)
+from aotc.lowering.plans.attention.gpu import TensorCoreAttentionPlan
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.cpu_contract import RegisterTilePlan
@@ -55,7 +61,12 @@ from aotc.lowering.plans.single_ops import (
     SelectAndScatterPlan,
     TridiagonalPlan,
 )
-from aotc.lowering.regions.attention.cpu_blocked import lower_attention
+from aotc.lowering.regions.attention.cpu_blocked import (
+    lower_attention_by_rows,
+    lower_blocked_attention,
+    lower_decode_attention,
+)
+from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
 from aotc.lowering.regions.fft_cpu import lower_called_dft
@@ -105,14 +116,14 @@ from aotc.lowering.regions.sort.gpu_radix import lower_digit_counts, lower_digit
 from aotc.lowering.regions.sort.top_k import lower_insertion, lower_selection
 from aotc.targets import Target
 
-Lowering = Callable[[Function, Target], Kernel]
-
 LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
+    AttentionByRowsPlan: lower_attention_by_rows,
     BlockCholeskyPlan: lower_block_cholesky,
     BlockDftPlan: lower_block_dft,
     BlockScatterPlan: lower_block_scatter,
     BlockSolvePlan: lower_block_solve,
     BlockSortPlan: lower_block_sort,
+    BlockedAttentionPlan: lower_blocked_attention,
     CalledDftPlan: lower_called_dft,
     CholeskyPlan: lower_cholesky,
     ChunkScanPlan: lower_chunk_scan,
@@ -122,6 +133,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     CountedRunPlan: lower_counted_runs,
     CsrRowsPlan: lower_csr_dot,
     CustomCallPlan: lower_custom_call,
+    DecodeAttentionPlan: lower_decode_attention,
     DepthwisePlan: lower_depthwise,
     DigitCountPlan: lower_digit_counts,
     DigitSortPlan: lower_digit_sort,
@@ -155,6 +167,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     SharedTilePlan: lower_shared_tiles,
     SingularPlan: lower_singular,
     SliceUpdatePlan: lower_slice_update,
+    TensorCoreAttentionPlan: lower_attention_cuda,
     TensorCorePlan: lower_tensor_cores,
     ThreadDftPlan: lower_thread_dft,
     ThreadLoopPlan: lower_thread_loops,
@@ -162,10 +175,6 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     TransposedLoopPlan: lower_transposed_loops,
     TransposedRowPlan: lower_transposed_rows,
     TridiagonalPlan: lower_tridiagonal_solve,
-}
-
-SINGLES: dict[str, Lowering] = {
-    "attention": lower_attention,
 }
 
 
@@ -182,17 +191,14 @@ def lower_region(function: Function, target: Target, plan: RegionPlan | None = N
     if refused is not None:
         raise CompileError.at(op.loc, f"{refused.what} is not supported on target {target.name}", hint=refused.hint)
     planner = planner_of(function, target)
-    if planner is not None:
-        b = RegionBuilder(function, target)
-        plan = plan or planner(b)
-        kernel = replace(LOWERINGS[type(plan)](b, plan), plan=str(plan))
-        return kernel if kind == "single" else fuse_rounding(kernel, target)
-    lowering = SINGLES.get(op.name)
-    if lowering is None:
-        known = ", ".join(sorted({*SINGLES, *(name for name, _ in PLANNERS_OF_OPS)}))
+    if planner is None:
+        known = ", ".join(sorted({name for name, _ in PLANNERS_OF_OPS}))
         raise CompileError.at(
             op.loc,
             f"{op.name} is not supported on target {target.name}",
             hint=f"ops with a lowering of their own are: {known}",
         )
-    return lowering(function, target)
+    b = RegionBuilder(function, target)
+    plan = plan or planner(b)
+    kernel = replace(LOWERINGS[type(plan)](b, plan), plan=str(plan))
+    return kernel if kind == "single" else fuse_rounding(kernel, target)

@@ -26,52 +26,61 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, L
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.attention import axes
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import DEAR_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of
-from aotc.lowering.plans.cpu_attention import AttentionPlan, RowsPlan, attention_plans, rounded_as
+from aotc.lowering.plans.attention.cpu_products import (
+    AttentionByRowsPlan,
+    BlockedAttentionPlan,
+    DecodeAttentionPlan,
+)
 from aotc.lowering.regions.attention.cpu_blocked_products import AttentionBlocks
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
 from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
-from aotc.lowering.regions.attention.gpu import lower_attention_cuda
-from aotc.targets import Target
 
 
-def lower_attention(function: Function, target: Target) -> Kernel:
-    """Lower a region around ``attention`` to a kernel.
+def lower_decode_attention(b: RegionBuilder, plan: DecodeAttentionPlan) -> Kernel:
+    """Lower a region around ``attention`` of few rows."""
+    return _kernel(b, plan.blocks.rows, lambda at, part, _: _few_rows(b, plan, at, part), plan.blocks.beside)
 
-    If the number of rows is known only at run time, the kernel has two variants; one of them is for few rows.
-    """
-    if target.kind == "cuda":
-        return lower_attention_cuda(function, target)
-    b = RegionBuilder(function, target)
+
+def lower_blocked_attention(b: RegionBuilder, plan: BlockedAttentionPlan) -> Kernel:
+    """Lower a region around ``attention`` to blocks of scores."""
+    return _kernel(b, plan.blocks.rows, _Attention(b, b.the_op("attention"), plan).item)
+
+
+def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kernel:
+    """Lower a region around ``attention`` to two variants, of which a call chooses one by its rows."""
+    op, few, many = b.the_op("attention"), plan.few, plan.many
+    rows = axes(tuple(v.type for v in op.operands), op.attrs)[1]
+
+    def item(at: Index, part: Dim, block: Dim) -> list[Stmt]:
+        variants = _few_rows(b, few, at, part), _Attention(b, op, many).item(at, part, block)
+        test = Apply("le", (IndexScalar(rows), Const(few.blocks.rows, "i64")), "i1")
+        return [If(test, *map(tuple, variants))]
+
+    return _kernel(b, many.blocks.rows, item)
+
+
+def _few_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
+    return (AttentionIntegers if plan.blocks.digits else AttentionRows)(b, b.the_op("attention"), plan).item(at, part)
+
+
+Item = Callable[[Index, Dim, Dim], list[Stmt]]
+
+
+def _kernel(b: RegionBuilder, rows_at_once: int, item: Item, beside: Sequence[int] = ()) -> Kernel:
+    """Return the kernel whose grid items are ``item(head, part of the terms, block of rows)``."""
     op = b.the_op("attention")
-    types = tuple(v.type for v in op.operands)
-    plans = attention_plans(types, op.attrs, rounded_as(op), target)
-    if not plans:
-        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
-    batch, rows, terms, depth, columns = axes(types, op.attrs)
-    plan = plans[-1]
-    beside = plan.beside if isinstance(plan, RowsPlan) else ()
+    batch, rows, terms, depth, columns = axes(tuple(v.type for v in op.operands), op.attrs)
     outer = [n for a, n in enumerate(batch) if a not in beside]
-    extents = (*outer, op.attrs.get("split", 1), (rows + (plan.rows - 1)) // plan.rows)
+    extents = (*outer, op.attrs.get("split", 1), (rows + (rows_at_once - 1)) // rows_at_once)
     grid = product(extents)
     body: list[Stmt] = []
     *at, part, block = _names(b, body, delinearize(grid_item(grid), extents), extents)
-    forms = [_form(b, op, plan, tuple(at), part, block) for plan in plans]
-    if len(forms) == 2:
-        few = Apply("le", (IndexScalar(rows), Const(plans[0].rows, "i64")), "i1")
-        forms = [[If(few, tuple(forms[0]), tuple(forms[1]))]]
     work = product((*batch, rows, terms)) * (2 * (depth + columns) + DEAR_WORK.value)
-    return b.grid(grid, [*body, *forms[0]], work)
-
-
-def _form(b: RegionBuilder, op: Op, plan: AttentionPlan | RowsPlan, at: Index, part: Dim, block: Dim) -> list[Stmt]:
-    if isinstance(plan, RowsPlan):
-        return (AttentionIntegers if plan.digits else AttentionRows)(b, op, plan).item(at, part)
-    return _Attention(b, op, plan).item(at, part, block)
+    return b.grid(grid, [*body, *item(tuple(at), part, block)], work)
 
 
 def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
@@ -91,16 +100,16 @@ class _Attention(AttentionBlocks):
 
     def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
         """Return the statements that compute a block of rows."""
-        plan = self.plan
+        blocks = self.blocks
         body: list[Stmt] = []
-        self.at, self.row = at, block * plan.rows
+        self.at, self.row = at, block * blocks.rows
         self._take_part(body, part)
         if not self.whole:
-            left = minimum(plan.rows, self.rows - self.row)
-            self.height = self._named(body, left, plan.rows + 1)
-            vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
-            self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
-        weights = (self.weights,) if plan.pairs else ()
+            left = minimum(blocks.rows, self.rows - self.row)
+            self.height = self._named(body, left, blocks.rows + 1)
+            vectors = (self.height + (blocks.tile_rows - 1)) // blocks.tile_rows
+            self.used = self._named(body, vectors * blocks.tile_rows, blocks.rows + 1)
+        weights = (self.weights,) if blocks.pairs else ()
         body += [Alloc(x) for x in (self.q, self.scores, *weights, self.acc, *self.numbers)]
         self.values = self._lines(body, 2, self.columns)
         self.keys = self._lines(body, 1, self.depth)
@@ -110,7 +119,7 @@ class _Attention(AttentionBlocks):
         self._all_blocks(body)
         numbers = (self.top, self.total)
         write = lambda b, r: self._results(b, r, [Load(x, (r,)) for x in numbers], self.acc, (r,))
-        body.append(self._for("r", self.height, write, plan.rows))
+        body.append(self._for("r", self.height, write, blocks.rows))
         return body
 
     # --- blocks of terms ---
@@ -122,29 +131,29 @@ class _Attention(AttentionBlocks):
             block.extend((Store(self.top, (r,), lowest), Store(self.total, (r,), zero)))
 
         def row(block: list[Stmt], r: Dim) -> None:
-            each = self._for("c", self.plan.columns, lambda b, c: b.append(Store(self.acc, (r, c), zero)))
+            each = self._for("c", self.blocks.columns, lambda b, c: b.append(Store(self.acc, (r, c), zero)))
             block.append(each)
 
-        body.append(self._for("r", self.plan.rows, clear))
-        body += [] if self.single else [self._for("r", self.plan.rows, row)]
+        body.append(self._for("r", self.blocks.rows, clear))
+        body += [] if self.single else [self._for("r", self.blocks.rows, row)]
 
     def _all_blocks(self, body: list[Stmt]) -> None:
         """Write the loop over blocks of terms: those that a causal row sees, then the others if they have weight."""
-        plan, causal = self.plan, dims_of(self.op.attrs, "causal")
+        blocks, causal = self.blocks, dims_of(self.op.attrs, "causal")
         if self.single:
             self._block(body, 0, self.terms)
             return
-        blocks = (self.part_terms + (plan.terms - 1)) // plan.terms
+        count = (self.part_terms + (blocks.terms - 1)) // blocks.terms
 
         def one(block: list[Stmt], n: Dim) -> None:
-            first = self.begin + n * plan.terms
-            self._block(block, first, self._named(block, minimum(plan.terms, self.end - first), plan.terms + 1))
+            first = self.begin + n * blocks.terms
+            self._block(block, first, self._named(block, minimum(blocks.terms, self.end - first), blocks.terms + 1))
 
         if not causal:
-            body.append(self._for("n", blocks, one))
+            body.append(self._for("n", count, one))
             return
-        seen = minimum(maximum(self.row + plan.rows + causal[0], 0), self.terms)
-        near = self._named(body, (seen + (plan.terms - 1)) // plan.terms, blocks + 1)
+        seen = minimum(maximum(self.row + blocks.rows + causal[0], 0), self.terms)
+        near = self._named(body, (seen + (blocks.terms - 1)) // blocks.terms, count + 1)
         begin, end = (Buffer(self.b.fresh(x), "i64", (), "private") for x in ("begin", "end"))
         body += [Alloc(begin), Alloc(end), Store(begin, (), Const(0, "i64")), Store(end, (), IndexScalar(near))]
 
@@ -152,38 +161,38 @@ class _Attention(AttentionBlocks):
             names = [self.b.fresh(x) for x in ("from", "to")]
             for name, at in zip(names, (begin, end), strict=True):
                 block.append(Let(Var(name, "i64"), Load(at, ())))
-            first, last = (sym(name, 0, blocks + 1) for name in names)
+            first, last = (sym(name, 0, count + 1) for name in names)
             n, inside = self.b.fresh("n"), self.e.new_block()
-            one(inside, sym(n, 0, blocks))
+            one(inside, sym(n, 0, count))
             block.append(For(n, first, last, tuple(inside)))
             block.append(Store(begin, (), IndexScalar(near)))
-            block.append(self._for("r", self.height, lambda b, r: self._extend(b, r, end, blocks), plan.rows))
+            block.append(self._for("r", self.height, lambda b, r: self._extend(b, r, end, count), blocks.rows))
 
         body.append(self._for("phase", 2, phase))
 
-    def _extend(self, block: list[Stmt], r: Dim, end: Buffer, blocks: Dim) -> None:
-        """Write the request for all blocks, if a causal row's masked terms have weight relative to its maximum."""
+    def _extend(self, block: list[Stmt], r: Dim, end: Buffer, count: Dim) -> None:
+        """Write the request for all ``count`` blocks, if a causal row's masked terms have weight beside its maximum."""
         weightless = self._is_weightless(Load(self.top, (r,)))
-        block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(blocks)),)))
+        block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(count)),)))
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write the computation of ``count`` terms from term ``first`` on."""
-        plan = self.plan
+        blocks = self.blocks
         body += self._copy(self.keys, 1, self.depth, first, count)
         body += self._tiles(first, count)
-        body.append(self._for("r", plan.rows, self._keep_top))
+        body.append(self._for("r", blocks.rows, self._keep_top))
         body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
-        body.append(self._for("r", plan.rows, self._rescale))
-        body += self._weigh_pairs(count) if plan.pairs else self._over_scores(count, self._weigh, whole=True)
-        body.append(self._for("r", plan.rows, self._add_total))
+        body.append(self._for("r", blocks.rows, self._rescale))
+        body += self._weigh_pairs(count) if blocks.pairs else self._over_scores(count, self._weigh, whole=True)
+        body.append(self._for("r", blocks.rows, self._add_total))
         body += self._copy(self.values, 2, self.columns, first, count)
         body.append(self._sums(first, count))
-        body += [] if self.single else [self._for("r", plan.rows, self._add_part)]
+        body += [] if self.single else [self._for("r", blocks.rows, self._add_part)]
 
     def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
         """Return loops over the scores of a block, vectors innermost; if ``whole``, over whole vectors of rows."""
-        rows = (self.used if whole else self.height, self.plan.rows)
-        terms = (count, self.plan.terms)
+        rows = (self.used if whole else self.height, self.blocks.rows)
+        terms = (count, self.blocks.terms)
 
         def line(block: list[Stmt], t: Dim) -> None:
             block.append(self._for("j", rows[0], lambda inside, r: make(inside, t, r), rows[1]))
@@ -225,9 +234,9 @@ class _Attention(AttentionBlocks):
                 inner += [] if both else [Store(self.weights, (u, 2 * r + 1), Const(0.0, "bf16"))]
                 inner.append(Store(self.fresh, (r,), total, "add"))
 
-            block.append(self._for("r", self.used, row, self.plan.rows))
+            block.append(self._for("r", self.used, row, self.blocks.rows))
 
-        return self._pairs(count, self.plan.terms, pair)
+        return self._pairs(count, self.blocks.terms, pair)
 
     def _weight(self, t: Dim, r: Dim) -> Scalar:
         below = self._apply("sub", Load(self.scores, self._at(t, r)), Load(self.low, (r,)))
@@ -255,4 +264,4 @@ class _Attention(AttentionBlocks):
             old = self._apply("mul", Load(self.acc, (r, c)), Load(self.factor, (r,)))
             inner.append(Store(self.acc, (r, c), self._apply("add", old, Load(self.part, (r, c)))))
 
-        block.append(self._for("c", self.plan.columns, one))
+        block.append(self._for("c", self.blocks.columns, one))

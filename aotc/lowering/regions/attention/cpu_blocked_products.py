@@ -9,18 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, maximum, minimum, static, sym
-from aotc.ir.loop.forms.matmul import View
 from aotc.ir.loop.forms.tile_forms import form_of_operands
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Scalar, Stmt, Store, Tile
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.cpu_attention import AttentionPlan
+from aotc.lowering.plans.attention.cpu_products import BlockedAttentionPlan
 from aotc.lowering.plans.cpu_tiles import split_rows
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
-
-WIDENED = ("bf16", "f16")  # dtypes of values that f32 tiles read without a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +40,21 @@ class AttentionBlocks(AttentionItem):
     keys: Lines
     values: Lines
 
-    def __init__(self, b: RegionBuilder, op: Op, plan: AttentionPlan) -> None:
-        super().__init__(b, op, plan.wide, plan.rows)
-        self.plan = plan
-        self.single = isinstance(self.terms, int) and self.terms <= plan.terms and self.parts == 1
-        self.used: Dim = plan.rows  # rows that are computed, in whole vectors
-        self.scores = self._buffer("s", plan.terms + 2 * plan.tile_terms, plan.rows)
-        self.kind = "bf16" if plan.pairs else self.wide  # dtype that tiles multiply
-        g = plan.group
-        panels = plan.rows // plan.tile_rows
-        self.q = self._buffer("q", panels, self.depth // g, plan.tile_rows * g, dtype=self.kind)
-        w = self._buffer("w", -(-plan.terms // g), plan.rows * g, dtype="bf16") if plan.pairs else None
+    def __init__(self, b: RegionBuilder, op: Op, plan: BlockedAttentionPlan) -> None:
+        blocks = plan.blocks
+        super().__init__(b, op, blocks.wide, blocks.rows)
+        self.plan, self.blocks, self.single = plan, blocks, plan.is_single
+        self.used: Dim = blocks.rows  # rows that are computed, in whole vectors
+        self.scores = self._buffer("s", blocks.terms + 2 * blocks.tile_terms, blocks.rows)
+        self.kind = blocks.dtype  # dtype that tiles multiply
+        g = blocks.group
+        panels = blocks.rows // blocks.tile_rows
+        self.q = self._buffer("q", panels, self.depth // g, blocks.tile_rows * g, dtype=self.kind)
+        w = self._buffer("w", -(-blocks.terms // g), blocks.rows * g, dtype="bf16") if blocks.pairs else None
         self.weights = w or self.scores
-        self.acc, self.part = (self._buffer(x, plan.rows, plan.columns) for x in ("acc", "part"))
+        self.acc, self.part = (self._buffer(x, blocks.rows, blocks.columns) for x in ("acc", "part"))
         self.numbers = [
-            Buffer(b.fresh(x), self.wide, (plan.rows,), "private") for x in ("top", "low", "factor", "fresh", "total")
+            Buffer(b.fresh(x), self.wide, (blocks.rows,), "private") for x in ("top", "low", "factor", "fresh", "total")
         ]
         self.top, self.low, self.factor, self.fresh, self.total = self.numbers
 
@@ -79,26 +76,16 @@ class AttentionBlocks(AttentionItem):
 
     def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
         """Return the layout in which tiles read keys or values: their own, or a copy of a block."""
-        plan, view = self.plan, self._view(number, columns)
-        if view is not None and self._reads(number, view, columns):
+        blocks, copied = self.blocks, self.plan.copies_keys if number == 1 else self.plan.copies_values
+        if not copied:
+            view = self._view(number)
             return Lines(view.buffer, view.start, view.outer, view.depth)
         if number == 1:
-            buffer = self._buffer("k", plan.terms + plan.tile_terms, columns, dtype=self.kind)
+            buffer = self._buffer("k", blocks.terms + blocks.tile_terms, columns, dtype=self.kind)
         else:
-            buffer = self._buffer("v", -(-plan.terms // plan.group), plan.columns * plan.group, dtype=self.kind)
+            buffer = self._buffer("v", -(-blocks.terms // blocks.group), blocks.columns * blocks.group, dtype=self.kind)
         body.append(Alloc(buffer))
         return Lines(buffer, 0, static(buffer.shape[1]), 1, copied=True)
-
-    def _reads(self, number: int, view: View, columns: int) -> bool:
-        """Return True if tiles read keys or values without a copy.
-
-        Pairs of a key's depths are adjacent in memory; pairs of terms of values never are.
-        """
-        dtype, in_rows = view.buffer.dtype, view.depth == 1 and columns % self.plan.tile_columns == 0
-        if number == 1:
-            return dtype == self.kind and (view.depth == 1 or not self.plan.pairs)
-        short = dtype in WIDENED and not (dtype == "f16" and "f16" in self.b.target.lacks) and self.wide == "f32"
-        return in_rows and not self.plan.pairs and (dtype == self.wide or short)
 
     def _copy(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
         """Return the loops that copy keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
@@ -119,16 +106,16 @@ class AttentionBlocks(AttentionItem):
 
             block.append(self._for("c", columns, one))
 
-        if number == 2 and self.plan.pairs:
-            return self._pairs(count, self.plan.terms, pair)
-        return [self._for("t", count, line, self.plan.terms)]
+        if number == 2 and self.blocks.pairs:
+            return self._pairs(count, self.blocks.terms, pair)
+        return [self._for("t", count, line, self.blocks.terms)]
 
     def _turn_queries(self, body: list[Stmt]) -> None:
         """Write the queries of the block as vectors of rows; rows beyond the last are 0."""
-        plan, dims, g = self.plan, self.op.attrs["q_dims"], self.plan.group
+        blocks, dims, g = self.blocks, self.op.attrs["q_dims"], self.blocks.group
 
         def place(r: Dim, u: Dim, n: int) -> Index:
-            return (r // plan.tile_rows, u, r % plan.tile_rows * g + n)
+            return (r // blocks.tile_rows, u, r % blocks.tile_rows * g + n)
 
         def rows(end: Dim, element: Callable[[Dim, Dim], Scalar]) -> For:
             def one(inner: list[Stmt], r: Dim, u: Dim) -> None:
@@ -137,47 +124,47 @@ class AttentionBlocks(AttentionItem):
             def row(b: list[Stmt], r: Dim) -> None:
                 b.append(self._for("depth", self.depth // g, lambda c, u: one(c, r, u)))
 
-            return self._for("r", end, row, plan.rows)
+            return self._for("r", end, row, blocks.rows)
 
-        body += [] if self.whole else [rows(plan.rows, lambda r, d: Const(0.0, self.kind))]
+        body += [] if self.whole else [rows(blocks.rows, lambda r, d: Const(0.0, self.kind))]
         query = self.op.operands[0]
         body.append(rows(self.height, lambda r, d: self._element(query, dims, self.row + r, d, dtype=self.kind)))
 
     # --- scores ---
 
     def _at(self, t: Dim, r: Dim) -> Index:
-        return (t + self.plan.tile_terms, r)
+        return (t + self.blocks.tile_terms, r)
 
     def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the tiles of a block's scores.
 
         The last tile begins early if keys are read from the model's memory, so that no tile reads beyond them.
         """
-        plan, keys, g = self.plan, self.keys, self.plan.group
-        panels = plan.rows // plan.tile_rows
+        blocks, keys, g = self.blocks, self.keys, self.blocks.group
+        panels = blocks.rows // blocks.tile_rows
 
         def tiles(height: int, end: Dim) -> list[Stmt]:
             def tile(block: list[Stmt], i: Dim) -> None:
                 start = i * height
                 if not keys.copied:
                     start = minimum(start, self.terms - first - height)
-                begin = self._named(block, start + height, plan.terms + 2 * height) - height
+                begin = self._named(block, start + height, blocks.terms + 2 * height) - height
                 base = keys.start + (begin if keys.copied else first + begin) * keys.row
 
                 def panel(inner: list[Stmt], j: Dim) -> None:
-                    out = (begin + plan.tile_terms) * plan.rows + j * plan.tile_rows
+                    out = (begin + blocks.tile_terms) * blocks.rows + j * blocks.tile_rows
                     inner.append(Tile(
-                        height, plan.tile_rows, self.scores, out, plan.rows,
-                        keys.buffer, base, keys.row, self.q, j * self.depth * plan.tile_rows,
-                        ((self.depth // g, keys.column * g, plan.tile_rows * g),), plan.form,
+                        height, blocks.tile_rows, self.scores, out, blocks.rows,
+                        keys.buffer, base, keys.row, self.q, j * self.depth * blocks.tile_rows,
+                        ((self.depth // g, keys.column * g, blocks.tile_rows * g),), blocks.form,
                     ))  # fmt: skip
 
-                end = panels if self.whole else self.used // plan.tile_rows
+                end = panels if self.whole else self.used // blocks.tile_rows
                 block.append(self._for("j", end, panel, panels))
 
             return [self._for("i", (end + (height - 1)) // height, tile)]
 
-        height = plan.tile_terms
+        height = blocks.tile_terms
         if keys.copied or (isinstance(self.terms, int) and self.terms >= height):
             return tiles(height, count)
         enough = Apply("ge", (IndexScalar(self.terms), Const(height, "i64")), "i1")
@@ -185,23 +172,23 @@ class AttentionBlocks(AttentionItem):
 
     def _sums(self, first: Dim, count: Dim) -> For:
         """Return the matmul of a block's weights and values; with a single block it is the result."""
-        plan, values, g = self.plan, self.values, self.plan.group
+        blocks, values, g = self.blocks, self.values, self.blocks.group
         out, weights = self.acc if self.single else self.part, self.weights
-        begin, a_row, a_step = plan.tile_terms * plan.rows, 1, plan.rows
-        if plan.pairs:
-            begin, a_row, a_step = 0, g, g * plan.rows
+        begin, a_row, a_step = blocks.tile_terms * blocks.rows, 1, blocks.rows
+        if blocks.pairs:
+            begin, a_row, a_step = 0, g, g * blocks.rows
         base = values.start if values.copied else values.start + first * values.row
         steps = (count + (g - 1)) // g
 
         def panel(block: list[Stmt], j: Dim) -> None:
             row: Dim = 0
-            for height, tiles in split_rows(plan.rows, plan.tile_height):
+            for height, tiles in split_rows(blocks.rows, blocks.tile_height):
 
                 def tile(inner: list[Stmt], i: Dim, row: Dim = row, height: int = height) -> None:
                     at = row + i * height
                     inner.append(Tile(
-                        height, plan.tile_columns, out, at * plan.columns + j * plan.tile_columns, plan.columns,
-                        weights, begin + at * a_row, a_row, values.buffer, base + j * plan.tile_columns * g,
+                        height, blocks.tile_columns, out, at * blocks.columns + j * blocks.tile_columns, blocks.columns,
+                        weights, begin + at * a_row, a_row, values.buffer, base + j * blocks.tile_columns * g,
                         ((steps, a_step, values.row),), form_of_operands(weights.dtype, values.buffer.dtype),
                     ))  # fmt: skip
 
@@ -209,4 +196,4 @@ class AttentionBlocks(AttentionItem):
                 block.append(self._for("i", tiles if self.whole else needed, tile, tiles))
                 row = row + height * tiles
 
-        return self._for("j", plan.columns // plan.tile_columns, panel)
+        return self._for("j", blocks.columns // blocks.tile_columns, panel)

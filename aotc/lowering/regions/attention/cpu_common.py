@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, ceildiv, minimum, static, sym
-from aotc.ir.loop.forms.matmul import View, view_of
+from aotc.ir.loop.forms.matmul import View
 from aotc.ir.loop.ir import Apply, Buffer, Const, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.attention import axes
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.attention.cpu_products import operand_index, operand_view
 
 Make = Callable[[list[Stmt], Dim], None]
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x
@@ -98,20 +99,14 @@ class AttentionItem:
 
     def _element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
         """Return an element of an operand at this head and ``last``, in the dtype of the sums or in ``dtype``."""
-        index: list[Dim] = [0] * value.type.rank
-        for d, i in zip(dims, (*self.at, *last), strict=True):
-            if d != ABSENT:
-                index[d] = i
-        x, dtype = self.e.at(value, tuple(index)), dtype or self.wide
+        x, dtype = self.e.at(value, operand_index(value, dims, (*self.at, *last))), dtype or self.wide
         return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
 
-    def _view(self, number: int, columns: int) -> View | None:
-        """Return the layout of keys or values of a head as (term, column), or None if they are not in memory."""
-        value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
-        t, c = self.b.fresh("t"), self.b.fresh("c")
-        trial = self.e.new_block()
-        x = self._element(value, dims, sym(t, 0, self.terms), sym(c, 0, columns), dtype=value.type.dtype)
-        return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
+    def _view(self, number: int) -> View:
+        """Return the layout of keys or values of a head, which the plan found in memory."""
+        view = operand_view(self.e, self.op, number, self.at)
+        assert view is not None
+        return view
 
     def _low(self, top: Scalar) -> Scalar:
         """Return the number subtracted from scores: their maximum, or 0 for a row of only -inf."""

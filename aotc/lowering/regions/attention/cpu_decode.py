@@ -36,7 +36,7 @@ class AttentionRows(AttentionProducts):
         self.e.enter(body)
         self._take_part(body, part)
         if not self.whole:
-            self.height = self._named(body, self.rows, self.plan.rows + 1)
+            self.height = self._named(body, self.rows, self.blocks.rows + 1)
         self._begin_all(body)
         self._blocks(body)
         body += self._each(self._end)
@@ -66,7 +66,7 @@ class AttentionRows(AttentionProducts):
 
     def _blocks(self, body: list[Stmt]) -> None:
         """Write the loop over blocks of terms; with a mask, blocks with an allowed term come first."""
-        size = self.plan.terms
+        size = self.blocks.terms
         blocks = (self.part_terms + (size - 1)) // size
         if not self.several:
             body.append(self._for("n", blocks, lambda b, n: self._block(b, *self._terms_of(b, n))))
@@ -94,7 +94,7 @@ class AttentionRows(AttentionProducts):
 
     def _terms_of(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
         """Return the first term of block ``n`` and its number of terms, which is 0 behind the last part."""
-        size = self.plan.terms
+        size = self.blocks.terms
         first = self.begin + n * size
         left = minimum(size, self.end - first)
         return first, self._named(block, left if self.parts == 1 else maximum(left, 0), size + 1)
@@ -110,7 +110,7 @@ class AttentionRows(AttentionProducts):
 
     def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
         """Replace the scores of a row by weights, and rescale its sums to the new maximum."""
-        attrs, row, terms = self.op.attrs, self.row + at[-1], self.plan.terms
+        attrs, row, terms = self.op.attrs, self.row + at[-1], self.blocks.terms
         top, fresh = self._own("top"), self._own("fresh")
         old = self.e.bind(Load(self.top, at))
         block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._number(0))]

@@ -22,9 +22,8 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.cpu_attention import RowsPlan
+from aotc.lowering.plans.attention.cpu_products import DecodeAttentionPlan
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
-from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.dtypes import size_of
 
 QUAD = 4  # neighbouring terms that one instruction multiplies
@@ -35,29 +34,16 @@ _WHOLE_BITS = 0x4B000000  # bits of the f32 _WHOLE
 _SPARE = 4  # numbers at the end of the range that are left free for rounding up
 
 
-BYTE_TERMS = BlockSize(
-    8,
-    "terms per tile of integer weights and values, where several heads are adjacent in memory",
-    "Zen 5, one core, a prototype, 16 adjacent heads of 128, throughput relative to a plain read: 8 terms 0.89, 16 "
-    "terms 0.66, 32 terms 0.52",
-)
-BYTE_VALUES = BlockSize(
-    256,
-    "columns per tile of integer weights and values of one head, in units of BYTE_TERMS terms",
-    "Zen 5, one core, 8 queries that share a key of 64 elements, time relative to f32: 32 terms 0.65, 8 terms 0.92",
-)
-
-
 class AttentionIntegers(AttentionRows):
     """Emitter of a grid item of few rows with integer keys and values."""
 
-    def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
+    def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
         super().__init__(b, op, plan)
         self.lanes = b.target.vector_bytes // size_of("i32")
-        keys, count = [self.sizes[a] for a in self.heads], plan.digits * len(self.queries)
+        keys, count = [self.sizes[a] for a in self.heads], self.blocks.digits * len(self.queries)
         self.q_step, self.w_step = (self._buffer("step", *self.top.shape) for _ in range(2))
         self.q_digits = self._buffer("digits", *keys, count, self.depth, dtype="i8")
-        self.w_digits = self._buffer("digits", *keys, count, plan.terms, dtype="i8")
+        self.w_digits = self._buffer("digits", *keys, count, self.blocks.terms, dtype="i8")
         self.q_sums, self.w_sums = (self._buffer("digit", *keys, count, dtype="i32") for _ in range(2))
         self.dots = self._buffer("dots", count, self.lanes, dtype="i32")
         self.sums = self._buffer("sums", *keys, count * self.columns, dtype="i32")
@@ -95,7 +81,7 @@ class AttentionIntegers(AttentionRows):
     @property
     def _top(self) -> int:
         """The largest integer: all its digits are 127, less some spare ones."""
-        return 127 * sum(1 << 8 * place for place in range(self.plan.digits)) - _SPARE
+        return 127 * sum(1 << 8 * place for place in range(self.blocks.digits)) - _SPARE
 
     def _write_digits(
         self, block: list[Stmt], digits: Buffer, sums: Buffer, at: Index, size: Dim, number: Callable[[Dim], Scalar]
@@ -104,10 +90,10 @@ class AttentionIntegers(AttentionRows):
 
         A digit is a byte of the integer after adding 128 in each place, less 128.
         """
-        rows = [self._row(at, place) for place in range(self.plan.digits)]
+        rows = [self._row(at, place) for place in range(self.blocks.digits)]
         totals = [self._own("total", "i32") for _ in rows]
         block += [line for x in totals for line in (Alloc(x), Store(x, (), Const(0, "i32")))]
-        moved = sum(128 << 8 * place for place in range(self.plan.digits))
+        moved = sum(128 << 8 * place for place in range(self.blocks.digits))
 
         def write(inner: list[Stmt], i: Dim) -> None:
             n = self.e.bind(Apply("add", (number(i), Const(moved, "i32")), "i32"))
@@ -141,15 +127,15 @@ class AttentionIntegers(AttentionRows):
     ) -> None:  # fmt: skip
         """Write the loops over terms, ``at_once`` together unless a row is odd, and over heads of keys."""
         name, begin, t = self.b.fresh("n"), self.b.fresh("n"), self.b.fresh("t")
-        most = self.plan.terms // at_once
+        most = self.blocks.terms // at_once
         groups = Apply("select", (self._is_fine(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
         body.append(Let(Var(name, "i64"), groups))
         each = lambda b, n: b.extend(self._keys(lambda c, index: some(c, index, n * at_once)))
         body.append(self._for("t", sym(name, 0, most + 1), each, most))
         body.append(Let(Var(begin, "i64"), IndexScalar(sym(name, 0, most + 1) * at_once)))
         rest = self.e.new_block()
-        one(rest, sym(t, 0, self.plan.terms))
-        body.append(For(t, sym(begin, 0, self.plan.terms + 1), count, tuple(rest)))
+        one(rest, sym(t, 0, self.blocks.terms))
+        body.append(For(t, sym(begin, 0, self.blocks.terms + 1), count, tuple(rest)))
 
     # --- queries and scores ---
 
@@ -167,11 +153,10 @@ class AttentionIntegers(AttentionRows):
         self._write_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
 
     def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        keys = self._view(1, self.depth)
-        if keys is None:
+        if not self.plan.key_form:
             super()._write_scores(body, first, count)
             return
-        row = keys.outer
+        row = self._view(1).outer
         one = lambda b, t: b.extend(self._keys(lambda c, index: c.extend(self._dots(index, [t], first, "f32_s8", row))))
         some = lambda b, index, t: self._some_scores(b, index, t, first, row)
         self._terms(body, self.odd_query, count, self.lanes, some, one)
@@ -192,7 +177,7 @@ class AttentionIntegers(AttentionRows):
             at = (*index, *own, r)
 
             def score(inner: list[Stmt], t: Dim, at: Index = at) -> None:
-                rows = [self._row(at, place) for place in range(self.plan.digits)]
+                rows = [self._row(at, place) for place in range(self.blocks.digits)]
                 sums, digits = [Load(self.dots, (row[-1], t)) for row in rows], [Load(self.q_sums, row) for row in rows]
                 x = self._value_of(sums, digits, Load(self.q_step, at))
                 inner.append(Store(self.scores, (*at, begin + t), x))
@@ -212,22 +197,24 @@ class AttentionIntegers(AttentionRows):
         Adding 2 ** 23 to an f32 leaves a whole number in its low bits.
         """
         super()._softmax(block, at, first, count)
+        if not self.plan.digit_terms:
+            return
         steps = self._steps(block, self.odd_weight, self.w_step, at, self.scores, count)
         scaled = lambda t: self._apply("mul", Load(self.scores, (*at, t)), steps)
         bits = lambda t: Apply("bitcast", (self._apply("add", scaled(t), self._number(_WHOLE)),), "i32")
         number = lambda t: Apply("sub", (bits(t), Const(_WHOLE_BITS, "i32")), "i32")
-        whole = count // self._at_once * self._at_once
+        whole = count // self.plan.digit_terms * self.plan.digit_terms
         self._write_digits(block, self.w_digits, self.w_sums, at, whole, number)
 
     def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        values = self._view(2, self.columns)
-        if values is None:
+        if not self.plan.digit_terms:
             super()._write_sums(body, first, count)
             return
-        row = values.outer
+        row = self._view(2).outer
         body += self._keys(self._clear_sums)
         some = lambda b, index, t: self._some_values(b, index, t, first, row)
-        self._terms(body, self.odd_weight, count, self._at_once, some, lambda b, t: self._sums(b, [(t, first + t)]))
+        one = lambda b, t: self._sums(b, [(t, first + t)])
+        self._terms(body, self.odd_weight, count, self.plan.digit_terms, some, one)
         inside = self.e.new_block()
         inside += self._each(self._add_sums)
         body.append(If(self._is_fine(self.odd_weight), tuple(inside)))
@@ -236,13 +223,6 @@ class AttentionIntegers(AttentionRows):
         """Return True at run time if digits can represent all numbers so far."""
         return Apply("eq", (Load(odd, ()), Const(0, "i32")), "i1")
 
-    @property
-    def _at_once(self) -> int:
-        """Number of terms in a tile of values: few where heads are adjacent, because these are read in order."""
-        if self.side_by_side != 1:
-            return BYTE_TERMS.value
-        return max(BYTE_VALUES.value // self.columns, 1) * BYTE_TERMS.value
-
     def _clear_sums(self, block: list[Stmt], index: Index) -> None:
         zero = lambda c: Store(self.sums, (*index, c), Const(0, "i32"))
         block.append(self._for("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
@@ -250,17 +230,18 @@ class AttentionIntegers(AttentionRows):
     def _some_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
         """Write the weighted values of some terms of a block, added to integer sums."""
         value, dims, cols = self.op.operands[2], self.op.attrs["v_dims"], QUAD * self.lanes
-        for t in range(self._at_once):
-            block += self._ahead(2, self.columns, first + begin + t, self._at_once)
+        terms = self.plan.digit_terms
+        for t in range(terms):
+            block += self._ahead(2, self.columns, first + begin + t, terms)
 
         def tile(inner: list[Stmt], j: Dim) -> None:
             x = self._element(value, dims, first + begin, j * cols, dtype="i8")
             assert isinstance(x, Load)
             inner.append(Tile(
-                self.plan.digits * len(self.queries), cols,
+                self.blocks.digits * len(self.queries), cols,
                 self.sums, linearize((*index, j * cols), self.sums.shape), self.columns,
-                self.w_digits, linearize((*index, 0, begin), self.w_digits.shape), self.plan.terms,
-                x.buffer, linearize(x.index, x.buffer.shape), ((self._at_once // QUAD, QUAD, QUAD * row),), "i8_o8",
+                self.w_digits, linearize((*index, 0, begin), self.w_digits.shape), self.blocks.terms,
+                x.buffer, linearize(x.index, x.buffer.shape), ((terms // QUAD, QUAD, QUAD * row),), "i8_o8",
                 b_inner=row, adds=True,
             ))  # fmt: skip
 
@@ -271,7 +252,7 @@ class AttentionIntegers(AttentionRows):
         step = Load(self.w_step, at)
 
         def add(inner: list[Stmt], c: Dim) -> None:
-            rows = [self._row(at, place) for place in range(self.plan.digits)]
+            rows = [self._row(at, place) for place in range(self.blocks.digits)]
             sums = [Load(self.sums, (*row[:-1], row[-1] * self.columns + c)) for row in rows]
             x = self._value_of(sums, [Load(self.w_sums, row) for row in rows], step)
             inner.append(Store(self.acc, (*at, c), x, "add"))

@@ -18,9 +18,8 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.cpu_attention import RowsPlan
+from aotc.lowering.plans.attention.cpu_products import DecodeAttentionPlan
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
-from aotc.vmfb.dtypes import size_of
 
 Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a row
 
@@ -28,27 +27,28 @@ Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a
 class AttentionSeen(AttentionItem):
     """Emitter of the loops and masks of a grid item of few rows."""
 
-    def __init__(self, b: RegionBuilder, op: Op, plan: RowsPlan) -> None:
-        super().__init__(b, op, plan.wide, plan.rows)
-        self.plan = plan
-        sizes = [static(self.batch[a]) for a in plan.beside]
-        shared = [a for a in plan.beside if op.attrs["k_dims"][a] == ABSENT]
-        self.heads = [a for a in plan.beside if a not in shared]
+    def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
+        blocks = plan.blocks
+        super().__init__(b, op, blocks.wide, blocks.rows)
+        self.plan, self.blocks = plan, blocks
+        sizes = [static(self.batch[a]) for a in blocks.beside]
+        shared = [a for a in blocks.beside if op.attrs["k_dims"][a] == ABSENT]
+        self.heads = [a for a in blocks.beside if a not in shared]
         self.shared = shared
-        self.sizes = dict(zip(plan.beside, sizes, strict=True))
+        self.sizes = dict(zip(blocks.beside, sizes, strict=True))
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
         beside = product_of(*(range(self.sizes[a]) for a in shared))
-        self.queries: list[Query] = list(product_of(beside, range(plan.rows)))  # queries that share a key
-        self.q = self._buffer("q", *shape, plan.rows, self.depth, dtype="bf16" if plan.pairs else "")
-        self.scores = self._buffer("s", *shape, plan.rows, plan.terms)
-        self.acc = self._buffer("acc", *shape, plan.rows, self.columns)
-        self.top, self.total = (self._buffer(x, *shape, plan.rows) for x in ("top", "total"))
+        self.queries: list[Query] = list(product_of(beside, range(blocks.rows)))  # queries that share a key
+        self.q = self._buffer("q", *shape, blocks.rows, self.depth, dtype="bf16" if blocks.pairs else "")
+        self.scores = self._buffer("s", *shape, blocks.rows, blocks.terms)
+        self.acc = self._buffer("acc", *shape, blocks.rows, self.columns)
+        self.top, self.total = (self._buffer(x, *shape, blocks.rows) for x in ("top", "total"))
         keys = [self.sizes[a] for a in self.heads]
         scales = {n: op.attrs.get(f"{n}_dims") for n in ("k_scale", "v_scale")}
         of_terms = [n for n, dims in scales.items() if dims and dims[-1] != ABSENT]
-        self.factors = {n: self._buffer("f", *keys, plan.terms) for n in of_terms}
-        zips = plan.pairs and self.columns % (2 * b.target.vector_bytes // size_of(self.wide)) == 0
-        self.weights = self._buffer("w", *shape, plan.rows, plan.terms, dtype="bf16") if zips else None
+        self.factors = {n: self._buffer("f", *keys, blocks.terms) for n in of_terms}
+        weights = (*shape, blocks.rows, blocks.terms)
+        self.weights = self._buffer("w", *weights, dtype="bf16") if plan.value_columns else None
         pairs = [self.weights] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
         self.several = bool(op.attrs["mask_dims"] or dims_of(op.attrs, "causal"))
@@ -59,7 +59,7 @@ class AttentionSeen(AttentionItem):
         """Return the loops over heads, queries that share keys, and rows, around ``make(block, index)``."""
 
         def rows(block: list[Stmt], index: Index) -> None:
-            block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.plan.rows))
+            block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.blocks.rows))
 
         return self._over((*self.heads, *self.shared), rows)
 
@@ -104,7 +104,7 @@ class AttentionSeen(AttentionItem):
                     scale = self._scale_at(name, self.row, first + t)
                     inner += [Store(buffer, (*at, t), scale)] if scale is not None else []
 
-                block.append(self._for("t", count, one, self.plan.terms))
+                block.append(self._for("t", count, one, self.blocks.terms))
 
             found += self._keys(head)
         return found
@@ -132,7 +132,7 @@ class AttentionSeen(AttentionItem):
         if self.mask is not None:
             block += self._over_mask(lambda b, row: b.append(self._for(
                 "t", count, lambda inner, t: inner.append(Store(some, (), self._one(row, first + t), "max")),
-                self.plan.terms,
+                self.blocks.terms,
             )))  # fmt: skip
             self.e.enter(block)
         found: Scalar = Load(some, ())
@@ -160,7 +160,7 @@ class AttentionSeen(AttentionItem):
             if dims[-2] == ABSENT:
                 make(block, 0)
             else:
-                block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.plan.rows))
+                block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.blocks.rows))
 
         return self._over(axes, rows)
 

@@ -2,7 +2,7 @@
 
 The scores of a block of queries and keys stay in cache. A running maximum and sum per row rescale earlier results, so
 the whole score matrix never exists (flash attention). *Terms* are keys, *columns* are the elements of a value. A kernel
-for a few rows of queries (decoding) is planned by :class:`RowsPlan`, one for more rows by :class:`AttentionPlan`.
+for a few rows of queries (decoding) has :class:`DecodeBlocks`, one for more rows :class:`ScoreBlocks`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor.ir import Op, TensorType
+from aotc.lowering.plans.attention.gpu_tiles import takes_attention_cuda
 from aotc.lowering.plans.cpu_tiles import best_tile
-from aotc.lowering.plans.gpu_attention_tiles import takes_attention_cuda
+from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -35,7 +36,7 @@ DECODED_ROWS = Limit(
 
 
 @dataclass(frozen=True, slots=True)
-class RowsPlan:
+class DecodeBlocks(RegionPlan):
     """Blocks of attention with few rows of queries (decoding) on a CPU.
 
     Attributes
@@ -75,7 +76,7 @@ class RowsPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class ScoreBlocks(RegionPlan):
     """Blocks of attention with more rows of queries on a CPU.
 
     Attributes
@@ -110,6 +111,11 @@ class AttentionPlan:
         return 2 if self.pairs else 1
 
     @property
+    def dtype(self) -> str:
+        """Return the dtype that tiles multiply."""
+        return "bf16" if self.pairs else self.wide
+
+    @property
     def form(self) -> str:
         """Return the form of the register tiles: a row of ``FORMS``."""
         return "bf16" if self.pairs else self.wide
@@ -134,7 +140,7 @@ def takes_attention(op: Op, target: Target) -> bool:
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
         return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
-    if not attention_plans(types, op.attrs, rounded_as(op), target):
+    if not attention_blocks(types, op.attrs, rounded_as(op), target):
         return False
     _, rows, terms, _, _ = axes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)
@@ -164,13 +170,13 @@ PART_TERMS = BlockSize(
 def parts_of(op: Op, target: Target) -> int:
     """Return the number of parts into which the terms of ``op`` are split (split-KV) to occupy all workers; often 1."""
     types = tuple(v.type for v in op.operands)
-    plans = attention_plans(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
+    found = attention_blocks(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
     batch, rows, terms, _, _ = axes(types, op.attrs)
-    if not plans or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
+    if not found or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
         return 1
-    plan = plans[-1]
-    heads = plan.heads if isinstance(plan, RowsPlan) else 1
-    items = product(batch) // heads * ceildiv(rows, plan.rows)
+    blocks = found[-1]
+    heads = blocks.heads if isinstance(blocks, DecodeBlocks) else 1
+    items = product(batch) // heads * ceildiv(rows, blocks.rows)
     most = TERM_PARTS.value
     if not IDLE_ITEMS.holds(items):
         most = -(-most // items) if heads > 1 and isinstance(items, int) else 1
@@ -226,10 +232,10 @@ ATTENTION_ROWS = BlockSize(
 )
 
 
-def attention_plans(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[AttentionPlan | RowsPlan, ...]:
+def attention_blocks(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[ScoreBlocks | DecodeBlocks, ...]:
     """Return the blocks of attention on a CPU; empty if none fit the scratch memory, or depth or columns are symbolic.
 
-    If only a call knows the number of rows, there are two plans: the first is for few rows. ``result`` is the dtype to
+    If only a call knows the number of rows, there are two: the first are for few rows. ``result`` is the dtype to
     which the result is rounded. If blocks do not fit, they get up to 8 times fewer terms and 4 times fewer rows.
     """
     _, rows, terms, depth, columns = axes(types, attrs)
@@ -280,7 +286,7 @@ DIGIT_TERMS = BlockSize(
 LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT_TERMS")
 
 
-def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> RowsPlan:
+def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> DecodeBlocks:
     """Return the blocks for few rows.
 
     A grid item processes several heads together (``beside``), unless only a call knows the number of rows.
@@ -300,7 +306,7 @@ def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target
     if digits:
         some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
         some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
-    return RowsPlan(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
+    return DecodeBlocks(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
 
 
 KEY_QUERIES = Limit(
@@ -311,7 +317,7 @@ KEY_QUERIES = Limit(
 
 
 def _beside(types: Types, attrs: Attrs) -> list[int]:
-    """Return the batch axes that an item of few rows processes whole, see :attr:`RowsPlan.beside`."""
+    """Return the batch axes that an item of few rows processes whole, see :attr:`DecodeBlocks.beside`."""
     (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
     known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
     inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
@@ -323,14 +329,14 @@ def _beside(types: Types, attrs: Attrs) -> list[int]:
     return [*inside, *shared]
 
 
-def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> AttentionPlan:
+def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> ScoreBlocks:
     wide, pairs = kind
     form, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
     block = -(-rows // lanes) * lanes
     tile_terms, tile_rows = best_tile(terms, block, depth, form, target)
     block = -(-block // tile_rows) * tile_rows
     height, width = best_tile(block, columns, terms, form, target)
-    return AttentionPlan(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs)
+    return ScoreBlocks(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs)
 
 
 def _part(extent: Dim, most: int) -> int:

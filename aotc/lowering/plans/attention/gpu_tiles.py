@@ -11,8 +11,8 @@ from aotc.ir.loop.forms.matmul import is_multiple
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
-from aotc.lowering.plans.attention_sizes import AttentionSizes, sizes_of
-from aotc.lowering.plans.gpu_decode_attention import FEW_QUERIES, plan_of_few
+from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_of_few
+from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 
@@ -78,7 +78,7 @@ def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """Return the tiling with the least modelled time on ``target``, or None if none fits its shared memory.
 
     The time is the number of waves of tiles, times the time of one tile. A few queries per head use another model
-    (:mod:`.gpu_decode_attention`).
+    (:mod:`.gpu_decode`).
     """
     if not target.has_ampere:
         return None

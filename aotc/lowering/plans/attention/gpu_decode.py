@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from aotc.ir.dims.algebra import product
 from aotc.ir.loop.forms.tiling import Tiling
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
-from aotc.lowering.plans.attention_sizes import AttentionSizes
+from aotc.lowering.plans.attention.sizes import AttentionSizes
 from aotc.lowering.threshold import BlockSize, Estimate, Limit
 from aotc.targets import Target
 

@@ -1,0 +1,1 @@
+"""Plans of fused attention: blocks, tiles and parts of its terms on CPUs and GPUs."""

@@ -1,0 +1,54 @@
+"""How a GPU computes fused attention: the tiling with which a template computes its loops on tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.ir.loop.forms.attention import read_attention
+from aotc.ir.loop.forms.tiling import Tiling
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.plans.attention.gpu_decode import one_warp
+from aotc.lowering.plans.attention.gpu_loops import attention_loops
+from aotc.lowering.plans.attention.gpu_tiles import attention_tiling, lies_in_lines
+from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
+from aotc.lowering.plans.region_plan import RegionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCoreAttentionPlan(RegionPlan):
+    """Attention on tensor cores, by a template.
+
+    Attributes
+    ----------
+    tiling : Tiling
+        The tiling of the kernel.
+    """
+
+    tiling: Tiling
+
+
+def region_sizes(b: RegionBuilder) -> AttentionSizes | None:
+    """Return the axes of the ``attention`` of a region, or None if no template supports them."""
+    op = b.the_op("attention")
+    return sizes_of(tuple(v.type for v in op.operands), op.attrs)
+
+
+def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
+    """Return the tiling for a region around ``attention``.
+
+    Raises
+    ------
+    CompileError
+        If no template supports the sizes, or rows of operands do not begin at multiples of 16 bytes.
+    """
+    op, sizes = b.the_op("attention"), region_sizes(b)
+    tiling = None if sizes is None else attention_tiling(sizes, b.target)
+    if sizes is None or tiling is None:
+        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+    found = read_attention(attention_loops(b, b.trial_elements(), sizes))
+    if tiling.template == "attention_few" and not lies_in_lines(found, tiling):
+        tiling = one_warp(sizes, b.target) or tiling
+    if not lies_in_lines(found, tiling):
+        hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
+        raise b.unsupported(op, "attention of operands that lie in no lines", hint)
+    return TensorCoreAttentionPlan(tiling)

@@ -1,0 +1,181 @@
+"""Attention on a GPU as the loops that define it: what its planner reads, and the body of its kernel."""
+
+from __future__ import annotations
+
+import math
+
+from aotc.ir.dims.algebra import Dim, ceildiv, maximum, minimum, product, sym
+from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.attention import ABSENT
+from aotc.ir.opset.dim_attributes import dims_of
+from aotc.ir.tensor.ir import Value
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.elements import Elements, all_of
+from aotc.lowering.elements.tensor_core_loops import as_taken
+from aotc.lowering.plans.attention.sizes import AttentionSizes
+
+
+def attention_loops(b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> Kernel:
+    """Return the kernel of ``attention``, as :func:`read_attention` reads it, without its tiling."""
+    return _Loops(b, e, sizes).lower()
+
+
+class _Loops:
+    """Emitter of the loops of one ``attention``, in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
+
+    def __init__(self, b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> None:
+        self.b, self.op, self.sizes, self.e = b, b.the_op("attention"), sizes, e
+        self.z, self.row, self.term, self.d, self.col = (e.names(x) for x in ("z", "row", "term", "depth", "col"))
+        self.part: int = self.op.attrs.get("part", 0)
+        self.parts = ceildiv(sizes.terms, self.part) if self.part else 1
+        self.heads = product(sizes.batch) * self.parts
+        self.at_head = delinearize(sym(self.z, 0, self.heads), (*sizes.batch, self.parts))
+        self.top, self.whole, self.total = (Buffer(e.names(x), "f32", (), "private") for x in ("top", "whole", "total"))
+        self.sums = Buffer(e.names("sums"), "f32", (sizes.width,), "private")
+        self.at_row = sym(self.row, 0, sizes.rows)
+
+    def lower(self) -> Kernel:
+        """Return the kernel, without its tiling."""
+        s = self.sizes
+        body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
+        body += [Store(self.top, (), _number(-math.inf)), Store(self.whole, (), _number(0))]
+        body.append(For(self.col, 0, s.width, (Store(self.sums, (self._col(),), _number(0)),)))
+        body.append(For(self.term, self.at_head[-1] * self.part, self._end(), tuple(self._terms())))
+        body.append(For(self.col, 0, s.width, tuple(self._results())))
+        if self.part:
+            body.append(self._weight_of_part())
+        rows = For(self.row, 0, s.rows, tuple(body))
+        work = product((self.heads, s.rows, s.terms)) * (2 * (s.depth + s.width))
+        return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
+
+    def _end(self) -> Dim:
+        """Return the end of a row's terms: later terms have no weight."""
+        s = self.sizes
+        end = s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
+        return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
+
+    def _own_row(self) -> Dim:
+        """Return the row number that a causal mask compares with."""
+        return self.at_row if self.sizes.grouped == ABSENT else 0
+
+    def _col(self) -> Dim:
+        return sym(self.col, 0, self.sizes.width)
+
+    def _index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
+        """Return the index of an operand, or of a result, at this head."""
+        at = self.at_head[:-1]
+        found: list[Dim] = [0] * value.type.rank
+        for d, i in zip(self.sizes.places(dims, rows), (*at, *last), strict=True):
+            if d != ABSENT:
+                found[d] = i
+        return tuple(found)
+
+    def _operand(self, number: int, key: str, *last: Dim) -> Scalar:
+        value = self.op.operands[number]
+        index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
+        buffer = self.b.buffers.get(value)
+        x = self._moved(value, index) if buffer is None else Load(buffer, index)
+        return as_taken(x, "f32")
+
+    def _moved(self, value: Value, index: Index) -> Scalar:
+        """Return the load of an element of a value that is a view of an input within the region."""
+        here, aside = self.e.block, self.e.new_block()
+        x = self.e.at(value, index)
+        bound = {s.var: s.value for s in aside if isinstance(s, Let)}
+        while isinstance(x, Var):
+            x = bound[x]
+        self.e.enter(here)
+        return x
+
+    def _terms(self) -> list[Stmt]:
+        """Return the statements for one term."""
+        s = self.sizes
+        term, d = sym(self.term, 0, s.terms), sym(self.d, 0, s.depth)
+        inner = self.e.new_block()
+        pair = self._operand(0, "q_dims", self.at_row, d), self._operand(1, "k_dims", term, d)
+        inner.append(Store(self.total, (), Apply("mul", pair, "f32"), "add"))
+        body: list[Stmt] = [Alloc(self.total), Store(self.total, (), _number(0)), For(self.d, 0, s.depth, tuple(inner))]
+        self.e.enter(body)
+        score = self._let(body, self._score(term))
+        highest = self._let(body, Apply("max", (Load(self.top, ()), score), "f32"))
+        none = Apply("eq", (highest, _number(-math.inf)), "i1")
+        base = self._let(body, Apply("select", (none, _number(0), highest), "f32"))
+        kept = self._let(body, _exp(Load(self.top, ()), base))
+        weight = self._let(body, _exp(score, base))
+        body.append(Store(self.top, (), highest))
+        body.append(Store(self.whole, (), _sum(_times(Load(self.whole, ()), kept), weight)))
+        kind = self.op.operands[2].type.dtype
+        narrow = weight if kind == "f32" else Apply("convert", (weight,), kind)
+        rounded = self._let(body, as_taken(narrow, "f32"))
+        place = (self._col(),)
+        inside = self.e.new_block()
+        value = _times(rounded, self._operand(2, "v_dims", term, self._col()))
+        inside.append(Store(self.sums, place, _sum(_times(Load(self.sums, place), kept), value)))
+        body.append(For(self.col, 0, s.width, tuple(inside)))
+        return body
+
+    def _let(self, body: list[Stmt], value: Scalar) -> Var:
+        var = Var(self.e.names("t"), value.dtype)
+        body.append(Let(var, value))
+        return var
+
+    def _score(self, term: Dim) -> Scalar:
+        """Return the score of a term: its dot product scaled, biased and masked."""
+        attrs, extra = self.op.attrs, list(self.op.operands[3:])
+        x: Scalar = _times(Load(self.total, ()), _number(attrs["scale"]))
+        if attrs["bias_dims"]:
+            bias = extra.pop(0)
+            added = self.e.at(bias, self._index(bias, attrs["bias_dims"], self.at_row, term))
+            x = _sum(x, added if added.dtype == "f32" else Apply("convert", (added,), "f32"))
+        tests = [self.e.at(m, self._index(m, attrs["mask_dims"], self.at_row, term)) for m in extra]
+        if dims_of(attrs, "causal") and self.sizes.offset is None:
+            seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + dims_of(attrs, "causal")[0])), "i1")
+            tests.append(seen)
+        return Apply("select", (all_of(tests), x, _number(attrs["fill"])), "f32") if tests else x
+
+    def _results(self) -> list[Stmt]:
+        """Return the statements that store a weighted mean: 0 where there are no terms."""
+        s = self.sizes
+        body = self.e.new_block()
+        mean: Scalar = self._let(body, Apply("div", (Load(self.sums, (self._col(),)), Load(self.whole, ())), "f32"))
+        if not isinstance(s.terms, int):
+            none = Apply("eq", (IndexScalar(s.terms), Const(0, "i64")), "i1")
+            mean = Apply("select", (none, _number(0), mean), "f32")
+        out = self.b.outputs[0]
+        mean = mean if out.dtype == "f32" else Apply("convert", (mean,), out.dtype)
+        body.append(Store(out, self._result_index(), mean))
+        return body
+
+    def _result_index(self) -> Index:
+        """Return the index of a mean; with parts, that of its part comes first."""
+        dims = self.op.attrs["out_dims"]
+        first = bool(self.part)
+        places = [d + first for d in dims]
+        found = self._index(self.op.results[0], tuple(places), self.at_row, self._col())
+        return (self.at_head[-1], *found[1:]) if first else found
+
+    def _weight_of_part(self) -> Store:
+        """Return the store of the logarithm of the sum of a row's weights in a part."""
+        value = _sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
+        column = self.op.attrs["out_dims"][-1] + 1
+        part, *rows = (i for d, i in enumerate(self._result_index()) if d != column)
+        return Store(self.b.outputs[1], (*rows, part), value)
+
+
+def _number(x: float) -> Const:
+    return Const(float(x), "f32")
+
+
+def _times(x: Scalar, y: Scalar) -> Apply:
+    return Apply("mul", (x, y), "f32")
+
+
+def _sum(x: Scalar, y: Scalar) -> Apply:
+    return Apply("add", (x, y), "f32")
+
+
+def _exp(x: Scalar, y: Scalar) -> Apply:
+    """Return the exponential of a difference."""
+    return Apply("exp", (Apply("sub", (x, y), "f32"),), "f32")
