@@ -120,7 +120,7 @@ def _typed_operation(i: ir.Instruction, refer: _Operands) -> str:
 def _call(i: instr.CallInstr, refer: _Operands) -> str:
     kind = i.callee.function_type
     result = kind if kind.var_arg else kind.return_type
-    head = " ".join([x for x in (i.tail, i.opname, *i.fastmath, i.cconv) if x])
+    head = " ".join([x for x in (i.tail, i.opname, *sorted(i.fastmath), i.cconv) if x])
     return f"{head} {result!s} {refer.of(i.callee)}({refer.all_typed(i.args)}) {' '.join(i.attributes)}"
 
 
