@@ -11,8 +11,8 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop.access import scalars_in
 from aotc.ir.loop.ir import Apply, For, Let, Store, walk
 from aotc.lowering.lower import lower
+from aotc.lowering.plans.cpu_loops import MANY_SEGMENTS, SEGMENT_OPERATIONS
 from aotc.lowering.plans.thresholds import SEGMENTS
-from aotc.lowering.regions.loop.cpu import MANY_SEGMENTS, SEGMENT_OPERATIONS
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
