@@ -32,7 +32,7 @@ _WIDE = 0.51
 
 # By function: f32, f64, c64, c128; None where the function does not take the type.
 _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
-    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.1, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
+    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.3, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
     "sqrt": (0.5, 0.5, _WIDE, 2), "rsqrt": (1.5, 1.5, _WIDE, 4), "cbrt": (_WIDE, 1, _WIDE, 3.5),
     "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4, _WIDE, 5),
     "tanh": (4, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
@@ -72,8 +72,8 @@ BOUNDS: dict[tuple[str, str], Bound] = {
     ("", "c"): Bound(3),
     **_rows(),
     ("pow", "c128"): Bound(3, _PHASE, growing=2, by="abs(b log a)"),
-    ("atan2", "c64"): Bound(3, _TURN, growing=3, by="/ abs(y)"),
-    ("atan2", "c128"): Bound(5, _TURN, growing=5, by="/ abs(y)"),
+    ("atan2", "c64"): Bound(5, _TURN, growing=5, by="/ abs(y)"),
+    ("atan2", "c128"): Bound(9, _TURN, growing=9, by="/ abs(y)"),
     ("digamma", "f32"): Bound(_WIDE, _ZEROS, growing=1e-8, by="(1 + log(1 + abs(x))) / abs(y)"),
     ("digamma", "f64"): Bound(3, _ZEROS, growing=3, by="(1 + log(1 + abs(x))) / abs(y)"),
 }
