@@ -26,7 +26,7 @@ test: .venv-test/ready
 	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser and not ray"
 
 test-all: .venv-test/ready
-	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser and not ray"
+	AOTC_ACCURACY_SEED=$$(date +%Y%m%d) .venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser and not ray"
 
 test-gpu: .venv-test/ready
 	.venv-test/bin/python -m pytest -n auto -m cuda

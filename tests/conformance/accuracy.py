@@ -27,9 +27,9 @@ place of `digamma`, `erfc`, `erf_inv` and `lgamma`, and of functions of complex 
 then those of jaxlib's expansions, as XLA's are. `bessel_i1e`, `zeta` and `polygamma` are such expansions in every form.
 
 Tests check the bounds on edge values ([edges.md](edges.md), `tests/whole/test_edges.py`) and on random numbers of every
-binade (`tests/kernels/formulas/test_error_bounds.py`), against long double and mpmath. The random numbers are other
-ones every day; a failure names the seed. `pytest -m slow tests/kernels/formulas/test_dense_bounds.py` runs every unary
-function on every 257th f32 number. At complex infinities, NaN and poles the results follow C99's annex G
+binade (`tests/kernels/formulas/test_error_bounds.py`), against long double and mpmath. `make test-all` draws other
+random numbers every day; a failure names the seed. `pytest -m slow tests/kernels/formulas/test_dense_bounds.py` runs
+every unary function on every 257th f32 number. At complex infinities, NaN and poles the results follow C99's annex G
 (`tests/conformance/edge_rules.py`).
 
 """

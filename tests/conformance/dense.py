@@ -19,7 +19,7 @@ from conformance.edges import EdgeCase, bound_of, errors, run_xla
 from conformance.sampled import SEED, functions, program
 
 STRIDE = int(os.environ.get("AOTC_DENSE_STRIDE", "257"))
-"""A prime, so that all low bits occur; the first number is the day's, see :data:`conformance.sampled.SEED`."""
+"""A prime, so that all low bits occur; the first number is the seed, see :data:`conformance.sampled.SEED`."""
 CHUNK = 1 << 20
 DECIDED = 500  # elements beyond the bound of a chunk that mpmath looks at; more of them are a failure anyway
 

@@ -32,15 +32,15 @@ _WIDE = 0.51
 
 # By function: f32, f64, c64, c128; None where the function does not take the type.
 _FUNCTIONS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
-    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.3, _WIDE, 4), "log": (1, 1, _WIDE, 2), "log1p": (1, 2.5, _WIDE, 3),
+    "exp": (1, 1, _WIDE, 2.5), "expm1": (1.1, 1.3, _WIDE, 4), "log": (1, 1, _WIDE, 2.5), "log1p": (1, 2.5, _WIDE, 3),
     "sqrt": (0.5, 0.5, _WIDE, 2), "rsqrt": (1.5, 1.5, _WIDE, 4), "cbrt": (_WIDE, 1, _WIDE, 3.5),
     "sin": (_WIDE, 2.75, _WIDE, 3), "cos": (_WIDE, 2.75, _WIDE, 3), "tan": (_WIDE, 4.5, _WIDE, 5),
     "tanh": (4, 3, _WIDE, 4.5), "sinh": (2.5, 2.5, _WIDE, 3.5), "cosh": (2.5, 2.5, _WIDE, 3.5),
     "logistic": (2.5, 2.5, _WIDE, 4.5),
     "erf": (8, 1.5, None, None), "erfc": (7.5, 3.5, None, None), "erf_inv": (2.75, 4, None, None),
     "lgamma": (_WIDE, 3, None, None), "atan": (_WIDE, 1.75, _WIDE, 3), "atan2": (_WIDE, 1.75, None, None),
-    "acos": (1.5, 2, _WIDE, 3), "asin": (2, 2.5, _WIDE, 3.5),
-    "acosh": (3, 3.5, _WIDE, 3), "asinh": (2, 3, _WIDE, 4), "atanh": (2, 2.5, _WIDE, 3),
+    "acos": (1.5, 2, _WIDE, 3.5), "asin": (2, 2.5, _WIDE, 3.5),
+    "acosh": (3, 3.5, _WIDE, 3.5), "asinh": (2, 3, _WIDE, 4), "atanh": (2, 2.5, _WIDE, 3),
     "digamma": (_WIDE, 3, None, None), "bessel_i1e": (15, 8, None, None), "square": (0.5, 0.5, 2, 2),
     "abs": (0, 0, _WIDE, 1.5), "sign": (0, 0, _WIDE, 2), "add": (0.5, 0.5, 0.5, 0.5), "sub": (0.5, 0.5, 0.5, 0.5),
     "mul": (0.5, 0.5, 2, 2), "div": (0.5, 0.5, _WIDE, 4), "rem": (0, 0, None, None), "pow": (_WIDE, 1, _WIDE, None),
