@@ -68,6 +68,7 @@ class RegionBuilder:
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
         self.known = softmax_facts(body) if target.kind == "cpu" else {}
         self._count = count()
+        self._stages: RowStages | None = None
         if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape if body.results else ()
             return
@@ -101,9 +102,11 @@ class RegionBuilder:
         return e
 
     def row_stages(self) -> RowStages:
-        """Return the loops over a row of a region with reductions."""
-        stored = [v for v in self.function.body.results if not self.anchors.is_row(v)]
-        return RowStages(self.ops, self.anchors, stored)
+        """Return the loops over a row of a region with reductions; its planner and its lowering share them."""
+        if self._stages is None:
+            stored = [v for v in self.function.body.results if not self.anchors.is_row(v)]
+            self._stages = RowStages(self.ops, self.anchors, stored)
+        return self._stages
 
     def the_op(self, name: str) -> Op:
         """Return the op ``name`` that the region was made for."""
