@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import RUNNING
@@ -38,9 +38,10 @@ class Queue(Protocol):
 
 
 Box = list[Task]
+Content = TypeVar("Content")
 
 
-def take(box: Box) -> Task | None:
+def take(box: list[Content]) -> Content | None:
     """Pop the content of a box; return None if another thread took it."""
     try:
         return box.pop()

@@ -141,6 +141,10 @@ class Fence:
             return []
         return [self.result()[number]]
 
+    def has(self, number: int) -> bool:
+        """Return True if a result can be read now."""
+        return self._outcome is not None and self._outcome[1] is None
+
     def _wait_for_part(self, number: int, timeout: float | None) -> None:
         """Wait until a result is complete, or the fence is settled: poll, because the running call does not notify."""
         bell, pause = Bell(), PART_FIRST_PAUSE
@@ -153,7 +157,7 @@ class Fence:
         self.add_done_callback(ring)
         PROCESS.dispatchers.hurry()
         try:
-            while self._outcome is None and not self.part(number):
+            while self._outcome is None and not self.has(number):
                 left = pause if end is None else min(pause, end - monotonic())
                 if left <= 0:
                     raise TimeoutError(f"result {number} of {self.label} is not there after {timeout} s")
@@ -354,10 +358,7 @@ class FenceResult:
 
     def ready(self) -> bool:
         """Return True if it can be read now. The call may still compute its other results."""
-        try:
-            return bool(self.fence.part(self.number))
-        except BaseException:
-            return False
+        return self.fence.has(self.number)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it can be read, or the fence has failed.
@@ -385,6 +386,10 @@ class FenceResult:
             The error that the fence failed with before the result was complete.
         """
         self.wait(timeout)
+        return self.read()
+
+    def read(self) -> Any:
+        """Return this result if it can be read, else wait for the fence."""
         found = self.fence.part(self.number)
         return found[0] if found else self.fence.result()[self.number]
 

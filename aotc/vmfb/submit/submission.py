@@ -1,15 +1,16 @@
 """Submissions: asynchronous calls, which run when the fences that they wait for are settled.
 
 Life cycle: :func:`submit` validates the call, so that errors known in advance are raised to the caller. The submission
-counts the fences that it waits for and is notified as each is settled. Then it is ready, and a dispatcher runs it, or a
-thread that waits for it in :meth:`~aotc.vmfb.submit.fence.Fence.result` if no dispatcher has started. A running call is
-stopped by an exception that :func:`aotc.vmfb.host.interruption.notice` raises on its thread.
+counts the fences and results that it waits for and is notified as each is settled or can be read. Then it is ready, and
+a dispatcher runs it, or a thread that waits for it in :meth:`~aotc.vmfb.submit.fence.Fence.result` if no dispatcher has
+started. A running call is stopped by an exception that :func:`aotc.vmfb.host.interruption.notice` raises on its thread.
 """
 
 from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aotc.vmfb.arguments import Argument, dtype_text, take_over
@@ -20,7 +21,7 @@ from aotc.vmfb.host.interruption import RUNNING, ask
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take
-from aotc.vmfb.submit.fence import Fence, FenceResult, quick
+from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, quick
 from aotc.vmfb.submit.limited import queue_of
 from aotc.vmfb.submit.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
 from aotc.vmfb.submit.stream_queue import Lane
@@ -34,7 +35,7 @@ class Submission(Fence):
 
     __slots__ = (
         "_call", "_donate", "_early", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out",
-        "_remote", "_rows", "_tokens", "_turn", "_values", "_where",
+        "_remote", "_rows", "_tokens", "_turn", "_values", "_waits", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -48,6 +49,7 @@ class Submission(Fence):
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # does it have a deadline?
         self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and after a failure
+        self._waits: list[ResultWait] = []  # submissions that wait for one of its results
         self._turn: Turn | None = None
         self._lies: Lies | None = None  # where its results are, if they are in memory of the caller
         self._tokens: list[int] = []  # one for each settled fence still to be notified of; 0 is popped last
@@ -80,6 +82,25 @@ class Submission(Fence):
             if results.is_ready(number):
                 return [call.early_result(results, number)]
         return super().part(number)
+
+    def has(self, number: int) -> bool:
+        """Return True if a result can be read now; the call may still be running."""
+        early, outcome = self._early, self._outcome
+        if early is not None and (outcome is None or outcome[1] is not None) and early[1].is_ready(number):
+            return True
+        return super().has(number)
+
+    def wait_for_result(self, number: int, waiter: Submission) -> None:
+        """Notify another submission when a result can be read, or when this one is settled."""
+        call = self._call
+        if call is None or not call.has_early_results:
+            self.add_done_callback(waiter.hear)
+            return
+        wait = ResultWait(self, number, waiter)
+        self._waits.append(wait)
+        self.add_done_callback(wait.settle)
+        if self._early is not None:
+            wait.begin()
 
     def end_early_results(self) -> None:
         """Let no further results become readable before the call ends: it has failed, or is being stopped."""
@@ -157,37 +178,41 @@ class Submission(Fence):
 
     # ------------------------------------------------------------ waiting for fences
 
-    def start_when(self, fences: Collection[Fence], before: Collection[Fence]) -> None:
-        """Become ready when all fences are settled.
+    def start_when(self, fences: Collection[Fence], before: Collection[Fence], results: Collection[FenceResult]) -> None:
+        """Become ready when all fences are settled and all results can be read.
 
-        If one of ``fences`` fails, so does this one; ``before`` only orders.
+        If one of ``fences`` fails, or a call before its result is complete, so does this one; ``before`` only orders.
         """
         needed = [f for f in dict.fromkeys(fences) if f._outcome is None or f._root is not None] if fences else []
         others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
-        if not needed and not others:
+        parts = {(id(r.fence), r.number): r for r in results if not r.ready()}
+        if not needed and not others and not parts:
             self._post()
             return
-        self._tokens.extend(range(len(needed) + len(others) + 1))  # the last one belongs to this function
+        self._tokens.extend(range(len(needed) + len(others) + len(parts) + 1))  # the last one belongs to this function
         for fence in needed:
-            fence.add_done_callback(self._hear)
+            fence.add_done_callback(self.hear)
+        for part in parts.values():
+            submission: Any = part.fence
+            submission.wait_for_result(part.number, self)
         for fence in others:
-            fence.add_done_callback(self._pass)
+            fence.add_done_callback(self.go_on)
         if self._tokens.pop() == 0:
             self._post()
 
     @quick
-    def _hear(self, fence: Fence) -> None:
+    def hear(self, fence: Fence) -> None:
         """Handle a settled fence: fail with it, or count it."""
         if fence._root is not None:
             if take(self._box) is not None:
                 self._root = fence._root
                 self._end((), _consequence(self._where, fence._root))
             return
-        self._pass(fence)
+        self.go_on(fence)
 
     @quick
-    def _pass(self, _: Fence) -> None:
-        """Handle the end of a submission that accessed memory that this one writes."""
+    def go_on(self, _: Fence) -> None:
+        """Handle a result that can be read, or the end of a submission that accessed memory that this one writes."""
         if self._tokens.pop() == 0:
             self._post()
 
@@ -253,11 +278,13 @@ class Submission(Fence):
             stopped = self._fate.get(0)
             if stopped is not None:
                 raise stopped
-            values = [v.fence.result()[v.number] if type(v) is FenceResult else v for v in self._values]
+            values = [v.read() if type(v) is FenceResult else v for v in self._values]
             if self._donate:
                 _note_given(call, values)
             early = EarlyResults() if call.has_early_results else None
             self._early = None if early is None else (call, early)
+            for wait in self._waits:
+                wait.begin()
             made = call.run(values, self._out, self._donate, early)
         finally:
             if outer is None:
@@ -270,7 +297,7 @@ class Submission(Fence):
         if self._turn is not None:
             self._turn.leave()  # only now: results are placed while it is in the order
         self._call = self._out = self._turn = None
-        self._values = []
+        self._values, self._waits = [], []
         error = self._fate.setdefault(0, None) or error
         if error is not None:
             results = ()
@@ -296,6 +323,52 @@ class Submission(Fence):
                 is_it = type(v) is FenceResult and v.fence is fence and v.number == number
                 if is_it and not (self._donate and a.donated):
                     self._values[n] = value.reader()
+
+
+class ResultWait:
+    """A submission that waits for a result of a running call: polls, because the call does not notify.
+
+    Parameters
+    ----------
+    fence : Submission
+        The call, which notifies when it ends.
+    number : int
+        Number of the result.
+    waiter : Submission
+    """
+
+    __slots__ = ("__weakref__", "_box", "_fence", "_number", "_pause", "_starts")
+
+    def __init__(self, fence: Submission, number: int, waiter: Submission) -> None:
+        self._fence, self._number, self._pause = fence, number, PART_FIRST_PAUSE
+        self._box = [waiter]  # the thread that pops it notifies the waiter
+        self._starts = [True]
+
+    @property
+    def done(self) -> bool:
+        """Return True if the waiter has been notified."""
+        return not self._box
+
+    def begin(self) -> None:
+        """Start to poll: the call runs."""
+        if take(self._starts) is not None:
+            with suppress(VmError):  # without a thread that polls, the waiter is notified when the call ends
+                CLOCK.add(self._pause, self)
+
+    def expire(self) -> None:
+        """Poll the result, and plan the next poll."""
+        if self._box and self._fence.has(self._number):
+            self.settle(self._fence)
+        elif self._box and not self._fence.done:
+            self._pause = min(2 * self._pause, PART_LONGEST_PAUSE)
+            CLOCK.add(self._pause, self)
+
+    @quick
+    def settle(self, fence: Fence) -> None:
+        """Notify the waiter: the result can be read, or the call has ended."""
+        waiter = take(self._box)
+        if waiter is not None:
+            (waiter.go_on if fence.has(self._number) else waiter.hear)(fence)
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
@@ -339,7 +412,7 @@ def submit(
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
-    coming = [v.fence for v in prepared if type(v) is FenceResult]
+    coming = [v for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
     buffers, late = _buffers(where, out), [0]
     while late:  # results may be created meanwhile and were then placed without this submission
@@ -363,7 +436,8 @@ def submit(
         _note_given(call, given)
         _note_given(call, prepared)
         take_over(call.arguments, prepared, prepared, donate, now=False)
-    made.start_when(fences + coming + needed, before)
+    whole = [v.fence for v, t in zip(prepared, taken) if t and type(v) is FenceResult]  # a call still reads its results
+    made.start_when(fences + whole + needed, before, coming)
     return made
 
 
@@ -428,8 +502,9 @@ def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any
         return value if is_taken else value.reader()
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
-    _check_fence(where, value.fence)
-    if value.fence.done:
-        return _prepared(where, argument, value.fence.result()[value.number], is_taken)
+    if not value.ready():
+        _check_fence(where, value.fence)
+    elif value.fence.done:
+        return _prepared(where, argument, value.read(), is_taken)
     argument.check_type(value.dtype, value.dims, where)
     return value

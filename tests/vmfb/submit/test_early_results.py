@@ -170,6 +170,82 @@ def test_a_call_that_is_ended_leaves_what_was_whole(two, slow, how):
     check(fence[0], np.sin(X))
 
 
+@pytest.fixture(scope="module")
+def doubled():
+    return aotc.compile(f"""func.func public @main(%x: {T}) -> {T} {{
+      %0 = stablehlo.add %x, %x : {T}
+      return %0 : {T} }}""")
+
+
+def test_a_submission_waits_for_its_argument_alone(two, slow, doubled):
+    """Also if its call has not begun, and over several submissions."""
+    other, start = aotc.load(doubled, threads=1), aotc.Fence()
+    fence = two.submit("main", X, X, wait=[start])
+    chain = [other.submit("main", fence[0])]
+    for _ in range(3):
+        chain.append(other.submit("main", chain[-1]))
+    late = other.submit("main", fence[1])
+    assert not chain[0].done
+    start.signal()
+    check(chain[-1].result(PATIENCE)[0], 16 * np.sin(X))
+    check(other.submit("main", fence[2]).result(PATIENCE)[0], 2 * (X @ X))
+    assert not fence.done
+    assert not late.done
+    slow.gate.set()
+    check(late.result(PATIENCE)[0], 2 * np.cos(X + 1))
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+def test_a_submission_has_an_argument_that_was_whole_before_its_call_ended(two, slow, doubled, how):
+    other, hold = aotc.load(doubled, threads=1), aotc.Fence()
+    fence = two.submit("main", X, X)
+    first, last = (other.submit("main", fence[n], wait=[hold]) for n in (0, 1))
+    fence[0].wait(PATIENCE)
+    assert slow.entered.wait(PATIENCE)
+    if how == "fails":
+        slow.error = ValueError("no slow value")
+    else:
+        fence.cancel()
+    slow.gate.set()
+    assert fence.exception(PATIENCE) is not None
+    hold.signal()
+    check(first.result(PATIENCE)[0], 2 * np.sin(X))
+    check(other.submit("main", fence[0]).result(PATIENCE)[0], 2 * np.sin(X))
+    with pytest.raises(aotc.VmError, match="which failed"):
+        last.result(PATIENCE)
+    with pytest.raises(aotc.VmError, match="which failed"):
+        other.submit("main", fence[1])
+
+
+def test_a_submission_that_is_given_a_result_waits_for_its_call(two, slow):
+    """It writes to the memory of the result, which the call may still read."""
+    step = aotc.load(aotc.compile(jax.jit(lambda x: x.at[0].add(1.0), donate_argnums=0), X), threads=1)
+    fence = two.submit("main", X, X)
+    fence[2].wait(PATIENCE)
+    given = step.submit("main", fence[2], donate=True)
+    with pytest.raises(TimeoutError):
+        given.result(0.05)
+    slow.gate.set()
+    want = X @ X
+    want[0] += 1
+    check(given.result(PATIENCE)[0], want)
+
+
+def test_memory_is_in_order_behind_an_early_argument(two, slow, doubled):
+    """Who writes to the memory of a result comes behind a submission that reads it early."""
+    other, out, hold = aotc.load(doubled, threads=1), np.zeros_like(X), aotc.Fence()
+    fence = two.submit("main", X, X, out=[out, None, None])
+    reader = other.submit("main", fence[0], wait=[hold])
+    slow.gate.set()
+    fence.wait(PATIENCE)
+    writer = other.submit("main", X, out=[out])
+    with pytest.raises(TimeoutError):
+        writer.result(0.05)
+    hold.signal()
+    check(reader.result(PATIENCE)[0], 2 * np.sin(X))
+    check(writer.result(PATIENCE)[0], 2 * X)
+
+
 def test_what_was_never_begun_has_no_results(two):
     start = aotc.Fence()
     fence = two.submit("main", X, X, wait=[start])
