@@ -178,7 +178,9 @@ class Submission(Fence):
 
     # ------------------------------------------------------------ waiting for fences
 
-    def start_when(self, fences: Collection[Fence], before: Collection[Fence], results: Collection[FenceResult]) -> None:
+    def start_when(
+        self, fences: Collection[Fence], before: Collection[Fence], results: Collection[FenceResult]
+    ) -> None:
         """Become ready when all fences are settled and all results can be read.
 
         If one of ``fences`` fails, or a call before its result is complete, so does this one; ``before`` only orders.
