@@ -45,9 +45,9 @@ test-ray: .venv-ray/ready
 	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8' 'pytest-timeout>=2.3'
 	touch $@
 
-# Every model of docs/zoo.md in full beside jax.jit, some minutes and 4 GB: make zoo ZOO="resnet50 gpt2" takes these.
+# Every model of docs/zoo.md in full beside jax.jit, some minutes and 4 GB: make zoo ZOO="resnet50|gpt2" takes these.
 zoo: .venv-test/ready
-	.venv-test/bin/python benchmarks/zoo.py $(ZOO)
+	.venv-test/bin/python -m benchmarks models zoo $(if $(ZOO),--only "$(ZOO)")
 
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs

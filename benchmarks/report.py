@@ -1,74 +1,227 @@
-"""The table of a benchmark run, and a plot: ``python benchmarks/report.py benchmarks/results/threads2.json``."""
+"""Results of a suite: tables on the terminal (80 columns), as markdown or as JSON lines, and the record of a run."""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
+import textwrap
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("xla", "aotc", "iree", "onnxruntime", "openvino", "aotc_bf16", "openvino_bf16")
+from benchmarks import machine, timing
+from benchmarks.timing import Ratio
+
+RESULTS = Path(__file__).parent / "results"
+WIDTH = 80
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """Return a markdown table: latency of each engine, aotc's ratio to XLA, cold starts, compile time, size."""
-    engines = [e for e in COLUMNS if any(e in r["engines"] for r in records)]
-    head = ["model", "threads", *(f"{e} ms" for e in engines), "aotc / xla"]
-    head += ["cold s " + e for e in engines] + ["aotc compile s", "again s", "bundle MB"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for record in records:
-        facts = record["engines"]
-        ours = facts.get("aotc", {})
-        row = [record["model"], str(record["threads"])]
-        row += [_cell(facts.get(e, {}), "latency", 1e3) for e in engines]
-        row += [_cell(ours, "ratio", 1)] + [_cell(facts.get(e, {}), "cold", 1) for e in engines]
-        row += [_cell(ours, "compile", 1), _cell(ours, "compile_warm", 1), _cell(ours, "bytes", 1e-6)]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join([*lines, *_summary(records)])
+class Format(StrEnum):
+    """Forms of a table on standard output."""
+
+    table = "table"
+    markdown = "markdown"
+    json = "json"
 
 
-def _cell(facts: dict[str, Any], key: str, scale: float) -> str:
-    if key in facts:
-        return f"{facts[key] * scale:.3g}"
-    return "failed" if "failed" in facts and key in ("latency", "ratio") else ""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Column of numbers or text.
+
+    Attributes
+    ----------
+    title : str
+    scale : float
+        A cell shows the value times this: 1e6 for seconds in a column of microseconds.
+    width : int
+        Characters, at least.
+    shown : bool
+        False for data that is in records and JSON lines alone.
+    """
+
+    title: str
+    scale: float = 1.0
+    width: int = 8
+    shown: bool = True
+
+    def text(self, cell: Any) -> str:
+        """Return a cell as it is shown."""
+        match cell:
+            case None:
+                return ""
+            case bool() | str():
+                return str(cell)
+            case Ratio():
+                return str(cell)
+            case int() if self.scale == 1.0:
+                return f"{cell:,}"
+            case _:
+                return number(float(cell) * self.scale)
+
+    def data(self, cell: Any) -> Any:
+        """Return a cell for a record: numbers in the column's unit, ratios with their quartiles."""
+        match cell:
+            case None | bool() | str():
+                return cell
+            case Ratio():
+                return [round(x, 4) for x in (cell.median, cell.low, cell.high)]
+            case int() if self.scale == 1.0:
+                return cell
+            case _:
+                return float(f"{float(cell) * self.scale:.5g}")
 
 
-def _summary(records: list[dict[str, Any]]) -> list[str]:
-    ratios = [r["engines"]["aotc"]["ratio"] for r in records if "ratio" in r["engines"].get("aotc", {})]
-    if len(ratios) < 2:
-        return []
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return ["", f"aotc / xla: geometric mean {mean:.2f} over {len(ratios)} models (below 1 is faster)."]
+def us(name: str) -> Column:
+    """Return a column of microseconds, whose cells are seconds."""
+    return Column(f"{name} us", 1e6)
 
 
-def plot(records: list[dict[str, Any]], path: Path) -> bool:
-    """Draw the ratios as bars, if matplotlib is there; say whether it was."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    engines = [e for e in COLUMNS[1:] if any("ratio" in r["engines"].get(e, {}) for r in records)]
-    figure, axes = pyplot.subplots(figsize=(10, 4))
-    for number, engine in enumerate(engines):
-        heights = [r["engines"].get(engine, {}).get("ratio", 0) for r in records]
-        axes.bar(
-            [i + 0.8 * number / len(engines) for i in range(len(records))], heights, 0.8 / len(engines), label=engine
-        )
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(records)), [r["model"] for r in records], rotation=45, ha="right")
-    axes.set_ylabel("time / XLA's (lower is better)")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    return True
+def ms(name: str) -> Column:
+    """Return a column of milliseconds, whose cells are seconds."""
+    return Column(f"{name} ms", 1e3)
 
 
-if __name__ == "__main__":
-    source = Path(sys.argv[1])
-    found = json.loads(source.read_text())
-    print(table(found["records"]))
-    plot(found["records"], source.with_suffix(".svg"))
+def ratio(name: str) -> Column:
+    """Return a column of ratios."""
+    return Column(name, width=11)
+
+
+def number(value: float) -> str:
+    """Return three significant digits, with an exponent only below 0.001."""
+    size = abs(value)
+    if not math.isfinite(value):
+        return str(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3g}" if size >= 1e-3 or not size else f"{value:.1e}"
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of a suite has reported so far."""
+
+    form: Format = Format.table
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    load: float = 0.0
+    peers: set[str] = field(default_factory=set)
+
+
+RUN = Run()
+
+
+def begin(form: Format) -> None:
+    """Forget what was reported, and note the load of the machine."""
+    RUN.form, RUN.load = form, machine.others(0.1 if timing.SMOKE else 0.5)
+    RUN.tables.clear()
+    RUN.notes.clear()
+
+
+class Table:
+    """A table whose rows are shown as they come: the first cell of a row is its name, the others are in columns."""
+
+    def __init__(self, name: str, *columns: Column | str, title: str = "") -> None:
+        self.title, self.name = title, name
+        self.columns = [Column(c) if isinstance(c, str) else c for c in columns]
+        self.rows: list[tuple[str, tuple[Any, ...]]] = []
+        self._shown = [c for c in self.columns if c.shown]
+        self._widths = [max(len(c.title), c.width) for c in self._shown]
+        self._left = WIDTH - sum(self._widths) - 2 * len(self._widths)
+        RUN.tables.append(self)
+
+    def add(self, name: str, *cells: Any) -> None:
+        """Show a row."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"row {name!r}: found {len(cells)} cells, expected {len(self.columns)}")
+        if not self.rows:
+            self._head()
+        self.rows.append((name, cells))
+        texts = [c.text(cell) for c, cell in zip(self.columns, cells) if c.shown]
+        match RUN.form:
+            case Format.json:
+                print(json.dumps({self.name: name, **self._data(cells)}), flush=True)
+            case Format.markdown:
+                print(f"| {' | '.join([name, *texts])} |", flush=True)
+            case _:
+                print("\n".join(self._lines(name, texts)), flush=True)
+
+    def failed(self, name: str, error: object) -> None:
+        """Report that a case could not be measured; the others go on."""
+        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+        note(f"{name}: not measured: {' '.join(text.split())[:300]}")
+
+    def mean(self, title: str) -> float:
+        """Report and return the geometric mean of a column of ratios."""
+        at = [c.title for c in self.columns].index(title)
+        found = [cells[at] for _, cells in self.rows if cells[at] is not None]
+        values = [x.median if isinstance(x, Ratio) else float(x) for x in found]
+        if not values:
+            return math.nan
+        mean = math.exp(statistics.fmean(map(math.log, values)))
+        note(f"{title}: geometric mean {mean:.2f} of {len(values)} rows")
+        return mean
+
+    def _head(self) -> None:
+        if RUN.form is Format.json:
+            return
+        titles = [c.title for c in self._shown]
+        if self.title:
+            print(f"\n{self.title}" + ("\n" if RUN.form is Format.markdown else ""))
+        if RUN.form is Format.markdown:
+            print(f"| {' | '.join([self.name, *titles])} |\n|{'---|' * (len(titles) + 1)}")
+        elif self._left >= 16:
+            cells = "".join(f"  {t:>{w}}" for t, w in zip(titles, self._widths))
+            print(f"{self.name:<{self._left}}{cells}")
+
+    def _lines(self, name: str, texts: list[str]) -> list[str]:
+        """Return the lines of a row: one, or a name and the cells below it where they do not fit."""
+        if self._left < 16:
+            pairs = [f"{c.title} {t}" for c, t in zip(self._shown, texts) if t]
+            return [name[:WIDTH], *textwrap.wrap("; ".join(pairs), WIDTH, initial_indent="  ", subsequent_indent="  ")]
+        cells = "".join(f"  {t:>{w}}" for t, w in zip(texts, self._widths))
+        if len(name) > self._left:
+            return [name[:WIDTH], f"{'':<{self._left}}{cells}".rstrip()]
+        return [f"{name:<{self._left}}{cells}".rstrip()]
+
+    def _data(self, cells: tuple[Any, ...]) -> dict[str, Any]:
+        return {c.title: c.data(cell) for c, cell in zip(self.columns, cells) if cell is not None}
+
+    def record(self) -> dict[str, Any]:
+        """Return the table as data."""
+        rows = [{self.name: name, **self._data(cells)} for name, cells in self.rows]
+        return {"title": self.title, "columns": [self.name, *(c.title for c in self.columns)], "rows": rows}
+
+
+def note(text: str) -> None:
+    """Report a sentence that is no row."""
+    RUN.notes.append(text)
+    shown = json.dumps({"note": text}) if RUN.form is Format.json else text
+    print(shown if RUN.form is not Format.table else textwrap.fill(shown, WIDTH), flush=True)
+
+
+def write(name: str) -> Path:
+    """Write the record of this run: command, date, machine, load by others, tables and notes."""
+    if timing.SMOKE:
+        raise SystemExit("--record: a smoke run measures nothing; leave out --smoke")
+    words = [w for w in sys.argv[1:] if w not in (f"--record={name}", "--record", name)]
+    load = max(RUN.load, machine.others())
+    record = {
+        "command": " ".join(["python -m benchmarks", *(Path(w).name if "/" in w else w for w in words)]),
+        "date": time.strftime("%F"),
+        "machine": machine.describe(RUN.peers),
+        "load": round(load, 2),
+        "quiet": load < machine.QUIET,
+        "tables": [table.record() for table in RUN.tables if table.rows],
+        "notes": list(RUN.notes),
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path

@@ -1,4 +1,4 @@
-"""Write docs/zoo.md: the models of examples/zoo as they are there, and what ``benchmarks/zoo.py --write`` measured."""
+"""Write docs/zoo.md: the models of examples/zoo and the figures that ``benchmarks models zoo --write`` wrote."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ arguments ([weights.md](weights.md)).
 Compilation: without a cache, processor time of all processes, and in that of the first call of `jax.jit`. A call: one
 thread of a Zen 5 that others used too, processor time, median of 7 rounds in turn with `jax.jit` in the same process,
 whose time is 1. Bundles are without their source. The largest error of any model is {error:.0e} of the largest value
-of a result. `python benchmarks/zoo.py --write` measures again, `make zoo` without writing; `pytest
+of a result. `python -m benchmarks models zoo --write` measures again, `make zoo` without writing; `pytest
 tests/tools/test_zoo.py` has all of them small, and a server with three.
 
 {notes}

@@ -33,7 +33,7 @@ WORKER_FRAMES = 20_000
 
 # Histogram updates (stores at an index that was loaded) in one iteration of a loop, from which LLVM must not unroll it.
 # It applies to the counting loops of a radix sort, whose iterations are long already: the code is a tenth smaller and
-# equally fast. benchmarks/ops.py, group sorting, against LLVM's own unrolling, 1 thread of a busy Zen 5.
+# equally fast. benchmarks/ops/latency.py, group sorting, against LLVM's own unrolling, 1 thread of a busy Zen 5.
 COUNTED_PLACES = 4
 
 # Bytes of a 128-bit lane of an AVX register. Shuffles within a lane are cheap; shuffles across lanes are expensive, and

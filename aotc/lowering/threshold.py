@@ -28,7 +28,7 @@ class CostRow:
     why : str
         The reason for this value, with measurements made by hand, if any.
     benchmark : str
-        The command that repeats the measurement, if a benchmark chose the value: a script with its options.
+        The command that repeats the measurement, if a benchmark chose the value: ``python -m benchmarks`` and a suite.
     """
 
     value: int

@@ -72,11 +72,21 @@ def test_links_and_paths_exist(page):
     assert not missing
 
 
+def _benchmark_options():
+    """Return the options of all suites: the parameters of their ``run``, and those that all suites have."""
+    names = {"--smoke", "--format", "--record"}
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == "run":
+                names |= {"--" + a.arg.replace("_", "-") for a in node.args.args}
+    return names
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_exist(page):
-    others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py", *(ROOT / "benchmarks").glob("*.py"))
+    others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py", *(ROOT / "benchmarks").rglob("*.py"))
     source = "".join(path.read_text() for path in (*(ROOT / "cli").rglob("*.py"), *others))
-    known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS)}
+    known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS), *_benchmark_options()}
     known |= {
         "--" + name.replace("_", "-") for name in re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)
     }

@@ -70,7 +70,8 @@ def write_programs(folder: Path) -> None:
 def write_model(folder: Path, name: str) -> None:
     """Write one of the benchmark's models."""
     import jax
-    from models import MODELS
+
+    from benchmarks.programs.models import MODELS
 
     model = MODELS[name]()
     specs = jax.export.symbolic_args_specs(model.inputs, model.specs or ("...",) * len(model.inputs))
@@ -82,8 +83,8 @@ def write_corpus(folder: Path) -> None:
     """Write all inputs, each model in a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     write_programs(folder)
-    sys.path.append(str(ROOT / "benchmarks"))
-    from models import MODELS
+    sys.path.append(str(ROOT))
+    from benchmarks.programs.models import MODELS
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for name in MODELS:

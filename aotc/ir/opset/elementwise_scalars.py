@@ -67,7 +67,7 @@ class ScalarOp:
     work : int
         Scalar operations per element, roughly.
     vector_work : int
-        Vector operations per vector of elements, as ``benchmarks/cost_model.py`` measured it.
+        Vector operations per vector of elements, as ``benchmarks/costs/cost_model.py`` measured it.
     tolerance : float
         Units in the last place by which two good results may differ.
     """

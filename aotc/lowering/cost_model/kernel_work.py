@@ -95,7 +95,7 @@ TENSOR_WORK = Estimate(
     9,
     "cost of one operation on tensor cores, in hundredths of one operation of f32 tiles",
     "400 to 680 TFLOP/s on an H200",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 
 
@@ -158,7 +158,7 @@ PAIRS_WORK = Estimate(
     50,
     "cost of one operation of bf16 tiles, in hundredths of one operation of f32 tiles",
     "on a Zen 5, vdpbf16ps has twice the rate; only CPUs with this instruction have bf16 tiles",
-    benchmark="benchmarks/narrow_products.py",
+    benchmark="python -m benchmarks ops narrow_products",
 )
 LINE = Estimate(64, "bytes that memory delivers together", "the cache line of x86-64 and most other CPUs")
 LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loop", "from transposes of weights")
@@ -343,7 +343,7 @@ INTEGER_DIVISION = Estimate(
     120,
     "vector operations that one division of integers counts as; it is computed lane by lane",
     "in the unit of vector_work in the op table",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 
 

@@ -1,7 +1,7 @@
 """Machine parameters of the cost model: one table for CPUs and one for GPUs.
 
-``benchmarks/cost_model.py`` prints how well they predict measured times. The sizes of caches and vectors come from the
-target.
+``python -m benchmarks costs`` prints how well they predict measured times. The sizes of caches and vectors come from
+the target.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ LAUNCH = Estimate(
     20,
     "nanoseconds of an empty kernel on a CPU",
     "from tiny elementwise kernels",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 ITEM = Estimate(
     3,
     "nanoseconds of an empty grid item on a CPU",
     "from sums of short rows",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 VECTOR_RATE = Estimate(
     5_000,
     "vector operations per microsecond of one core",
     "loads and stores count as operations",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 SCALAR_RATE = Estimate(
     7_000,
     "scalar operations per microsecond of one core, in loops that are not vectorized",
     "gathers, loop bodies of sorts",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 CHAINED_RATE = Estimate(
     1_000,
@@ -44,7 +44,7 @@ TILE_RATE = Estimate(
     200_000,
     "floating-point operations of f32 register tiles per microsecond of one core with vectors of 512 bits",
     "a Zen 5; a Zen 4 reaches 115 per nanosecond (decision 14)",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 MATRIX_WORK = Estimate(
     8,
@@ -52,25 +52,25 @@ MATRIX_WORK = Estimate(
     "tiles",
     "on a Sapphire Rapids, tdpbf16ps alone does 14.7 times the work of an f32 FMA, tdpbssd 29.3 times",
 )
-L2_BYTES = Estimate(200, "bytes per nanosecond from the second-level cache", benchmark="benchmarks/cost_model.py")
-L3_BYTES = Estimate(90, "bytes per nanosecond from the last-level cache", benchmark="benchmarks/cost_model.py")
-MEMORY_BYTES = Estimate(45, "bytes per nanosecond from memory", benchmark="benchmarks/cost_model.py")
+L2_BYTES = Estimate(200, "bytes per nanosecond from the second-level cache", benchmark="python -m benchmarks costs")
+L3_BYTES = Estimate(90, "bytes per nanosecond from the last-level cache", benchmark="python -m benchmarks costs")
+MEMORY_BYTES = Estimate(45, "bytes per nanosecond from memory", benchmark="python -m benchmarks costs")
 L3_SIZE = Estimate(16 << 20, "bytes of the last-level cache that one core uses", "half of 32 MiB")
 L1_RANDOM = Estimate(200, "picoseconds of an access to a random element in the first-level cache")
 L2_RANDOM = Estimate(
     500,
     "picoseconds of an access to a random element in the second-level cache",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 L3_RANDOM = Estimate(
     1000,
     "picoseconds of an access to a random element in the last-level cache",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 MEMORY_RANDOM = Estimate(
     3000,
     "picoseconds of an access to a random element in memory",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 
 GPU_LAUNCH = Estimate(2_500, "nanoseconds of an empty kernel in a recorded graph", "an H200")

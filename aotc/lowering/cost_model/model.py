@@ -54,7 +54,7 @@ MEMORY_BOUND = Limit(
     200,
     "measured time of an op, in percent of its predicted memory time, up to which its arithmetic cost stays unknown",
     "the model predicts times of memory within a factor of two",
-    benchmark="benchmarks/cost_model.py",
+    benchmark="python -m benchmarks costs",
 )
 CLAIM_NS = BlockSize(
     5_000,

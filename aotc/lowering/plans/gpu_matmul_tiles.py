@@ -52,7 +52,7 @@ class TileRate:
 
 
 # Rates of the tilings, see TileRate. A product uses the tiling with the least time by this table. Sources, all
-# measured by benchmarks/products.py --tiles on an H200:
+# measured by benchmarks/gpu/products.py --tiles on an H200:
 # - wgmma tilings that share tiles: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us.
 # - The other wgmma tilings, and 128 x 128: 18 products with the epilogues of ResNet, BERT, ViT and an MLP. The tilings
 #   that the model chooses for them were the fastest or within 3 % of the fastest.
@@ -134,13 +134,13 @@ TURNED_SHORT_READS = Limit(
     63,
     "the same as TURNED_READS, for an operand of at most SHORT_OPERAND bytes",
     "on an H200, a product of 196 rows with 256 x 1024 took 10.8 us with mma tiles, about 7 us with a transpose",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 SHORT_OPERAND = Limit(
     4 << 20,
     "bytes of an operand, at most, that is transposed in about the time that a kernel needs to start",
     "on an H200, 2.4 MB are transposed in 3 us",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 PART_TERMS = Estimate(
     256,
@@ -156,24 +156,24 @@ ADD_PARTS = Estimate(
     3500,
     "nanoseconds of the kernel that adds up the partial sums of a split-K product",
     "on an H200, 2.8 to 5.2 us for the parts of 16 x 4096 and of 1024 x 768 sums",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 ALONE_PERCENT = Estimate(
     60,
     "percent of its full rate that a multiprocessor reaches with a single tile although several fit",
     "on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
-    benchmark="benchmarks/products.py --tiles",
+    benchmark="python -m benchmarks gpu products --tiles",
 )
 MULTIPROCESSORS = Estimate(132, "multiprocessors of a GPU", "an H200")
 PRODUCT_START = Estimate(
     2000,
     "nanoseconds of a product in addition to the time of its tiles",
-    benchmark="benchmarks/products.py --tiles",
+    benchmark="python -m benchmarks gpu products --tiles",
 )
 TILE_START = Estimate(
     500,
     "nanoseconds of a tile before its first and after its last multiplication, without its epilogue",
-    benchmark="benchmarks/products.py --tiles",
+    benchmark="python -m benchmarks gpu products --tiles",
 )
 EPILOGUE_BYTES = Estimate(
     60,
@@ -204,13 +204,13 @@ OPERAND_BYTES = Estimate(
     116,
     "bytes of operands that one multiprocessor reads per nanosecond",
     "on an H200, with two tiles of 64 x 64 on each multiprocessor",
-    benchmark="benchmarks/products.py --tiles",
+    benchmark="python -m benchmarks gpu products --tiles",
 )
 PRODUCT_MEMORY = Estimate(
     4200,
     "bytes of memory that a product reads and writes per nanosecond",
     "on an H200",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 
 

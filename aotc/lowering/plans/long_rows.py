@@ -54,12 +54,12 @@ ROW_PART = BlockSize(
     1 << 15,
     "elements, at most, of a part of a long row that a CPU core reads once for both reductions",
     "128 KiB of f32 stay in a second-level cache; parts of 4096 elements take 5 to 20 % longer",
-    benchmark="benchmarks/long_rows.py",
+    benchmark="python -m benchmarks ops long_rows",
 )
 GPU_ROW_PART = BlockSize(
     1 << 12,
     "elements, at most, of a part of a long row that a GPU block reads once for both reductions",
-    benchmark="benchmarks/long_rows.py",
+    benchmark="python -m benchmarks ops long_rows",
 )
 FEWEST_ROW_PARTS = BlockSize(16, "parts of a long row on a CPU, at least", "two for each of 8 cores")
 LEAST_PART = BlockSize(

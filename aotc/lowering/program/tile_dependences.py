@@ -404,7 +404,7 @@ TILE_BYTES = Estimate(
     40_000,
     "bytes per microsecond that a command rereads from a near cache, if it waits for tiles",
     "one thread: 30 to 41 bytes per nanosecond (conv_pool, conv_pool_thin, rows)",
-    benchmark="benchmarks/tiles.py",
+    benchmark="python -m benchmarks runtime tiles",
 )
 
 

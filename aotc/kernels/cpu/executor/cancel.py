@@ -27,7 +27,7 @@ from aotc.vmfb.abi import (
 
 # Interval between two notices to the host, in durations of the last one. A notice takes 5 ms while other Python threads
 # compute, because it needs the interpreter lock; so at most a fiftieth of the time is spent waiting for that lock
-# (benchmarks/beside_threads.py).
+# (benchmarks/runtime/beside_threads.py).
 HOST_SHARE = 50
 # Maximum interval between two notices in nanoseconds, also across calls: HOST_SHARE times the 5 ms after which threads
 # of CPython hand over the interpreter lock. Ctrl-C waits this long if a notice once took long because of many threads.

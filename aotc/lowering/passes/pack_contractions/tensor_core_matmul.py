@@ -174,7 +174,7 @@ SHORT_EXTENT = Limit(
     255,
     "rows, columns or terms of a matmul whose operands are not copied to aligned rows",
     "NVIDIA H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
-    benchmark="benchmarks/products.py",
+    benchmark="python -m benchmarks gpu products",
 )
 
 

@@ -33,13 +33,13 @@ FASTEST_SHARE = Estimate(
     280,
     "percent of an equal share of the memory bandwidth that a multiprocessor reads if few others read",
     "on an H200: 16 blocks read 1.39 TB/s, 32 2.63, 64 3.7, 128 4.17",
-    benchmark="benchmarks/few_queries.py",
+    benchmark="python -m benchmarks gpu few_queries",
 )
 WARPS_SHARE = Estimate(
     50,
     "percent of that share that one warp can process, as it multiplies and adds what it reads",
     "on an H200: two warps per block with f32 of 256 elements read 32 bytes per nanosecond",
-    benchmark="benchmarks/few_queries.py",
+    benchmark="python -m benchmarks gpu few_queries",
 )
 STAGE_OF_FEW = Limit(
     8192,

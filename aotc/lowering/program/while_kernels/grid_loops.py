@@ -41,7 +41,7 @@ LOOP_GRID_FLOPS = Limit(
     1 << 27,
     "operations per iteration of a while loop that becomes one kernel on all blocks of a GPU",
     "NVIDIA H200, an LSTM cell, us in one kernel and as a graph: 2^26 operations 8.5 and 51, 2^24 6 and 33",
-    benchmark="benchmarks/gpu_loops.py",
+    benchmark="python -m benchmarks gpu loops",
 )
 LOOP_GRID_BYTES = Limit(
     1 << 25,

@@ -22,14 +22,14 @@ from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.memory.arena import Arena
 
 # Threads that copy one array between its memory and page-locked memory. One thread copies 10 GB/s, a GPU's link 55.
-# benchmarks/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB.
+# benchmarks/gpu/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB.
 COPIERS = 6
 # Bytes of a page-locked staging buffer: large enough that the launch of a copy is cheap in comparison, small enough
 # that many copies are in flight.
 STAGED_BLOCK = 2 << 20
 # Array size in bytes from which staging threads copy; the driver copies smaller arrays, because waking a thread takes
-# longer. benchmarks/device_arrays.py on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18 and
-# 21.
+# longer. benchmarks/gpu/device_arrays.py on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18
+# and 21.
 STAGED_BYTES = 4 << 20
 
 

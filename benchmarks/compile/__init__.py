@@ -1,0 +1,1 @@
+"""Compile time and the memory of the compiler."""

@@ -1,0 +1,58 @@
+"""Processor time of each stage of a compilation, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.compile.processes import processor_time
+
+
+@contextmanager
+def stages(found: dict[str, float]) -> Iterator[None]:
+    """Add to ``found`` the processor time of each stage, all in this process."""
+    from aotc import pipeline
+    from aotc.frontend import importer, mlir
+    from aotc.kernels import back_end, worker
+    from aotc.kernels.cpu import compile as cpu
+    from aotc.kernels.cpu import link
+    from aotc.kernels.jobs import objects, run
+
+    kept: list[tuple[Any, str, Any]] = []
+    inside: list[float] = []
+
+    def watch(where: Any, name: str, stage: str) -> None:
+        plain = getattr(where, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = processor_time()
+            inside.append(0.0)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                whole = processor_time() - begin
+                found[stage] = found.get(stage, 0.0) + whole - inside.pop()
+                if inside:
+                    inside[-1] += whole
+
+        kept.append((where, name, plain))
+        setattr(where, name, call)
+
+    for where, name, stage in (
+        (mlir, "fetch", "fetch"), (importer, "import_raw", "parse"), (pipeline, "run_passes", "passes"),
+        (pipeline, "lower", "lowering"), (pipeline, "assemble", "bundle"), (worker, "parse_kernel", "emit"),
+        (cpu, "emit_kernel", "emit"), (cpu, "define", "LLVM passes"), (back_end, "optimize", "LLVM passes"),
+        (back_end, "inline_late", "LLVM passes"), (back_end, "emit_object", "code"), (link.Linker, "take", "link"),
+        (link, "function_table", "link"), (pipeline, "embed", "bundle"), (pipeline, "check_bundle", "bundle"),
+        (objects, "name_kernels", "lowering"),
+    ):  # fmt: skip
+        watch(where, name, stage)
+    waiting: Any = run.Waiting
+    kept += [(waiting, "shares", waiting.shares), (run, "OWN_TEXT", run.OWN_TEXT)]
+    waiting.shares, run.OWN_TEXT = (lambda *_: (0, 1)), run.LONGEST_TEXT - 1
+    try:
+        yield
+    finally:
+        for where, name, plain in reversed(kept):
+            setattr(where, name, plain)

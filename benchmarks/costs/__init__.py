@@ -1,0 +1,1 @@
+"""The cost model and the thresholds of lowering."""

@@ -1,0 +1,1 @@
+"""Suites that need an NVIDIA GPU."""

@@ -1,0 +1,173 @@
+"""Attention of few queries by each way to split it.
+
+All in one run on the same arrays: the time of the kernel alone, of graphs of ten launches, TB/s of keys and values that
+it reads, and its error, next to torch's ``scaled_dot_product_attention``. The terms of a head are in ``parts`` that
+other kernels would combine, whose time is not in it. ``--resources`` only shows the resources of each kernel, which
+needs no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from typing import Annotated, Any
+
+import typer
+
+from aotc.ir.loop.parser import parse_kernel
+from aotc.kernels.cuda.compile import compile_kernel
+from aotc.kernels.cuda.templates.launches import template_launch
+from aotc.targets import TARGETS
+from benchmarks import children, options, report
+from benchmarks.gpu.graphs import need_gpu
+from benchmarks.peers.torch_gpu import installed, of_graph
+
+sys.path.insert(0, str(children.ROOT / "tests"))  # its texts of attention kernels
+
+
+GROUPS = {"q": "z, row, d", "k": "z, term, d", "v": "z, term, col", "o": "z, row, col"}
+# dtype, heads of keys, queries of each, terms, elements: tilings, and how many parts with each.
+CASES: dict[tuple[str, int, int, int, int], list[tuple[str, int]]] = {
+    ("bf16", 8, 4, 32768, 128): [
+        ("attention_mma(16, 32, 3)", 64), ("attention_few(128, 16, 3)", 16), ("attention_few(128, 16, 2)", 16),
+        ("attention_few(64, 32, 3)", 16), ("attention_few(64, 16, 3)", 32), ("attention_few(64, 16, 6)", 16),
+        ("attention_few(32, 32, 3)", 32), ("attention_few(128, 16, 3, cluster=8)", 2),
+        ("attention_few(128, 16, 3, cluster=4)", 4), ("attention_few(128, 16, 3, cluster=2)", 8),
+        ("attention_few(64, 16, 3, cluster=8)", 4), ("attention_few(128, 16, 3, cluster=8)", 1),
+        ("attention_few(128, 16, 3, cluster=6)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
+        ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3, cluster=2)", 4),
+    ],
+    ("bf16", 64, 4, 8192, 128): [
+        ("attention_mma(16, 32, 3)", 8), ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3)", 2),
+        ("attention_few(128, 16, 3)", 1), ("attention_few(64, 16, 3, cluster=4)", 1),
+        ("attention_few(64, 16, 6, cluster=2)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
+    ],
+    ("bf16", 128, 1, 4096, 64): [
+        ("attention_mma(16, 64, 3)", 4), ("attention_few(128, 32, 3)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
+        ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(256, 16, 3)", 1), ("attention_few(64, 64, 3)", 1),
+    ],
+    ("f32", 128, 1, 8192, 64): [
+        ("attention_mma(16, 32, 3)", 4), ("attention_few(128, 16, 3)", 1), ("attention_few(64, 16, 3, cluster=2)", 1),
+        ("attention_few(64, 16, 6)", 1), ("attention_few(64, 32, 3)", 1),
+    ],
+    ("f32", 12, 1, 1024, 64): [
+        ("attention_mma(16, 32, 3)", 16), ("attention_few(128, 16, 3, cluster=8)", 1),
+        ("attention_few(128, 16, 1, cluster=8)", 1), ("attention_few(64, 16, 2, cluster=8)", 1),
+        ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(32, 16, 3, cluster=8)", 1),
+    ],
+    ("bf16", 8, 4, 4096, 128): [
+        ("attention_few(128, 16, 3, cluster=8)", 1), ("attention_few(128, 16, 3, cluster=4)", 4),
+        ("attention_few(128, 16, 3, cluster=5)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
+        ("attention_few(64, 16, 3, cluster=8)", 2), ("attention_few(128, 16, 3)", 16),
+    ],
+    ("f32", 32, 1, 2048, 128): [
+        ("attention_mma(16, 16, 3)", 8), ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(64, 16, 3)", 4),
+        ("attention_few(64, 16, 3, cluster=2)", 1),
+    ],
+    ("f32", 32, 1, 2048, 256): [
+        ("attention_mma(16, 16, 3)", 8), ("attention_few(32, 16, 3, cluster=4)", 1), ("attention_few(32, 16, 3)", 4),
+        ("attention_few(32, 16, 3, cluster=2)", 1), ("attention_few(64, 16, 1)", 4),
+    ],
+}  # fmt: skip
+LAUNCHES = 10  # of a graph: what a replay takes besides is shared by them
+
+
+def build(form: tuple[tuple[str, int, int, int, int], str, int]) -> tuple[Any, str, Any]:
+    """Compile a kernel; return its image, its name, and how it is launched."""
+    from gpu.attention import PLAIN, attention_text
+
+    (dtype, heads, rows, terms, depth), tiling, parts = form
+    sizes = heads * parts, rows, terms // parts, depth, depth
+    text = attention_text(tiling, sizes, dtype, None, GROUPS, None, PLAIN, depth**-0.5)
+    kernel = parse_kernel(text)
+    return compile_kernel(kernel, TARGETS["cuda:sm_90a"]), kernel.name, template_launch(kernel)
+
+
+class Arrays:
+    """Queries, keys and values on the GPU: the same for all tilings of a case."""
+
+    def __init__(self, case: tuple[str, int, int, int, int]) -> None:
+        import torch
+
+        kind, heads, rows, terms, depth = case
+        self.torch, self.case = torch, case
+        dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[kind]
+        shapes = (heads, rows, depth), (heads, terms, depth), (heads, terms, depth)
+        self.q, self.k, self.v = (torch.randn(s, device="cuda", dtype=torch.float32).to(dtype) for s in shapes)
+
+    def split(self, parts: int) -> list[Any]:
+        """Return the operands of a kernel with so many parts, and room for its result."""
+        _, heads, _, terms, depth = self.case
+        q = self.q.repeat_interleave(parts, 0).contiguous()
+        keys = [x.view(heads * parts, terms // parts, depth) for x in (self.k, self.v)]
+        return [q, *keys, self.torch.zeros_like(q)]
+
+    def error(self, arrays: list[Any]) -> float:
+        """Return the relative error of the last head against f64."""
+        q, k, v, found = (x[-1].double() for x in arrays)
+        want = self.torch.softmax(q @ k.T * q.shape[-1] ** -0.5, -1) @ v
+        return ((found - want).norm() / want.norm()).item()
+
+    def of_torch(self) -> float:
+        """Return the seconds of torch's attention: queries that share keys are heads of a group."""
+        _, heads, rows, _, depth = self.case
+        q, k, v = self.q.view(1, heads * rows, 1, depth), self.k[None], self.v[None]
+        attend = self.torch.nn.functional.scaled_dot_product_attention
+        return of_graph(lambda: attend(q, k, v, enable_gqa=rows > 1))
+
+
+def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
+    """Return the seconds of a launch; the result is in the last of ``arrays``."""
+    from aotc.vmfb.devices.cuda.driver import Gpu, call
+    from aotc.vmfb.devices.cuda.launch import launch_of
+    from aotc.vmfb.devices.cuda.tensor_map import encode_map
+
+    image, name, (threads, launch) = made
+    gpu = Gpu(0)
+    function = gpu.function(gpu.load(image.data), name)
+    gpu.let_share(function, launch["shared"])
+    entry = {"name": name, "threads": threads, "items": 1, "launch": launch}
+    shape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)
+    places = [a.data_ptr() for a in arrays]
+    maps = [encode_map("benchmark", m, places[m["buffer"]], ()) for m in launch["maps"]]
+    values = (ctypes.c_int64 * (len(places) + 1))(*places, 1)
+    start = ctypes.addressof(values)
+    given = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
+    table = (ctypes.c_void_p * len(given))(*given)
+
+    def run() -> None:
+        config = shape.config(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream or None))
+        for _ in range(LAUNCHES):
+            call("cuLaunchKernelEx", ctypes.byref(config), function, table, None)
+
+    return of_graph(run) / LAUNCHES
+
+
+def run(
+    only: options.Only = "",
+    resources: Annotated[bool, typer.Option("--resources", help="Only registers, spills and shared memory.")] = False,
+) -> None:
+    """Print a row for each tiling of each case."""
+    if not resources:
+        need_gpu()
+    torch = not resources and installed()
+    names = {"{} {}x{} of {} x {}".format(*case): case for case in CASES}
+    rows = [(case, *form) for case in map(names.get, options.select(names, only)) for form in CASES[case]]
+    with ProcessPoolExecutor() as pool:
+        built = list(pool.map(build, rows))
+    columns = ["registers", "spills", "shared B", report.us("kernel"), report.Column("TB/s", 1e-12), "error"]
+    table = report.Table("case, tiling, parts", *columns)
+    arrays: Arrays | None = None
+    for (case, tiling, parts), kernel in zip(rows, built):
+        title = "{} {}x{} of {} x {}".format(*case)
+        uses = [kernel[0].resources[x] for x in ("registers", "spills")] + [kernel[2][1]["shared"]]
+        measured: list[float | None] = [None, None, None]
+        if torch:
+            if arrays is None or arrays.case != case:
+                arrays = Arrays(case)
+                table.add(f"{title}, torch", None, None, None, arrays.of_torch(), None, None)
+            operands = arrays.split(parts)
+            took = measure(kernel, operands, arrays.torch)
+            measured = [took, 2 * arrays.k.nbytes / took, arrays.error(operands)]
+        table.add(f"{title}, {tiling}, {parts}", *uses, *measured)

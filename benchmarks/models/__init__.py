@@ -1,0 +1,1 @@
+"""Whole models next to other engines, and weights in their forms."""

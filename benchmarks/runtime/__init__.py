@@ -1,0 +1,1 @@
+"""Calls, submissions, the scheduler, the start of a process."""

@@ -1,0 +1,1 @@
+"""The server next to direct calls."""

@@ -1,0 +1,84 @@
+"""Write docs/results.md from ``benchmarks/results/*.json``, which ``python -m benchmarks ... --record`` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+HEAD = """# Results
+
+Written by `python docs/make_results.py` from `benchmarks/results/*.json`; do not edit.
+
+Each section is one run of a suite. `python -m benchmarks` lists the suites, and the command below each title repeats
+it; `--record NAME` writes a new record. Engines take turns in every round. A ratio is the median over the rounds, with
+the quartiles in brackets; below 1 aotc is faster. A machine counts as quiet if other processes used less than 5 % of
+its processor time before and after the run.
+"""
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """Return the records by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def section(name: str, record: dict[str, Any]) -> str:
+    """Return the section of a record: machine, command, tables, notes."""
+    parts = [f"## {name.replace('_', ' ')}", about(record), f"```\n{record['command']}\n```"]
+    for table in record["tables"]:
+        parts += [f"### {table['title']}"] if table["title"] else []
+        parts.append(lines_of(table))
+    if record["notes"]:
+        parts.append("\n".join(f"- {text}" for text in record["notes"]))
+    return "\n\n".join(parts)
+
+
+def about(record: dict[str, Any]) -> str:
+    """Return a paragraph about the machine."""
+    machine = record["machine"]
+    cores = f", {machine['cores']} cores" if "cores" in machine else ""
+    gpu = f"; {machine['gpu']}" if "gpu" in machine else ""
+    versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
+    match record["quiet"]:
+        case True:
+            load = "quiet"
+        case False:
+            load = f"busy: other processes used {record['load']:.0%} of its processor time"
+        case _:
+            load = "load not recorded"
+    return f"{record['date']}; {machine['processor']}{cores}{gpu}; {load}; {versions}."
+
+
+def lines_of(table: dict[str, Any]) -> str:
+    """Return a table as markdown; columns without values are left out."""
+    first, *rest = table["columns"]
+    columns = [first, *(c for c in rest if any(row.get(c) is not None for row in table["rows"]))]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [f"| {' | '.join(cell(row.get(column)) for column in columns)} |" for row in table["rows"]]
+    return "\n".join(lines)
+
+
+def cell(value: Any) -> str:
+    """Return a value of a table: three digits, a ratio with its quartiles."""
+    match value:
+        case None:
+            return ""
+        case [median, low, high]:
+            return f"{median:.2f} ({low:.2f} to {high:.2f})"
+        case bool() | str():
+            return str(value).replace("|", "\\|")
+        case int():
+            return f"{value:,}"
+        case _:
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return "\n".join([HEAD, *(section(name, record) + "\n" for name, record in records().items())])
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "results.md").write_text(page())
