@@ -10,6 +10,7 @@ from gpu.attention import BIAS, HEADS, PLAIN, SHARED, STORED, TOKENS, attention_
 from gpu.test_simulated_attention import FORMS as SIMULATED
 from vmfb.test_cuda import gpu
 
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
@@ -22,36 +23,36 @@ pytestmark = pytest.mark.cudasim
 TARGET = TARGETS["cuda:sm_90a"]
 # Tiling, depth, width, dtype, orders, causal offset, score.
 FORMS = {
-    "128": ("attention_wgmma(128, 128, 2)", 128, 128, "bf16", TOKENS, None, PLAIN),
-    "128 causal": ("attention_wgmma(128, 128, 2)", 128, 128, "bf16", SHARED, 0, PLAIN),
-    "128 bias": ("attention_wgmma(128, 128, 2)", 128, 128, "f16", HEADS, None, BIAS),
-    "64": ("attention_wgmma(192, 128, 2)", 64, 64, "f16", HEADS, None, PLAIN),
-    "64 causal": ("attention_wgmma(192, 128, 2)", 64, 64, "bf16", TOKENS, 3, PLAIN),
-    "80 and 96": ("attention_wgmma(128, 128, 2)", 80, 96, "bf16", HEADS, -20, PLAIN),
-    "256": ("attention_wgmma(128, 64, 2)", 256, 256, "bf16", HEADS, 0, PLAIN),
-    "one warpgroup": ("attention_wgmma(64, 128, 2)", 128, 64, "bf16", SHARED, 0, PLAIN),
-    "warps": ("attention_mma(128, 64, 2)", 128, 128, "bf16", TOKENS, 0, PLAIN),
-    "warps bias": ("attention_mma(64, 64, 2)", 64, 80, "f16", HEADS, None, BIAS),
-    "warps 256": ("attention_mma(32, 64, 2)", 256, 256, "f16", SHARED, None, PLAIN),
-    "warps of f32": ("attention_mma(128, 64, 2)", 64, 64, "f32", TOKENS, 0, PLAIN),
-    "warps of f32 bias": ("attention_mma(64, 32, 2)", 64, 40, "f32", HEADS, None, BIAS),
-    "warps of f32 96": ("attention_mma(32, 32, 2)", 56, 96, "f32", SHARED, None, PLAIN),
-    "warps of f32, few": ("attention_mma(32, 64, 2)", 64, 64, "f32", HEADS, None, PLAIN),
-    "warps of f32 128": ("attention_mma(128, 32, 2)", 128, 128, "f32", SHARED, None, PLAIN),
-    "a warp alone of f32": ("attention_mma(16, 16, 3)", 128, 128, "f32", SHARED, None, PLAIN),
-    "a warp alone of f32 64": ("attention_mma(16, 32, 3)", 64, 64, "f32", HEADS, 0, PLAIN),
-    "a warp alone of f32 256": ("attention_mma(16, 16, 3)", 256, 256, "f32", SHARED, None, PLAIN),
-    "a warp alone": ("attention_mma(16, 32, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
-    "a warp alone 64": ("attention_mma(16, 64, 3)", 64, 64, "f16", HEADS, 0, PLAIN),
-    "few": ("attention_few(128, 16, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
-    "few, by clusters": ("attention_few(64, 32, 3, cluster=4)", 64, 64, "bf16", TOKENS, None, PLAIN),
-    "few bias": ("attention_few(128, 16, 3, cluster=8)", 80, 96, "f16", HEADS, None, BIAS),
-    "few 256": ("attention_few(64, 16, 3)", 256, 256, "bf16", SHARED, 0, PLAIN),
-    "few of f32": ("attention_few(128, 16, 3, cluster=2)", 64, 64, "f32", HEADS, None, PLAIN),
-    "few of f32 128": ("attention_few(64, 16, 3, cluster=2)", 128, 128, "f32", SHARED, 0, PLAIN),
-    "few of f32 256": ("attention_few(32, 16, 3, cluster=2)", 256, 256, "f32", SHARED, None, PLAIN),
-    "warps of f32 256": ("attention_mma(128, 16, 2)", 256, 256, "f32", SHARED, 0, PLAIN),
-    "warps of f32 160 bias": ("attention_mma(64, 16, 2)", 160, 192, "f32", HEADS, None, BIAS),
+    "128": (Tiling(WgmmaAttention(), 128, 128, 2), 128, 128, "bf16", TOKENS, None, PLAIN),
+    "128 causal": (Tiling(WgmmaAttention(), 128, 128, 2), 128, 128, "bf16", SHARED, 0, PLAIN),
+    "128 bias": (Tiling(WgmmaAttention(), 128, 128, 2), 128, 128, "f16", HEADS, None, BIAS),
+    "64": (Tiling(WgmmaAttention(), 192, 128, 2), 64, 64, "f16", HEADS, None, PLAIN),
+    "64 causal": (Tiling(WgmmaAttention(), 192, 128, 2), 64, 64, "bf16", TOKENS, 3, PLAIN),
+    "80 and 96": (Tiling(WgmmaAttention(), 128, 128, 2), 80, 96, "bf16", HEADS, -20, PLAIN),
+    "256": (Tiling(WgmmaAttention(), 128, 64, 2), 256, 256, "bf16", HEADS, 0, PLAIN),
+    "one warpgroup": (Tiling(WgmmaAttention(), 64, 128, 2), 128, 64, "bf16", SHARED, 0, PLAIN),
+    "warps": (Tiling(MmaAttention(), 128, 64, 2), 128, 128, "bf16", TOKENS, 0, PLAIN),
+    "warps bias": (Tiling(MmaAttention(), 64, 64, 2), 64, 80, "f16", HEADS, None, BIAS),
+    "warps 256": (Tiling(MmaAttention(), 32, 64, 2), 256, 256, "f16", SHARED, None, PLAIN),
+    "warps of f32": (Tiling(MmaAttention(), 128, 64, 2), 64, 64, "f32", TOKENS, 0, PLAIN),
+    "warps of f32 bias": (Tiling(MmaAttention(), 64, 32, 2), 64, 40, "f32", HEADS, None, BIAS),
+    "warps of f32 96": (Tiling(MmaAttention(), 32, 32, 2), 56, 96, "f32", SHARED, None, PLAIN),
+    "warps of f32, few": (Tiling(MmaAttention(), 32, 64, 2), 64, 64, "f32", HEADS, None, PLAIN),
+    "warps of f32 128": (Tiling(MmaAttention(), 128, 32, 2), 128, 128, "f32", SHARED, None, PLAIN),
+    "a warp alone of f32": (Tiling(MmaAttention(), 16, 16, 3), 128, 128, "f32", SHARED, None, PLAIN),
+    "a warp alone of f32 64": (Tiling(MmaAttention(), 16, 32, 3), 64, 64, "f32", HEADS, 0, PLAIN),
+    "a warp alone of f32 256": (Tiling(MmaAttention(), 16, 16, 3), 256, 256, "f32", SHARED, None, PLAIN),
+    "a warp alone": (Tiling(MmaAttention(), 16, 32, 3), 128, 128, "bf16", SHARED, None, PLAIN),
+    "a warp alone 64": (Tiling(MmaAttention(), 16, 64, 3), 64, 64, "f16", HEADS, 0, PLAIN),
+    "few": (Tiling(DecodeAttention(), 128, 16, 3), 128, 128, "bf16", SHARED, None, PLAIN),
+    "few, by clusters": (Tiling(DecodeAttention(4), 64, 32, 3), 64, 64, "bf16", TOKENS, None, PLAIN),
+    "few bias": (Tiling(DecodeAttention(8), 128, 16, 3), 80, 96, "f16", HEADS, None, BIAS),
+    "few 256": (Tiling(DecodeAttention(), 64, 16, 3), 256, 256, "bf16", SHARED, 0, PLAIN),
+    "few of f32": (Tiling(DecodeAttention(2), 128, 16, 3), 64, 64, "f32", HEADS, None, PLAIN),
+    "few of f32 128": (Tiling(DecodeAttention(2), 64, 16, 3), 128, 128, "f32", SHARED, 0, PLAIN),
+    "few of f32 256": (Tiling(DecodeAttention(2), 32, 16, 3), 256, 256, "f32", SHARED, None, PLAIN),
+    "warps of f32 256": (Tiling(MmaAttention(), 128, 16, 2), 256, 256, "f32", SHARED, 0, PLAIN),
+    "warps of f32 160 bias": (Tiling(MmaAttention(), 64, 16, 2), 160, 192, "f32", HEADS, None, BIAS),
 }
 FEW = ("few", "128 causal", "64", "warps", "warps of f32")
 SPILLED = {"64": 32, "64 causal": 4, "warps 256": 24}

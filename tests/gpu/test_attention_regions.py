@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from aotc.ir.loop.forms.attention import attention_shared
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
@@ -106,47 +107,47 @@ def test_loops_mean_attention(name, dtype):
 @pytest.mark.parametrize(
     ("given", "shape", "tiling"),
     [
-        (HEADS, (8, 16, 1024, 64), "attention_wgmma(192, 128, 2)"),
-        ({**HEADS, "causal": (0,)}, (8, 16, 1024, 64), "attention_wgmma(128, 128, 2)"),
-        ({**HEADS, "causal": (0,)}, (8, 16, 4096, 64), "attention_wgmma(192, 128, 2)"),
-        ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), "attention_wgmma(128, 128, 2)"),
-        (HEADS, (8, 16, 1024, 128), "attention_wgmma(128, 128, 2)"),
-        (HEADS, (8, 16, 1024, 256), "attention_wgmma(128, 64, 2)"),
-        (HEADS, (8, 16, 1, 128), "attention_few(128, 16, 3)"),
-        (HEADS, (8, 16, 1, 64), "attention_few(128, 32, 3)"),
+        (HEADS, (8, 16, 1024, 64), Tiling(WgmmaAttention(), 192, 128, 2)),
+        ({**HEADS, "causal": (0,)}, (8, 16, 1024, 64), Tiling(WgmmaAttention(), 128, 128, 2)),
+        ({**HEADS, "causal": (0,)}, (8, 16, 4096, 64), Tiling(WgmmaAttention(), 192, 128, 2)),
+        ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), Tiling(WgmmaAttention(), 128, 128, 2)),
+        (HEADS, (8, 16, 1024, 128), Tiling(WgmmaAttention(), 128, 128, 2)),
+        (HEADS, (8, 16, 1024, 256), Tiling(WgmmaAttention(), 128, 64, 2)),
+        (HEADS, (8, 16, 1, 128), Tiling(DecodeAttention(), 128, 16, 3)),
+        (HEADS, (8, 16, 1, 64), Tiling(DecodeAttention(), 128, 32, 3)),
     ],
 )
 def test_tiles_by_size(given, shape, tiling):
     sizes = sizes_of((TensorType("bf16", shape),) * 3, attributes(given))
-    assert str(attention_tiling(sizes, TARGET)) == tiling
+    assert attention_tiling(sizes, TARGET) == tiling
 
 
 @pytest.mark.parametrize(
     ("shape", "tiling"),
     [
-        ((8, 12, 1024, 64), "attention_mma(128, 64, 2)"),
-        ((8, 12, 1024, 128), "attention_mma(128, 32, 2)"),
-        ((1, 6, 128, 64), "attention_mma(32, 32, 2)"),
-        ((8, 16, 1, 64), "attention_few(128, 16, 3)"),
-        ((8, 16, 1, 128), "attention_few(64, 16, 3)"),
-        ((8, 16, 1, 256), "attention_few(32, 16, 3)"),
-        ((8, 12, 1024, 256), "attention_mma(128, 16, 2)"),
+        ((8, 12, 1024, 64), Tiling(MmaAttention(), 128, 64, 2)),
+        ((8, 12, 1024, 128), Tiling(MmaAttention(), 128, 32, 2)),
+        ((1, 6, 128, 64), Tiling(MmaAttention(), 32, 32, 2)),
+        ((8, 16, 1, 64), Tiling(DecodeAttention(), 128, 16, 3)),
+        ((8, 16, 1, 128), Tiling(DecodeAttention(), 64, 16, 3)),
+        ((8, 16, 1, 256), Tiling(DecodeAttention(), 32, 16, 3)),
+        ((8, 12, 1024, 256), Tiling(MmaAttention(), 128, 16, 2)),
     ],
 )
 def test_tiles_of_f32(shape, tiling):
     sizes = sizes_of((TensorType("f32", shape),) * 3, attributes(HEADS))
-    assert str(attention_tiling(sizes, TARGET)) == tiling
+    assert attention_tiling(sizes, TARGET) == tiling
 
 
 @pytest.mark.parametrize(
     ("dtype", "depth", "tiling"),
-    [("bf16", 128, "attention_mma(16, 32, 3)"), ("bf16", 64, "attention_mma(16, 64, 3)"),
-     ("f32", 64, "attention_mma(16, 32, 3)"), ("f32", 128, "attention_mma(16, 16, 3)"),
-     ("f32", 256, "attention_mma(16, 16, 3)")],
+    [("bf16", 128, Tiling(MmaAttention(), 16, 32, 3)), ("bf16", 64, Tiling(MmaAttention(), 16, 64, 3)),
+     ("f32", 64, Tiling(MmaAttention(), 16, 32, 3)), ("f32", 128, Tiling(MmaAttention(), 16, 16, 3)),
+     ("f32", 256, Tiling(MmaAttention(), 16, 16, 3))],
 )  # fmt: skip
 def test_few_queries_without_clusters(dtype, depth, tiling):
     sizes = sizes_of((TensorType(dtype, (8, 16, 1, depth)),) * 3, attributes(HEADS))
-    assert str(attention_tiling(sizes, OLDER)) == tiling
+    assert attention_tiling(sizes, OLDER) == tiling
 
 
 @pytest.mark.parametrize(
@@ -169,36 +170,36 @@ def of_few(heads, rows, terms, depth, dtype="bf16"):
 @pytest.mark.parametrize(
     ("given", "tiling", "part"),
     [
-        ((64, 4, 8192, 128), "attention_few(128, 16, 3, cluster=2)", 0),
-        ((128, 1, 4096, 64), "attention_few(128, 32, 3)", 0),
-        ((8, 4, 32768, 128), "attention_few(128, 16, 3, cluster=8)", 0),
-        ((8, 4, 4096, 128), "attention_few(128, 16, 3, cluster=8)", 0),
-        ((32, 1, 2048, 128, "f32"), "attention_few(64, 16, 3, cluster=2)", 0),
-        ((12, 1, 1024, 64, "f32"), "attention_few(128, 16, 3, cluster=8)", 0),
-        ((32, 1, 2048, 256, "f32"), "attention_few(32, 16, 3)", 512),
-        ((12, 1, 64, 64), "attention_few(128, 32, 3)", 0),
+        ((64, 4, 8192, 128), Tiling(DecodeAttention(2), 128, 16, 3), 0),
+        ((128, 1, 4096, 64), Tiling(DecodeAttention(), 128, 32, 3), 0),
+        ((8, 4, 32768, 128), Tiling(DecodeAttention(8), 128, 16, 3), 0),
+        ((8, 4, 4096, 128), Tiling(DecodeAttention(8), 128, 16, 3), 0),
+        ((32, 1, 2048, 128, "f32"), Tiling(DecodeAttention(2), 64, 16, 3), 0),
+        ((12, 1, 1024, 64, "f32"), Tiling(DecodeAttention(8), 128, 16, 3), 0),
+        ((32, 1, 2048, 256, "f32"), Tiling(DecodeAttention(), 32, 16, 3), 512),
+        ((12, 1, 64, 64), Tiling(DecodeAttention(), 128, 32, 3), 0),
     ],
 )
 def test_few_queries_by_clusters(given, tiling, part):
     """No more blocks than are there at a time; parts for other kernels only where a cluster's blocks are too few."""
     sizes = of_few(*given)
-    assert str(attention_tiling(sizes, TARGET)) == tiling
+    assert attention_tiling(sizes, TARGET) == tiling
     assert sizes.shared(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
     assert terms_of_parts(sizes, TARGET) == part
-    assert "mma" in str(attention_tiling(sizes, TARGETS["cuda:sm_80"]))
+    assert attention_tiling(sizes, TARGETS["cuda:sm_80"]).template == MmaAttention()
 
 
 @pytest.mark.parametrize("name", ["a query of groups", "mask", "parts"])
 def test_clusters_are_asked_for_in_the_kernel(name):
     kernel = lower_region(region(*CASES[name])[0], TARGET)
-    assert kernel.tiling.template == "attention_few"
+    assert isinstance(kernel.tiling.template, DecodeAttention)
     assert parse_kernel(print_kernel(kernel)) == kernel
 
 
 def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
-    monkeypatch.setattr(gpu_attention, "lies_in_lines", lambda _, tiling: tiling.template == "attention_mma")
+    monkeypatch.setattr(gpu_attention, "lies_in_lines", lambda _, tiling: tiling.template == MmaAttention())
     kernel = lower_region(region(*CASES["groups"])[0], TARGET)
-    assert kernel.tiling.template == "attention_mma"
+    assert kernel.tiling.template == MmaAttention()
 
 
 def test_tiles_fit_the_memory_that_a_block_may_have():

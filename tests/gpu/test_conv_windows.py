@@ -16,6 +16,7 @@ from support.gpu_program import gpu_program
 import aotc
 from aotc.ir.loop.forms.conv import window_operands
 from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.forms.tiling import Mma, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
@@ -143,7 +144,7 @@ def test_a_box_of_pixels_goes_on_in_the_next_line_and_image():
 def test_gpus_of_warps_gather_and_read_zeros_around():
     x, w = np.zeros((1, 9, 9, 16), ml_dtypes.bfloat16), np.zeros((3, 3, 16, 32), ml_dtypes.bfloat16)
     (kernel,) = kernels_of(aotc.compile(jax.jit(conv((1, 1), "SAME", (1, 1))), x, w, target="cuda:compute_80"))
-    assert kernel.tiling.template == "mma"
+    assert kernel.tiling.template == Mma()
     assert read_product(kernel).gathered().inside is not None
 
 
@@ -199,7 +200,7 @@ def test_patches_that_share_nothing_are_rows(target):
     (kernel,) = (k for k in kernels if k.tiling)
     product = read_product(kernel)
     assert product.k[1] * product.batch[1] == 16 * 16 * 3  # in parts, or not
-    assert kernel.tiling.template == ("wgmma_turned" if target == "cuda:sm_90a" else "mma")
+    assert kernel.tiling.template == (Wgmma(transposed=True) if target == "cuda:sm_90a" else Mma())
 
 
 class TestConvolutionsOnAGpu:

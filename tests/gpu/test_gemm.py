@@ -11,7 +11,7 @@ from gpu.test_simulated_gemm import FORMS as SIMULATED
 from gpu.test_simulated_gemm import NT, TN, TT, operands
 from vmfb.test_cuda import gpu
 
-from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
@@ -28,48 +28,48 @@ TURNED = {"out": "col, row"}
 
 # Tiling, operands, result, orders, epilogue.
 FORMS = {
-    "bf16": ("wgmma(128, 256, 4)", "bf16", "bf16", {}, PLAIN),
-    "bf16 gelu": ("wgmma(128, 256, 4)", "bf16", "bf16", {}, GELU),
-    "bf16 NT": ("wgmma(128, 256, 4)", "bf16", "bf16", NT, RELU),
-    "bf16 TN": ("wgmma(128, 128, 5)", "bf16", "f16", TN, PLAIN),
-    "bf16 TT": ("wgmma(128, 192, 4)", "bf16", "bf16", TT, PLAIN),
-    "bf16 turned": ("wgmma(128, 256, 4)", "bf16", "bf16", TURNED, GELU),
-    "bf16 heads": ("wgmma(128, 128, 5)", "bf16", "bf16", HEADS, RELU),
-    "bf16 batch": ("wgmma(64, 128, 4)", "bf16", "f32", BATCH, PLAIN),
-    "f16": ("wgmma(128, 128, 6)", "f16", "f16", {}, RELU),
-    "f16 small": ("wgmma(64, 64, 6)", "f16", "f32", {}, RELU),
-    "f16 wide": ("wgmma(64, 256, 5)", "f16", "f16", {}, RELU),
-    "bf16 in turn": ("wgmma_in_turn(128, 128, 6)", "bf16", "bf16", {}, GELU),
-    "f16 in turn": ("wgmma_in_turn(64, 256, 5)", "f16", "f16", TT, RELU),
-    "tf32 in turn": ("wgmma_in_turn(128, 64, 6)", "tf32", "f32", NT, GELU),
-    "i8 in turn": ("wgmma_in_turn(128, 128, 6)", "i8", "i32", NT, PLAIN),
-    "tf32": ("wgmma(128, 256, 4)", "tf32", "f32", NT, PLAIN),
-    "tf32 small": ("wgmma(64, 64, 6)", "tf32", "f32", NT, GELU),
-    "i8": ("wgmma(128, 256, 4)", "i8", "i32", NT, PLAIN),
-    "tf32 by rows": ("wgmma_turned(256, 128, 4)", "tf32", "f32", {}, GELU),
-    "tf32 by rows, small": ("wgmma_turned(64, 64, 6)", "tf32", "bf16", {}, RELU),
-    "tf32 by rows, few": ("wgmma_turned(32, 64, 8)", "tf32", "f32", {}, PLAIN),
-    "tf32 by rows, wide": ("wgmma_turned(256, 64, 5)", "tf32", "f32", {}, PLAIN),
-    "tf32 by rows, A": ("wgmma(128, 192, 5)", "tf32", "f32", TT, RELU),
-    "tf32 by rows, stored turned": ("wgmma_turned(128, 128, 6)", "tf32", "f32", TURNED, RELU),
-    "bf16 turned, few": ("wgmma_turned(32, 64, 8)", "bf16", "bf16", {}, RELU),
-    "warps bf16": ("mma(128, 128, 3)", "bf16", "bf16", {}, GELU),
-    "warps f16 TT": ("mma(128, 128, 3)", "f16", "f32", TT, RELU),
-    "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
-    "warps tf32 TN": ("mma(128, 128, 3)", "tf32", "f32", TN, PLAIN),
-    "warps i8": ("mma(64, 128, 3)", "i8", "i32", {}, PLAIN),
-    "f8": ("wgmma(128, 256, 4)", "e4m3.e4m3", "bf16", NT, PLAIN),
-    "f8 small": ("wgmma(64, 64, 6)", "e5m2.e4m3", "f32", NT, GELU),
-    "f8 in turn": ("wgmma_in_turn(128, 128, 6)", "e4m3.e5m2", "f16", NT, RELU),
-    "f8 turned": ("wgmma_turned(256, 128, 4)", "e5m2.e4m3", "f32", NT, PLAIN),
-    "warps f8": ("mma(128, 128, 3)", "e4m3.e5m2", "bf16", NT, RELU),
-    "warps f8, computed": ("mma(64, 128, 3)", "e4m3.e5m2", "f32", {}, PLAIN),
-    "warps f64": ("mma(128, 128, 3)", "f64", "f64", {}, PLAIN),
-    "warps f64 NT": ("mma(128, 128, 3)", "f64", "f64", NT, SHIFTED),
-    "warps f64 TN": ("mma(64, 128, 3)", "f64", "f64", TN, SHIFTED),
-    "warps f64 turned": ("mma(64, 64, 3)", "f64", "f32", TURNED | TT, PLAIN),
-    "warps f64 batch": ("mma(64, 64, 2)", "f64", "f64", BATCH, PLAIN),
-    "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
+    "bf16": (Tiling(Wgmma(), 128, 256, 4), "bf16", "bf16", {}, PLAIN),
+    "bf16 gelu": (Tiling(Wgmma(), 128, 256, 4), "bf16", "bf16", {}, GELU),
+    "bf16 NT": (Tiling(Wgmma(), 128, 256, 4), "bf16", "bf16", NT, RELU),
+    "bf16 TN": (Tiling(Wgmma(), 128, 128, 5), "bf16", "f16", TN, PLAIN),
+    "bf16 TT": (Tiling(Wgmma(), 128, 192, 4), "bf16", "bf16", TT, PLAIN),
+    "bf16 turned": (Tiling(Wgmma(), 128, 256, 4), "bf16", "bf16", TURNED, GELU),
+    "bf16 heads": (Tiling(Wgmma(), 128, 128, 5), "bf16", "bf16", HEADS, RELU),
+    "bf16 batch": (Tiling(Wgmma(), 64, 128, 4), "bf16", "f32", BATCH, PLAIN),
+    "f16": (Tiling(Wgmma(), 128, 128, 6), "f16", "f16", {}, RELU),
+    "f16 small": (Tiling(Wgmma(), 64, 64, 6), "f16", "f32", {}, RELU),
+    "f16 wide": (Tiling(Wgmma(), 64, 256, 5), "f16", "f16", {}, RELU),
+    "bf16 in turn": (Tiling(Wgmma(ping_pong=True), 128, 128, 6), "bf16", "bf16", {}, GELU),
+    "f16 in turn": (Tiling(Wgmma(ping_pong=True), 64, 256, 5), "f16", "f16", TT, RELU),
+    "tf32 in turn": (Tiling(Wgmma(ping_pong=True), 128, 64, 6), "tf32", "f32", NT, GELU),
+    "i8 in turn": (Tiling(Wgmma(ping_pong=True), 128, 128, 6), "i8", "i32", NT, PLAIN),
+    "tf32": (Tiling(Wgmma(), 128, 256, 4), "tf32", "f32", NT, PLAIN),
+    "tf32 small": (Tiling(Wgmma(), 64, 64, 6), "tf32", "f32", NT, GELU),
+    "i8": (Tiling(Wgmma(), 128, 256, 4), "i8", "i32", NT, PLAIN),
+    "tf32 by rows": (Tiling(Wgmma(transposed=True), 256, 128, 4), "tf32", "f32", {}, GELU),
+    "tf32 by rows, small": (Tiling(Wgmma(transposed=True), 64, 64, 6), "tf32", "bf16", {}, RELU),
+    "tf32 by rows, few": (Tiling(Wgmma(transposed=True), 32, 64, 8), "tf32", "f32", {}, PLAIN),
+    "tf32 by rows, wide": (Tiling(Wgmma(transposed=True), 256, 64, 5), "tf32", "f32", {}, PLAIN),
+    "tf32 by rows, A": (Tiling(Wgmma(), 128, 192, 5), "tf32", "f32", TT, RELU),
+    "tf32 by rows, stored turned": (Tiling(Wgmma(transposed=True), 128, 128, 6), "tf32", "f32", TURNED, RELU),
+    "bf16 turned, few": (Tiling(Wgmma(transposed=True), 32, 64, 8), "bf16", "bf16", {}, RELU),
+    "warps bf16": (Tiling(Mma(), 128, 128, 3), "bf16", "bf16", {}, GELU),
+    "warps f16 TT": (Tiling(Mma(), 128, 128, 3), "f16", "f32", TT, RELU),
+    "warps tf32": (Tiling(Mma(), 128, 128, 3), "tf32", "f32", NT, PLAIN),
+    "warps tf32 TN": (Tiling(Mma(), 128, 128, 3), "tf32", "f32", TN, PLAIN),
+    "warps i8": (Tiling(Mma(), 64, 128, 3), "i8", "i32", {}, PLAIN),
+    "f8": (Tiling(Wgmma(), 128, 256, 4), "e4m3.e4m3", "bf16", NT, PLAIN),
+    "f8 small": (Tiling(Wgmma(), 64, 64, 6), "e5m2.e4m3", "f32", NT, GELU),
+    "f8 in turn": (Tiling(Wgmma(ping_pong=True), 128, 128, 6), "e4m3.e5m2", "f16", NT, RELU),
+    "f8 turned": (Tiling(Wgmma(transposed=True), 256, 128, 4), "e5m2.e4m3", "f32", NT, PLAIN),
+    "warps f8": (Tiling(Mma(), 128, 128, 3), "e4m3.e5m2", "bf16", NT, RELU),
+    "warps f8, computed": (Tiling(Mma(), 64, 128, 3), "e4m3.e5m2", "f32", {}, PLAIN),
+    "warps f64": (Tiling(Mma(), 128, 128, 3), "f64", "f64", {}, PLAIN),
+    "warps f64 NT": (Tiling(Mma(), 128, 128, 3), "f64", "f64", NT, SHIFTED),
+    "warps f64 TN": (Tiling(Mma(), 64, 128, 3), "f64", "f64", TN, SHIFTED),
+    "warps f64 turned": (Tiling(Mma(), 64, 64, 3), "f64", "f32", TURNED | TT, PLAIN),
+    "warps f64 batch": (Tiling(Mma(), 64, 64, 2), "f64", "f64", BATCH, PLAIN),
+    "warps batch": (Tiling(Mma(), 64, 64, 3), "bf16", "bf16", BATCH, RELU),
 }
 FEW = ("bf16", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
 
@@ -123,7 +123,7 @@ def is_taken(name, sizes):
     each = 16 // ELEMENT_BYTES[operands_]
     extent = {"row": sizes[0], "col": sizes[1], "k": sizes[2], "z": orders.get("batch", 1)}
     inner = [orders.get(key, default).split(", ")[-1] for key, default in (("a", "row, k"), ("b", "k, col"))]
-    return not tiling.startswith("wgmma") or not any(extent[d] % each for d in inner)
+    return not tiling.is_wgmma or not any(extent[d] % each for d in inner)
 
 
 class TestOnTensorCores:

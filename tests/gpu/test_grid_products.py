@@ -16,7 +16,8 @@ pytestmark = pytest.mark.cudasim
 THREADS, BLOCKS = 32, 5
 
 SOURCE = """
-def k(a: "f32[{a}]", b: "f32[{b}]", c: "f32[{m}, {n}]", /, o: "f32[{m}, {n}]", *, grid: "1", tiling: "mma(64, 64, 3)"):
+def k(a: "f32[{a}]", b: "f32[{b}]", c: "f32[{m}, {n}]", /,
+      o: "f32[{m}, {n}]", *, grid: "1", tiling: "Tiling(Mma(), 64, 64, 3)"):
     for row in range(0, {m}):
         for col in range(0, {n}):
             total = private("f32[]")

@@ -21,17 +21,18 @@ from gpu.attention import (
 from gpu.poisoned import between_nans, check_margins, poison
 
 from aotc.ir.loop.forms.attention import read_attention
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
 
 pytestmark = pytest.mark.cudasim
 
 TEMPLATES = {
-    "warpgroups": ("attention_wgmma(64, 64, 2)", "bf16"),
-    "warps": ("attention_mma(32, 64, 2)", "f16"),
-    "warps of f32": ("attention_mma(32, 32, 2)", "f32"),
-    "few": ("attention_few(32, 32, 2, cluster=2)", "bf16"),
-    "few of f32": ("attention_few(32, 16, 2)", "f32"),
+    "warpgroups": (Tiling(WgmmaAttention(), 64, 64, 2), "bf16"),
+    "warps": (Tiling(MmaAttention(), 32, 64, 2), "f16"),
+    "warps of f32": (Tiling(MmaAttention(), 32, 32, 2), "f32"),
+    "few": (Tiling(DecodeAttention(2), 32, 32, 2), "bf16"),
+    "few of f32": (Tiling(DecodeAttention(), 32, 16, 2), "f32"),
 }
 FORMS = {"projected": PROJECTED, "sliced": SLICED, "heads": HEADS, "tokens": TOKENS, "shared": SHARED}
 IN_CI = ("projected", "sliced")
@@ -91,7 +92,7 @@ def test_scores_are_asked_for_inside_of_their_bias(template):
 def test_the_last_term_is_that_of_the_loop(symbolic, causal):
     """Merged dims of the keys' buffer say nothing of it: tensor maps end with each batch entry's last key."""
     n = "n" if symbolic else 77
-    text = attention_text("attention_wgmma(64, 64, 2)", (4, 100, n, 64, 64), orders=PROJECTED, causal=causal)
+    text = attention_text(Tiling(WgmmaAttention(), 64, 64, 2), (4, 100, n, 64, 64), orders=PROJECTED, causal=causal)
     kernel = parse_kernel(text)
     found, tiles, entry = read_attention(kernel), attention_tiles(kernel), attention_launch(kernel)
     assert str(found.terms) == str(n)

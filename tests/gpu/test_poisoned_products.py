@@ -9,6 +9,7 @@ from gpu.poisoned import between_nans, check_margins, poison
 from gpu.products import STORED, SUMS, product_text, simulate
 
 from aotc.ir.dims.symbols import evaluate
+from aotc.ir.loop.forms.tiling import Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 
 pytestmark = pytest.mark.cudasim
@@ -16,17 +17,17 @@ pytestmark = pytest.mark.cudasim
 NT, TT = {"b": "col, k"}, {"a": "k, row", "b": "col, k"}
 # Tiling, operands, and in which order these have their dims.
 TEMPLATES = {
-    "bf16": ("wgmma(64, 64, 2)", "bf16", {}),
-    "bf16, A by rows": ("wgmma(64, 64, 2)", "bf16", TT),
-    "in turn": ("wgmma_in_turn(64, 64, 2)", "f16", NT),
-    "tf32": ("wgmma(64, 64, 2)", "tf32", NT),
-    "tf32 turned": ("wgmma_turned(32, 64, 2)", "tf32", {}),
-    "f8": ("wgmma(64, 64, 2)", "e4m3.e5m2", NT),
-    "i8": ("wgmma(64, 64, 2)", "i8", NT),
-    "warps": ("mma(64, 64, 3)", "bf16", {}),
-    "warps, computed": ("mma(64, 64, 3)", "tf32", {}),
-    "warps of i8, computed": ("mma(64, 64, 3)", "i8", {}),
-    "warps of f64": ("mma(64, 64, 2)", "f64", NT),
+    "bf16": (Tiling(Wgmma(), 64, 64, 2), "bf16", {}),
+    "bf16, A by rows": (Tiling(Wgmma(), 64, 64, 2), "bf16", TT),
+    "in turn": (Tiling(Wgmma(ping_pong=True), 64, 64, 2), "f16", NT),
+    "tf32": (Tiling(Wgmma(), 64, 64, 2), "tf32", NT),
+    "tf32 turned": (Tiling(Wgmma(transposed=True), 32, 64, 2), "tf32", {}),
+    "f8": (Tiling(Wgmma(), 64, 64, 2), "e4m3.e5m2", NT),
+    "i8": (Tiling(Wgmma(), 64, 64, 2), "i8", NT),
+    "warps": (Tiling(Mma(), 64, 64, 3), "bf16", {}),
+    "warps, computed": (Tiling(Mma(), 64, 64, 3), "tf32", {}),
+    "warps of i8, computed": (Tiling(Mma(), 64, 64, 3), "i8", {}),
+    "warps of f64": (Tiling(Mma(), 64, 64, 2), "f64", NT),
 }
 IN_CI = ("bf16", "tf32 turned", "warps", "warps, computed")
 BATCH = {"row": "row + {m}*z", "col": "col + {n}*z", "k": "k"}

@@ -11,6 +11,7 @@ from vmfb.simulated_gpu import install
 from vmfb.test_cuda import gpu, sim
 
 import aotc
+from aotc.ir.loop.forms.tiling import Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.vmfb.bundle import open_bundle
 
@@ -184,11 +185,11 @@ def test_weights_of_f32_are_read_as_they_lie():
     """Of the two operands of a gradient, which both lie by rows, one is turned."""
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 768), (768, 1024)))
     (kernel,) = kernels_of(aotc.compile(jax.jit(jnp.matmul), x, w, target="cuda:sm_90a"))
-    assert kernel.tiling.is_turned
+    assert kernel.tiling.is_transposed
     y = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
     turned, kernel = kernels_of(aotc.compile(jax.jit(lambda x, y: x.T @ y), x, y, target="cuda:sm_90a"))
     assert [b.shape for b in turned.inputs] == [(512, 768)]
-    assert kernel.tiling.is_turned
+    assert kernel.tiling.is_transposed
 
 
 @sim
@@ -237,7 +238,7 @@ def test_rows_that_only_a_call_knows(target, monkeypatch):
 def test_rows_that_begin_anywhere_are_copied_first(dtype):
     shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((257, 259), (259, 261))]
     (kernel,) = (k for k in kernels_of(aotc.compile(jax.jit(jnp.matmul), *shapes, target="cuda:sm_90a")) if k.tiling)
-    assert kernel.tiling.template == ("wgmma" if dtype == jnp.bfloat16 else "wgmma_turned")
+    assert kernel.tiling.template == Wgmma(transposed=dtype != jnp.bfloat16)
     assert kernel.outputs[0].shape == (257, 261)
 
 

@@ -11,6 +11,7 @@ from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands,
 from gpu.test_attention_regions import CASES, arrays_of, region
 
 from aotc.ir.loop.forms.attention import shared_of
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
@@ -26,21 +27,21 @@ pytestmark = pytest.mark.cudasim
 
 # Tiling, sizes (heads, rows, terms, depth, width), dtype, orders, causal offset.
 FORMS = {
-    "a warpgroup": ("attention_wgmma(64, 64, 2)", (2, 40, 100, 64, 64), "bf16", HEADS, None),
-    "two that take turns, causal": ("attention_wgmma(128, 32, 2)", (2, 150, 136, 64, 80), "f16", TOKENS, 0),
-    "rows without terms": ("attention_wgmma(128, 32, 2)", (4, 130, 96, 96, 64), "bf16", SHARED, -40),
-    "warps": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f16", HEADS, None),
-    "a warp alone": ("attention_mma(16, 64, 3)", (4, 5, 300, 80, 72), "bf16", SHARED, None),
-    "warps of f32": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f32", TOKENS, 0),
-    "warps of f32 96": ("attention_mma(64, 64, 2)", (2, 40, 100, 56, 96), "f32", HEADS, None),
-    "a warp alone of f32": ("attention_mma(16, 16, 3)", (4, 5, 100, 40, 72), "f32", SHARED, None),
-    "few": ("attention_few(32, 32, 2)", (2, 5, 300, 64, 80), "bf16", SHARED, None),
-    "few, by clusters": ("attention_few(32, 16, 2, cluster=2)", (4, 3, 170, 72, 64), "f16", SHARED, None),
-    "few of f32": ("attention_few(64, 16, 2)", (2, 1, 100, 40, 72), "f32", HEADS, None),
-    "few, causal": ("attention_few(32, 16, 3, cluster=3)", (2, 6, 136, 64, 80), "bf16", TOKENS, 0),
-    "few of f32 192": ("attention_few(32, 16, 2, cluster=2)", (2, 5, 100, 192, 136), "f32", HEADS, None),
-    "warps of f32 168": ("attention_mma(32, 16, 2)", (2, 40, 50, 168, 144), "f32", TOKENS, 0),
-    "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
+    "a warpgroup": (Tiling(WgmmaAttention(), 64, 64, 2), (2, 40, 100, 64, 64), "bf16", HEADS, None),
+    "two that take turns, causal": (Tiling(WgmmaAttention(), 128, 32, 2), (2, 150, 136, 64, 80), "f16", TOKENS, 0),
+    "rows without terms": (Tiling(WgmmaAttention(), 128, 32, 2), (4, 130, 96, 96, 64), "bf16", SHARED, -40),
+    "warps": (Tiling(MmaAttention(), 32, 64, 2), (2, 40, 100, 64, 64), "f16", HEADS, None),
+    "a warp alone": (Tiling(MmaAttention(), 16, 64, 3), (4, 5, 300, 80, 72), "bf16", SHARED, None),
+    "warps of f32": (Tiling(MmaAttention(), 32, 64, 2), (2, 40, 100, 64, 64), "f32", TOKENS, 0),
+    "warps of f32 96": (Tiling(MmaAttention(), 64, 64, 2), (2, 40, 100, 56, 96), "f32", HEADS, None),
+    "a warp alone of f32": (Tiling(MmaAttention(), 16, 16, 3), (4, 5, 100, 40, 72), "f32", SHARED, None),
+    "few": (Tiling(DecodeAttention(), 32, 32, 2), (2, 5, 300, 64, 80), "bf16", SHARED, None),
+    "few, by clusters": (Tiling(DecodeAttention(2), 32, 16, 2), (4, 3, 170, 72, 64), "f16", SHARED, None),
+    "few of f32": (Tiling(DecodeAttention(), 64, 16, 2), (2, 1, 100, 40, 72), "f32", HEADS, None),
+    "few, causal": (Tiling(DecodeAttention(3), 32, 16, 3), (2, 6, 136, 64, 80), "bf16", TOKENS, 0),
+    "few of f32 192": (Tiling(DecodeAttention(2), 32, 16, 2), (2, 5, 100, 192, 136), "f32", HEADS, None),
+    "warps of f32 168": (Tiling(MmaAttention(), 32, 16, 2), (2, 40, 50, 168, 144), "f32", TOKENS, 0),
+    "warps, causal": (Tiling(MmaAttention(), 32, 64, 2), (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
 }
 
 
@@ -60,7 +61,8 @@ def test_attention(name):
 
 
 @pytest.mark.parametrize(
-    "tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)", "attention_few(32, 16, 2, cluster=2)"]
+    "tiling",
+    [Tiling(WgmmaAttention(), 64, 32, 2), Tiling(MmaAttention(), 16, 64, 2), Tiling(DecodeAttention(2), 32, 16, 2)],
 )
 def test_scores_of_any_form(tiling):
     """Some are minus infinity, or so low that products of them with a number are."""
@@ -91,12 +93,12 @@ def test_a_kernel_means_what_its_template_computes(name):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("tiling", ["attention_mma(16, 32, 3)", "attention_few(64, 16, 2, cluster=2)"])
+@pytest.mark.parametrize("tiling", [Tiling(MmaAttention(), 16, 32, 3), Tiling(DecodeAttention(2), 64, 16, 2)])
 def test_parts_leave_their_means_and_weights(tiling, dtype):
     """The last part is no whole block of terms, and rows end within parts or before them."""
     function, attrs, types = region(*CASES["parts"], dtype)
     lowered = lower_region(function, TARGETS["cuda:sm_90a"])
-    text = print_kernel(lowered).replace(str(lowered.tiling), tiling)
+    text = print_kernel(lowered).replace(str(lowered.tiling), str(tiling))
     arrays = arrays_of(types)
     want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
     got = [np.full(w.shape, 99, w.dtype) for w in want]

@@ -9,7 +9,7 @@ from gpu.poisoned import between_nans, check_margins
 from gpu.products import STORED, SUMS, product_text, simulate
 from support.halves import half_of_pairs
 
-from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.ir.loop.forms.tiling import FP8_PAIRS, Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
@@ -23,38 +23,38 @@ NT, TN, TT = {"b": "col, k"}, {"a": "k, row"}, {"a": "k, row", "b": "col, k"}
 BATCH = {"a": "z, row, k", "b": "z, k, col", "out": "z, row, col", "batch": 2}
 HEADS = {"a": "row, z, k", "b": "col, z, k", "out": "row, z, col", "batch": 3}
 FORMS = {
-    "bf16": ("wgmma(64, 64, 2)", "bf16", {}),
-    "f16 of two warpgroups": ("wgmma(128, 64, 3)", "f16", TT),
-    "tf32": ("wgmma(64, 64, 2)", "tf32", NT),
-    "bf16 in turn": ("wgmma_in_turn(64, 64, 2)", "bf16", {}),
-    "f16 in turn": ("wgmma_in_turn(128, 64, 3)", "f16", TT),
-    "heads in turn": ("wgmma_in_turn(64, 64, 3)", "bf16", HEADS),
-    "i8": ("wgmma(64, 64, 2)", "i8", NT),
-    "tf32 by rows": ("wgmma_turned(64, 64, 2)", "tf32", {}),
-    "tf32 by rows, few": ("wgmma_turned(32, 128, 3)", "tf32", {}),
-    "tf32 by rows, A": ("wgmma(64, 64, 2)", "tf32", TT),
-    "tf32 by rows, stored so": ("wgmma_turned(32, 64, 2)", "tf32", {"out": "col, row"}),
-    "bf16 turned": ("wgmma_turned(32, 64, 2)", "bf16", {}),
-    "bf16 turned by terms": ("wgmma_turned(32, 64, 3)", "bf16", NT),
-    "bf16 stored turned": ("wgmma(64, 64, 2)", "bf16", {"out": "col, row"}),
-    "heads": ("wgmma(64, 64, 2)", "bf16", HEADS),
-    "warps bf16": ("mma(128, 128, 3)", "bf16", {}),
-    "warps f16 TN": ("mma(64, 128, 4)", "f16", TN),
-    "warps tf32": ("mma(128, 128, 3)", "tf32", NT),
-    "warps tf32 by rows": ("mma(64, 64, 3)", "tf32", TN),
-    "warps tf32, computed": ("mma(64, 128, 3)", "tf32", {}),
-    "warps i8, computed": ("mma(64, 64, 3)", "i8", {}),
-    "f8": ("wgmma(64, 64, 2)", "e4m3.e4m3", NT),
-    "f8 of two dtypes, turned": ("wgmma_turned(32, 64, 2)", "e5m2.e4m3", NT),
-    "f8 in turn": ("wgmma_in_turn(64, 64, 2)", "e4m3.e5m2", NT),
-    "warps f8": ("mma(64, 64, 3)", "e4m3.e5m2", NT),
-    "warps f8, computed": ("mma(64, 64, 3)", "e5m2.e4m3", {}),
-    "warps f64": ("mma(64, 64, 3)", "f64", NT),
-    "warps f64 by rows": ("mma(64, 128, 3)", "f64", TN),
-    "warps f64 in a batch": ("mma(64, 64, 2)", "f64", BATCH),
-    "warps f64 stored turned": ("mma(128, 64, 3)", "f64", {"out": "col, row"}),
-    "warps in a batch": ("mma(64, 64, 3)", "bf16", BATCH),
-    "warps with two slices": ("mma(64, 64, 2)", "bf16", {}),
+    "bf16": (Tiling(Wgmma(), 64, 64, 2), "bf16", {}),
+    "f16 of two warpgroups": (Tiling(Wgmma(), 128, 64, 3), "f16", TT),
+    "tf32": (Tiling(Wgmma(), 64, 64, 2), "tf32", NT),
+    "bf16 in turn": (Tiling(Wgmma(ping_pong=True), 64, 64, 2), "bf16", {}),
+    "f16 in turn": (Tiling(Wgmma(ping_pong=True), 128, 64, 3), "f16", TT),
+    "heads in turn": (Tiling(Wgmma(ping_pong=True), 64, 64, 3), "bf16", HEADS),
+    "i8": (Tiling(Wgmma(), 64, 64, 2), "i8", NT),
+    "tf32 by rows": (Tiling(Wgmma(transposed=True), 64, 64, 2), "tf32", {}),
+    "tf32 by rows, few": (Tiling(Wgmma(transposed=True), 32, 128, 3), "tf32", {}),
+    "tf32 by rows, A": (Tiling(Wgmma(), 64, 64, 2), "tf32", TT),
+    "tf32 by rows, stored so": (Tiling(Wgmma(transposed=True), 32, 64, 2), "tf32", {"out": "col, row"}),
+    "bf16 turned": (Tiling(Wgmma(transposed=True), 32, 64, 2), "bf16", {}),
+    "bf16 turned by terms": (Tiling(Wgmma(transposed=True), 32, 64, 3), "bf16", NT),
+    "bf16 stored turned": (Tiling(Wgmma(), 64, 64, 2), "bf16", {"out": "col, row"}),
+    "heads": (Tiling(Wgmma(), 64, 64, 2), "bf16", HEADS),
+    "warps bf16": (Tiling(Mma(), 128, 128, 3), "bf16", {}),
+    "warps f16 TN": (Tiling(Mma(), 64, 128, 4), "f16", TN),
+    "warps tf32": (Tiling(Mma(), 128, 128, 3), "tf32", NT),
+    "warps tf32 by rows": (Tiling(Mma(), 64, 64, 3), "tf32", TN),
+    "warps tf32, computed": (Tiling(Mma(), 64, 128, 3), "tf32", {}),
+    "warps i8, computed": (Tiling(Mma(), 64, 64, 3), "i8", {}),
+    "f8": (Tiling(Wgmma(), 64, 64, 2), "e4m3.e4m3", NT),
+    "f8 of two dtypes, turned": (Tiling(Wgmma(transposed=True), 32, 64, 2), "e5m2.e4m3", NT),
+    "f8 in turn": (Tiling(Wgmma(ping_pong=True), 64, 64, 2), "e4m3.e5m2", NT),
+    "warps f8": (Tiling(Mma(), 64, 64, 3), "e4m3.e5m2", NT),
+    "warps f8, computed": (Tiling(Mma(), 64, 64, 3), "e5m2.e4m3", {}),
+    "warps f64": (Tiling(Mma(), 64, 64, 3), "f64", NT),
+    "warps f64 by rows": (Tiling(Mma(), 64, 128, 3), "f64", TN),
+    "warps f64 in a batch": (Tiling(Mma(), 64, 64, 2), "f64", BATCH),
+    "warps f64 stored turned": (Tiling(Mma(), 128, 64, 3), "f64", {"out": "col, row"}),
+    "warps in a batch": (Tiling(Mma(), 64, 64, 3), "bf16", BATCH),
+    "warps with two slices": (Tiling(Mma(), 64, 64, 2), "bf16", {}),
 }
 
 
@@ -83,11 +83,11 @@ def reader(array, order):
 )
 def test_products(name, sizes):
     tiling, dtype, orders = FORMS[name]
-    if tiling.startswith("wgmma") and sizes == (70, 33, 21):
+    if tiling.is_wgmma and sizes == (70, 33, 21):
         pytest.skip("rows begin at no whole pieces of 16 bytes")
-    if tiling.startswith("wgmma") and (dtype in ("i8", *FP8_PAIRS) or "b" not in orders) and sizes == (72, 68, 40):
+    if tiling.is_wgmma and (dtype in ("i8", *FP8_PAIRS) or "b" not in orders) and sizes == (72, 68, 40):
         pytest.skip("as above")
-    if sizes == (3, 136, 304) and orders.get("a") == "k, row" and tiling.startswith("wgmma"):
+    if sizes == (3, 136, 304) and orders.get("a") == "k, row" and tiling.is_wgmma:
         pytest.skip("as above")
     text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), sizes, **orders)
     _, arrays = operands(text)

@@ -8,6 +8,7 @@ pytest.importorskip("numba_cuda")
 
 from gpu.products import product_text
 
+from aotc.ir.loop.forms.tiling import Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.block import _Cuda
 from aotc.kernels.cuda.templates.gemm.launch import tiles_of
@@ -15,8 +16,14 @@ from aotc.kernels.cuda.templates.steps import tile_order
 
 pytestmark = pytest.mark.cudasim
 
-TILINGS = ["wgmma(128, 256, 4)", "wgmma(128, 128, 6)", "wgmma_in_turn(64, 128, 8)", "wgmma_turned(256, 128, 4)",
-           "wgmma(128, 192, 5)", "mma(128, 128, 3)"]  # fmt: skip
+TILINGS = [
+    Tiling(Wgmma(), 128, 256, 4),
+    Tiling(Wgmma(), 128, 128, 6),
+    Tiling(Wgmma(ping_pong=True), 64, 128, 8),
+    Tiling(Wgmma(transposed=True), 256, 128, 4),
+    Tiling(Wgmma(), 128, 192, 5),
+    Tiling(Mma(), 128, 128, 3),
+]
 
 
 def order(tiling, m, n, batch=0):

@@ -94,7 +94,7 @@ MAY_NOT = {
   for j in range(0, 8):
     o[q, j] = a[q, j] + t[0, j]""",
     "written by a tile": """for q in parallel(0, 8):
-  tile(o, b, b, rows=1, cols=8, out_base=8*q, out_row=8, a_base=8*q, a_row=8, b_base=0, levels=[(8, 1, 8)], form="f32")
+  tile(o, b, b, rows=1, cols=8, out_base=8*q, out_row=8, a_base=8*q, a_row=8, b_base=0, levels=[(8, 1, 8)])
   v = a[q, 0]""",
     "by a function": """for q in parallel(0, 8):
   call("f", b[0, 0], a[q, 0])
@@ -104,7 +104,7 @@ MAY_NOT = {
 }
 
 
-SHAPE = 'rows=1, cols=8, out_base=0, out_row=8, a_base=8*q, a_row=8, b_base=0, levels=[(8, 1, 8)], form="f32"'
+SHAPE = 'rows=1, cols=8, out_base=0, out_row=8, a_base=8*q, a_row=8, b_base=0, levels=[(8, 1, 8)]'
 BUFFERS = 'a: "f32[8, 8]", b: "f32[8, 8]", /, o: "f32[8, 8]"'
 
 

@@ -12,6 +12,7 @@ from support.growth import check_linear
 from aotc.ir.dims.algebra import floordiv, minimum, mod, sym
 from aotc.ir.loop import ir
 from aotc.ir.loop.access import imports
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
@@ -52,7 +53,7 @@ aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
         for j in unroll(0, b, 4, extent=b + 4):
             t[0, j] = convert(index(i*j - 3), "f64") + convert(index(j, "i32"), "f64")
         tile(t, x, x, rows=4, cols=16, out_base=0, out_row=16, a_base=3*i, a_row=2*b, b_base=i, \
-levels=[(b, 1, 16), (3, b, 5)], form="f64")
+levels=[(b, 1, 16), (3, b, 5)], form=TileForm(left='f64', right='f64', out='f64'))
 '''.replace("            pass\n", "")
 
 LARGEST = '''\
@@ -201,7 +202,7 @@ def test_a_tile_is_a_product():
     text = '''\
 def k(a: "f32[4, 6]", b: "f32[6, 16]", /, out: "f32[4, 16]", *, grid: "1"):
     tile(out, a, b, rows=4, cols=16, out_base=0, out_row=16, a_base=0, a_row=6, b_base=0, \
-levels=[(2, 3, 48), (3, 1, 16)], form="f32")
+levels=[(2, 3, 48), (3, 1, 16)])
 '''
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(6, 16)).astype(np.float32)
@@ -314,7 +315,7 @@ def test_tiles_of_groups(form, dtype, out, group, turned):
     a = ir.Buffer("a", dtype, (k, rows) if turned else (rows, k))
     b, o = ir.Buffer("b", dtype, (k // group, cols * group)), ir.Buffer("o", out, (rows, cols))
     levels = ((k // group, step * group, cols * group),)
-    tile = ir.Tile(rows, cols, o, 0, cols, a, 0, a_row, b, 0, levels, form, a_inner=step)
+    tile = ir.Tile(rows, cols, o, 0, cols, a, 0, a_row, b, 0, levels, FORMS[form], a_inner=step)
     kernel = ir.Kernel("k", (a, b), (o,), (), 1, (tile,))
     assert parse_kernel(print_kernel(kernel)) == kernel
     rng = np.random.default_rng(0)

@@ -74,7 +74,7 @@ def tile(form, a_dtype, target):
     cols = 2 * target.vector_bytes // size_of(row.out)
     a, b = Buffer("a", a_dtype, (4, 64)), Buffer("b", form.rpartition("_")[2], (64 * cols,))
     out = Buffer("out", row.out, (4, cols))
-    product = Tile(4, cols, out, 0, cols, a, 0, 64, b, 0, ((64 // row.group, row.group, row.group * cols),), form)
+    product = Tile(4, cols, out, 0, cols, a, 0, 64, b, 0, ((64 // row.group, row.group, row.group * cols),), row)
     return Kernel(f"tile_{form}_{a_dtype}", (a, b), (out,), (), 1, (product,))
 
 

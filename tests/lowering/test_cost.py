@@ -3,6 +3,7 @@
 import pytest
 
 from aotc.ir.dims.algebra import sym
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, F32, F64
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pack_contractions import form_of
 from aotc.lowering.plans.cpu_tiles import in_place_cols
@@ -90,9 +91,10 @@ def test_strategy_of_a_product_of_bf16(name):
 
 
 def test_the_unit_decides_the_form():
-    assert [form_of("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")] == ["bf16", "bf16", "f64"]
-    assert form_of("bf16", "f32", "f32", PAIRS) == form_of("f16", "f16", "f16", PAIRS) == "f32"
-    assert form_of("bf16", "bf16", "bf16", CPU) == "f32"
+    forms = [form_of("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")]
+    assert forms == [BF16_PAIRS, BF16_PAIRS, F64]
+    assert form_of("bf16", "f32", "f32", PAIRS) == form_of("f16", "f16", "f16", PAIRS) == F32
+    assert form_of("bf16", "bf16", "bf16", CPU) == F32
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_tiny_groups_stay_loops():
     for pixels, strategy in ((1, "loops"), (2, "packed")):
         result = Value("c", TensorType("f32", (1, 2, pixels, 16)))
         op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": 2})
-        assert conv_strategy(op, "f32") == strategy
+        assert conv_strategy(op, F32) == strategy
 
 
 def test_an_unknown_size_is_large():
@@ -136,7 +138,7 @@ def test_an_unknown_size_is_large():
 
 @pytest.mark.parametrize("n", [16, 48, 96, 112, 768])
 def test_tiles_in_place_divide_the_columns(n):
-    cols = in_place_cols(128, n, 64, "f32", CPU)
+    cols = in_place_cols(128, n, 64, F32, CPU)
     assert n % cols == 0
     assert cols % 16 == 0
 

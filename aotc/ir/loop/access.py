@@ -10,9 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from aotc.ir.dims.algebra import Dim, Expr, Sym, bounds, minimum, product, sym
 from aotc.ir.dims.symbols import substitute_symbols, symbols
-from aotc.ir.loop.forms.fft import is_transform
 from aotc.ir.loop.forms.offsets import linearize
-from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -101,7 +99,7 @@ def dims_of(stmt: Stmt) -> Iterator[Dim]:
 def imports(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
     called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
-    return tuple(sorted(name for name in called if not is_transform(name)))
+    return tuple(sorted(name for name in called if isinstance(name, str)))
 
 
 def unsettled(kernel: Kernel) -> frozenset[str]:
@@ -309,10 +307,10 @@ class AccessWalker(ABC, Generic[Scope]):
 
     def tile(self, t: Tile, scope: Scope) -> None:
         """Visit the elements of a tile: its result, and both operands over all levels."""
-        _, group, bits = FORMS[t.form]
+        group = t.form.group
         self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
         self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
-        if bits:
+        if t.form.scaled:
             (runs, _, chunk), _ = t.levels
             self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
             return

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.forms.fft import Transform
+from aotc.ir.loop.forms.tile_forms import F32, TileForm
 from aotc.ir.loop.forms.tiling import Tiling
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
@@ -234,13 +236,10 @@ class Tile:
     ----------
     levels : tuple of (extent, a_step, b_step)
         The contraction loops.
-    form : str
-        ``f32``, ``f64`` (plain FMA), ``f32_bf16``, ``f32_f16``, ``f32_s8``: a is f32, b is bf16, f16, i8; ``bf16``: a
-        is f32 or bf16, b is pairs of bf16; ``i8``: a is i8 or u8, b is i8 (quads of k), out is i32. A step of the
-        innermost level is then a group of k, whose elements are contiguous in each of the ``cols`` columns of b.
-        ``i8_o8``: the same with b offset by 128, for unpacked operands only. ``f32_i8``, ``f32_i4``, ``bf16_i8`` and
-        ``bf16_i4``: a is f32 or bf16, b has quantized weights of that many bits: of two levels, the first counts groups
-        of k, whose terms follow the scales of the columns (:mod:`aotc.ir.loop.forms.quantized`).
+    form : TileForm
+        The dtypes and the layout of ``b``. In a form with groups a step of the innermost level is a group of k, whose
+        elements are contiguous in each of the ``cols`` columns of b. In a scaled form of two levels the first counts
+        groups of k, whose terms follow the scales of the columns (:mod:`aotc.ir.loop.forms.quantized`).
     a_inner : Dim
         In forms with several ``k`` in a step of the innermost level (whose extent and steps count such groups): the
         stride from one ``k`` to the next in ``a``.
@@ -257,7 +256,7 @@ class Tile:
     b: Buffer
     b_base: Dim
     levels: tuple[tuple[Dim, Dim, Dim], ...]
-    form: str = "f32"
+    form: TileForm = F32
     a_inner: Dim = 1
     b_column: Dim = 0
     b_inner: Dim = 0
@@ -272,7 +271,7 @@ class ExternalCall:
     integer is an i64.
     """
 
-    function: str
+    function: str | Transform
     args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]
 
 

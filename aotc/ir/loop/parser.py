@@ -7,11 +7,14 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from aotc.ir.dims import algebra as dims
 from aotc.ir.dims.algebra import Dim, Sym
-from aotc.ir.loop.forms.tiling import Window
+from aotc.ir.loop.forms.fft import Transform
+from aotc.ir.loop.forms.records import read_record
+from aotc.ir.loop.forms.tile_forms import F32, TileForm
+from aotc.ir.loop.forms.tiling import TILING_CLASSES, Tiling
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -33,7 +36,6 @@ from aotc.ir.loop.ir import (
     Stmt,
     Store,
     Tile,
-    Tiling,
     Var,
     WarpMatch,
     While,
@@ -49,6 +51,11 @@ _SPACES = ("private", "scratch", "shared")
 _OPERATIONS: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
 }  # fmt: skip
+
+
+RECORDS: dict[str, type] = {**TILING_CLASSES, "TileForm": TileForm, "Transform": Transform}
+"""The classes of the facts that a kernel's text contains, by name."""
+T = TypeVar("T")
 
 
 def parse_kernel(text: str) -> Kernel:
@@ -99,7 +106,7 @@ class _Parser:
         work = [self.dim(about[key]) if key in about else 0 for key in ("flops", "bytes")]
         grid = self.dim(about["grid"])
         body = self.block(function.body)
-        tiling = _tiling(about["tiling"]) if "tiling" in about else None
+        tiling = _record(about["tiling"], Tiling) if "tiling" in about else None
         pairs = tuple(map(tuple, aliases))
         return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
 
@@ -183,6 +190,8 @@ class _Parser:
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
                 return ExternalCall(name, tuple(self.address(p) for p in places))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Call() as record, *places])):
+                return ExternalCall(_record(record, Transform), tuple(self.address(p) for p in places))
         _fail(node, "not a statement of the loop IR")
 
     def definition(self, name: str, value: ast.expr) -> Stmt:
@@ -264,7 +273,8 @@ class _Parser:
         if not isinstance(levels, ast.List):
             _fail(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
-        rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
+        rows, cols = (ast.literal_eval(said[k]) for k in ("rows", "cols"))
+        form = _record(said["form"], TileForm) if "form" in said else F32
         given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
         at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
         return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in said, **at)
@@ -317,17 +327,13 @@ def _operated(fn: str, a: Dim, b: Dim) -> Dim:
     return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))
 
 
-def _tiling(node: ast.expr) -> Tiling:
-    match node:
-        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
-            return Tiling(template, *map(ast.literal_eval, sizes))
-        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
-            rows, cols, stages = map(ast.literal_eval, sizes)
-            return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
-        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="cluster", value=cluster)]):
-            rows, cols, stages = map(ast.literal_eval, sizes)
-            return Tiling(template, rows, cols, stages, cluster=ast.literal_eval(cluster))
-    _fail(node, "expected a tiling such as mma(128, 128, 3)")
+def _record(node: ast.expr, kind: type[T]) -> T:
+    """Return the record of class ``kind`` that ``node`` creates."""
+    try:
+        record = read_record(node, RECORDS)
+    except (TypeError, ValueError) as error:
+        _fail(node, f"expected a {kind.__name__}, found {error}")
+    return record if isinstance(record, kind) else _fail(node, f"expected a {kind.__name__}")
 
 
 def _quoted(node: ast.expr) -> ast.expr:

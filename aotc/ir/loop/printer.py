@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Sym
 from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.forms.tile_forms import F32
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -222,8 +223,10 @@ class _KernelPrinter:
         fields = {
             "rows": t.rows, "cols": t.cols, "out_base": self.dim(t.out_base), "out_row": self.dim(t.out_row),
             "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row), "b_base": self.dim(t.b_base),
-            "levels": f"[{levels}]", "form": f'"{t.form}"',
+            "levels": f"[{levels}]",
         }  # fmt: skip
+        if t.form != F32:
+            fields["form"] = repr(t.form)
         if t.a_inner != 1:
             fields["a_inner"] = self.dim(t.a_inner)
         fields |= {k: self.dim(n) for k, n in (("b_column", t.b_column), ("b_inner", t.b_inner)) if n != 0}

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.loop.forms.fft import is_transform, run_transform
+from aotc.ir.loop.forms.fft import Transform, run_transform
 from aotc.ir.loop.forms.quantized import unpack
-from aotc.ir.loop.forms.tile_forms import FORMS, Form
+from aotc.ir.loop.forms.tile_forms import F32, TileForm
 from aotc.ir.loop.ir import WARP, Kernel, Let, walk
-from aotc.ir.loop.parser import parse_kernel
+from aotc.ir.loop.parser import RECORDS, parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
@@ -76,7 +76,7 @@ def run_kernel(
         names[buffer.name] = _Memory(array)
     functions = {_PREFIX + name: made for name, made in _functions(begin, end, executed).items()}
     with np.errstate(all="ignore"):
-        exec(code, {**functions, **literals, **_NOT_FINITE, **names})
+        exec(code, {**RECORDS, **functions, **literals, **_NOT_FINITE, **names})
 
 
 @lru_cache(maxsize=64)
@@ -291,9 +291,13 @@ def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
     return _Memory(np.zeros(dims, to_numpy(dtype)))
 
 
-def _call(function: str, *places: tuple[_Memory, Any]) -> None:
+def _call(function: str | Transform, *places: tuple[_Memory, Any]) -> None:
     """Call a library function with the memory from each place on."""
-    (run_transform if is_transform(function) else call)(function, [_from(function, *place) for place in places])
+    arrays = [_from(str(function), *place) for place in places]
+    if isinstance(function, Transform):
+        run_transform(function, arrays)
+    else:
+        call(function, arrays)
 
 
 def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
@@ -322,18 +326,20 @@ def _match(to: _Memory, source: _Memory, bits: int) -> None:
     to.array[:] = (same * (np.uint64(1) << np.arange(WARP, dtype=np.uint64))).sum(-1).reshape(-1).astype(np.uint32)
 
 
-def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
+def _tile(
+    out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: TileForm = F32, **at: Any
+) -> None:
     """Run a register tile as nested loops, in the precision of the output."""
     flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
-    kind, (_, group, bits) = out.array.dtype, FORMS[form]
+    kind, group = out.array.dtype, form.group
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
     total = flat_out[place] if at.get("adds") else np.zeros((rows, cols), kind)
     inner = at.get("b_inner") or 1
     beside = at.get("b_column") or (1 if "b_inner" in at else group)
-    if bits:
-        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, FORMS[form])
+    if form.scaled:
+        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, form)
         at = {**at, "b_base": 0}
     for k in product(*(range(extent) for extent, _, _ in levels)):
         a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
@@ -341,11 +347,11 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
         for t in range(group):
             column = flat_a[a_at + t * at.get("a_inner", 1) + at["a_row"] * np.arange(rows)].astype(kind)
             row = flat_b[b_at + t * inner + beside * np.arange(cols)].astype(kind)
-            total += column[:, None] * (row + 128 if form == "i8_o8" else row)
+            total += column[:, None] * (row + form.offset if form.offset else row)
     flat_out[place] = total
 
 
-def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: Form) -> tuple[np.ndarray, list]:
+def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) -> tuple[np.ndarray, list]:
     """Return a quantized panel as f32, the terms of a step contiguous for each column, and its levels."""
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from aotc.ir.loop.forms.fft import is_transform, read_transform
+from aotc.ir.loop.forms.fft import Transform
 from aotc.kernels.emit.vector.fft import TransformFunction
 from aotc.kernels.llvm_types import I64, PTR, VOID, i64
 from aotc.kernels.symbol_table import declare
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
-def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], characters: int) -> None:
-    """Call the imported function ``name`` as Fortran does: addresses, then the length of each character argument.
+def call(builder: ir.IRBuilder, function: str | Transform, addresses: Sequence[ir.Value], characters: int) -> None:
+    """Call the imported ``function`` as Fortran does: addresses, then the length of each character argument.
 
     A Fourier transform is not imported: its function is linked after LLVM's passes.
     """
     module = builder.module
-    if is_transform(name):
-        function = TransformFunction(read_transform(name), module.vector_bytes, module.permutes)
-        if function.name not in module.finished.symbols:
-            module.finished.add(function.symbols())
-        builder.call(declare(module, function.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
+    if isinstance(function, Transform):
+        transform = TransformFunction(function, module.vector_bytes, module.permutes)
+        if transform.name not in module.finished.symbols:
+            module.finished.add(transform.symbols())
+        builder.call(declare(module, transform.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
         return
-    symbol = IMPORT_PREFIX + name
+    symbol = IMPORT_PREFIX + function
     pointer = module.globals.get(symbol)
     if pointer is None:
         pointer = ir.GlobalVariable(module, I64, symbol)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, minimum, product, static
-from aotc.ir.loop.forms.tile_forms import FORMS, form_of_operands
+from aotc.ir.loop.forms.tile_forms import TileForm, form_of_operands
 from aotc.ir.opset import TILED_BY_COLUMNS
 from aotc.ir.opset.contract import panel_cols
 from aotc.ir.tensor.ir import Op, Value
@@ -25,7 +25,7 @@ class TiledProduct:
     first columns are dropped.
     """
 
-    form: str
+    form: TileForm
     a: Value
     b: Value
     outer: tuple[Dim, ...]
@@ -62,9 +62,9 @@ def _packed_matmul(op: Op) -> TiledProduct:
     a_row, a_step = (1, m) if turned else (k, 1)
     count, cols = panels.type.shape[-3], panel_cols(panels.type, op.attrs)
     levels: Levels = ((steps, a_step * group, wide),)
-    form = f"{lhs.type.dtype}_i{bits}" if bits else form_of_operands(lhs.type.dtype, panels.type.dtype)
+    form = form_of_operands(lhs.type.dtype, panels.type.dtype, bits)
     if bits:
-        terms = FORMS[form].group
+        terms = form.group
         levels = (*levels, (group // terms, a_step * terms, cols * bits * terms // 8))
     return TiledProduct(
         form, lhs, panels, tuple(batch), m, n, cols, k, a_row, a_step, levels,

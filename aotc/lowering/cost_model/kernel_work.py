@@ -13,7 +13,8 @@ from math import prod
 from aotc.ir.dims.algebra import Dim, Expr, Sym
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import operands, scalars_in
-from aotc.ir.loop.forms.fft import is_transform, read_transform
+from aotc.ir.loop.forms.fft import Transform
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -125,7 +126,7 @@ def work_of_kernel(
     counter.block(kernel.body, 1.0, None)
     every = list(walk(kernel.body))
     called = {s.function for s in every if isinstance(s, ExternalCall)}
-    transforms = [read_transform(name) for name in called if is_transform(name)]
+    transforms = [function for function in called if isinstance(function, Transform)]
     if transforms:
         lanes = vector_bytes // size_of(transforms[0].dtype)
         counter.work.vector += number(kernel.flops, counter.values) / lanes
@@ -223,9 +224,9 @@ class _Counter:
     def of_tile(self, tile: Tile) -> float:
         """Return the cost of an operation of a tile, relative to one of an f32 tile."""
         size = size_of(tile.b.dtype)
-        if tile.form in self.matrices:
+        if tile.form.unit in self.matrices:
             return MATRIX_WORK.value / 100 * size / 2
-        return PAIRS_WORK.value / 100 if tile.form == "bf16" else max(size / 4, 1.0)
+        return PAIRS_WORK.value / 100 if tile.form == BF16_PAIRS else max(size / 4, 1.0)
 
     def varies(self, value: Scalar, var: str) -> bool:
         """Return True if ``value`` differs between iterations of the loop over ``var``."""

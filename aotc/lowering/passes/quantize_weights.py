@@ -32,6 +32,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, static
 from aotc.ir.loop.forms.quantized import chunk_bytes, pack, quantize
+from aotc.ir.loop.forms.tile_forms import form_of_operands
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
@@ -147,7 +148,8 @@ class _Quantizer:
         k = integers.shape[-2]
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
         most = as_widest(op, self.widest).result.type.shape[-2]
-        cols = _balanced(static(n), best_tile(most, n, k, f"{kind}_i{self.bits}", target)[1], target)
+        form = form_of_operands(kind, "", self.bits)
+        cols = _balanced(static(n), best_tile(most, n, k, form, target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
         weights = constant_of(op.operands[1], b.definitions)
         if weights is not None and weights.ndim == 2:

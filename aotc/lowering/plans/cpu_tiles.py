@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from aotc.ir.dims.algebra import Dim, Expr
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_QUADS, TileForm
 from aotc.lowering.plans.matmul import streams
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 SQUARES = {"bf16": "bf16", "i8": "i8mm"}
-"""AArch64 features whose instructions multiply two rows by two columns, by the form of the tile."""
+"""AArch64 features whose instructions multiply two rows by two columns, by the unit of the form of a tile."""
 
 
 WIDE_STREAM_ROWS = Limit(
@@ -92,7 +92,7 @@ GROUPED_TILE_ROWS_16 = BlockSize(
 )
 
 
-def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0) -> tuple[int, int]:
+def best_tile(m: Dim, n: Dim, k: Dim, form: TileForm, target: Target, pitch: Dim = 0) -> tuple[int, int]:
     """Return the ``(rows, cols)`` of the register tile for ``out[m, n] = a[m, k] @ b[k, n]``.
 
     The sums of a tile, the loads of one row of ``b`` and a broadcast of ``a`` fit into the vector registers together. A
@@ -102,8 +102,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
     ----------
     m, n, k : Dim
         A symbolic ``m`` counts as large.
-    form : str
-        The form of the tile: a row of ``FORMS``.
+    form : TileForm
     target : Target
     pitch : Dim
         The distance in bytes between rows of ``a``, 0 if irrelevant. Tiles have fewer rows if rows share cache sets.
@@ -113,10 +112,10 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
     tuple of int
         The maximal number of rows, by which :func:`split_rows` divides ``m``; the columns, a multiple of the vector.
     """
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    lanes = target.vector_bytes // size_of(form.out)
     room = target.registers - 1
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
-    if form in target.matrices:
+    if form.unit in target.matrices:
         return _matrix_tile(m, needed, lanes)
     if not isinstance(m, Expr) and streams(m):
         across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
@@ -130,13 +129,13 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target, pitch: Dim = 0)
     wide = AARCH64_TILE_ROWS if target.triple.startswith("aarch64") else TILE_ROWS
     most = wide if vectors > 1 else COLUMN_TILE_ROWS
     share = most is TILE_ROWS and isinstance(pitch, int) and pitch != 0 and pitch % SET_PERIOD.value == 0
-    if share and form != "i8" and not FEW_TILE_ROWS.holds(m):
+    if share and form != I8_QUADS and not FEW_TILE_ROWS.holds(m):
         most = SET_ROWS
-    scales = vectors if FORMS[form].bits else 0
+    scales = vectors if form.scaled else 0
     rows = min((room - vectors - scales) // vectors, most.value)
-    if form == "i8" or (form == "bf16" and form not in target.units):
+    if form == I8_QUADS or (form == BF16_PAIRS and form.unit not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
-    if SQUARES.get(form) in target.features:
+    if SQUARES.get(form.unit) in target.features:
         sums = SVE_SQUARE_SUMS if target.sve_length else SQUARE_SUMS
         rows = min((room - vectors - scales) // vectors, sums.value // vectors // 2 * 2)
     elif target.sve_length and vectors > 1:
@@ -164,8 +163,8 @@ def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:
     return tuple(run for run in ((low + 1, tall), (low, tiles - tall)) if run[1])
 
 
-def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
+def in_place_cols(m: Dim, n: int, k: Dim, form: TileForm, target: Target) -> int:
     """Return the columns of a tile that reads its right operand in place: a divisor of ``n``, in whole vectors."""
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    lanes = target.vector_bytes // size_of(form.out)
     _, cols = best_tile(m, n, k, form, target)
     return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)

@@ -2,7 +2,7 @@
 
 The model divides the tiles of a launch into waves. In one wave, every multiprocessor runs as many tiles as fit on it.
 The wave lasts as long as the slower of two things: the multiplications, at the measured rate of :data:`TILE_RATES`, and
-the reads of the operands. The epilogue follows. With two warpgroups that alternate between tiles (``wgmma_in_turn``),
+the reads of the operands. The epilogue follows. With two warpgroups that alternate between tiles (``ping_pong``),
 the multiplications of one hide the epilogue of the other.
 
 A matmul with too few tiles is split along its terms (split-K), if that pays for the kernel that adds the partial sums.
@@ -19,7 +19,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import operands, scalars_in
 from aotc.ir.loop.forms.conv import window_operands
 from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple
-from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Mma, Template, Tiling, Wgmma, Window
 from aotc.ir.loop.ir import Apply, Load, Store
 from aotc.ir.opset.elementwise import scalar_work
 from aotc.ir.tensor.ir import TensorType
@@ -60,42 +60,42 @@ class TileRate:
 # - Tilings of two stages, which fit in 48 KiB: chosen below the rates of those with more stages, not measured.
 # - Tilings of 16 rows, for weights of few bits: 8 x 4096 x 4096 in bf16 with 8-bit integers takes 14.0 us in 8 parts,
 #   14.6 us in 16, and 16.8 us in tiles of 64 x 128.
-# - Swapped operands (wgmma_turned), with f32 weights in their own layout: 1024 x 3072 x 768 takes 20.6, 34.1, 28.4,
+# - Swapped operands (transposed), with f32 weights in their own layout: 1024 x 3072 x 768 takes 20.6, 34.1, 28.4,
 #   32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table.
 # - Long products: 4096 x 4096 x 4096 in bf16, each run alone for 0.2 s before it was timed. It takes 214 and 246 us
-#   with wgmma_in_turn of 128 x 128 and 64 x 128, 209 and 233 us with wgmma of 128 x 256 and 128 x 128, and 203 us with
-#   cuBLASLt; the others in proportion.
+#   with ping-pong tiles of 128 x 128 and 64 x 128, 209 and 233 us with tiles of 128 x 256 and 128 x 128, and 203 us
+#   with cuBLASLt; the others in proportion.
 TILE_RATES = (
-    TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25, long=6.0),
-    TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8, long=5.2),
-    TileRate(Tiling("wgmma_in_turn", 128, 64, 8), 5.4, long=5.0),
-    TileRate(Tiling("wgmma", 128, 256, 4), 6.35, long=6.5),
-    TileRate(Tiling("wgmma", 128, 192, 5), 6.4, long=5.9),
-    TileRate(Tiling("wgmma", 128, 128, 6), 6.7, long=5.6),
-    TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
-    TileRate(Tiling("wgmma", 64, 256, 5), 6.0, long=5.4),
-    TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
-    TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
-    TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
-    TileRate(Tiling("wgmma", 64, 64, 2), 2.4, 2),
-    TileRate(Tiling("wgmma_turned", 256, 128, 4), 6.2),
-    TileRate(Tiling("wgmma_turned", 192, 128, 5), 5.2),
-    TileRate(Tiling("wgmma_turned", 128, 128, 6), 4.3),
-    TileRate(Tiling("wgmma_turned", 64, 128, 8), 2.75),
-    TileRate(Tiling("wgmma_turned", 256, 64, 5), 5.1),
-    TileRate(Tiling("wgmma_turned", 128, 64, 8), 3.5),
-    TileRate(Tiling("wgmma_turned", 128, 64, 4), 4.35, 2),
-    TileRate(Tiling("wgmma_turned", 64, 64, 6), 3.05, 2),
-    TileRate(Tiling("wgmma_turned", 64, 64, 2), 2.1, 2),
-    TileRate(Tiling("wgmma_turned", 32, 64, 8), 1.6, 2),
-    TileRate(Tiling("mma", 128, 128, 3), 3.0),
-    TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
-    TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
-    TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
-    TileRate(Tiling("mma", 16, 128, 3), 0.6, 2),
-    TileRate(Tiling("mma", 16, 128, 2), 0.5, 2),
+    TileRate(Tiling(Wgmma(ping_pong=True), 128, 128, 6), 6.25, long=6.0),
+    TileRate(Tiling(Wgmma(ping_pong=True), 64, 128, 8), 5.8, long=5.2),
+    TileRate(Tiling(Wgmma(ping_pong=True), 128, 64, 8), 5.4, long=5.0),
+    TileRate(Tiling(Wgmma(), 128, 256, 4), 6.35, long=6.5),
+    TileRate(Tiling(Wgmma(), 128, 192, 5), 6.4, long=5.9),
+    TileRate(Tiling(Wgmma(), 128, 128, 6), 6.7, long=5.6),
+    TileRate(Tiling(Wgmma(), 128, 64, 8), 4.4),
+    TileRate(Tiling(Wgmma(), 64, 256, 5), 6.0, long=5.4),
+    TileRate(Tiling(Wgmma(), 64, 128, 8), 5.35),
+    TileRate(Tiling(Wgmma(), 64, 128, 4), 5.1, 2),
+    TileRate(Tiling(Wgmma(), 64, 64, 6), 3.7, 2),
+    TileRate(Tiling(Wgmma(), 64, 64, 2), 2.4, 2),
+    TileRate(Tiling(Wgmma(transposed=True), 256, 128, 4), 6.2),
+    TileRate(Tiling(Wgmma(transposed=True), 192, 128, 5), 5.2),
+    TileRate(Tiling(Wgmma(transposed=True), 128, 128, 6), 4.3),
+    TileRate(Tiling(Wgmma(transposed=True), 64, 128, 8), 2.75),
+    TileRate(Tiling(Wgmma(transposed=True), 256, 64, 5), 5.1),
+    TileRate(Tiling(Wgmma(transposed=True), 128, 64, 8), 3.5),
+    TileRate(Tiling(Wgmma(transposed=True), 128, 64, 4), 4.35, 2),
+    TileRate(Tiling(Wgmma(transposed=True), 64, 64, 6), 3.05, 2),
+    TileRate(Tiling(Wgmma(transposed=True), 64, 64, 2), 2.1, 2),
+    TileRate(Tiling(Wgmma(transposed=True), 32, 64, 8), 1.6, 2),
+    TileRate(Tiling(Mma(), 128, 128, 3), 3.0),
+    TileRate(Tiling(Mma(), 64, 128, 3), 2.8, 2),
+    TileRate(Tiling(Mma(), 64, 64, 3), 2.2, 3),
+    TileRate(Tiling(Mma(), 64, 64, 2), 1.6, 3),
+    TileRate(Tiling(Mma(), 16, 128, 3), 0.6, 2),
+    TileRate(Tiling(Mma(), 16, 128, 2), 0.5, 2),
 )
-_WARPS = frozenset({"mma"})
+_WARPS: frozenset[Template] = frozenset({Mma()})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # rate of tensor cores relative to bf16
 _SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
@@ -250,9 +250,9 @@ def best_tiling(
         window = None
     templates = templates_of(product, target, window)
     rows = (row for row in TILE_RATES if row.tiling.template in templates)
-    if "wgmma" in templates:
+    if Wgmma() in templates:
         few = FEW_TILE_ROWS.holds(product.row[1])
-        rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
+        rows = (row for row in rows if not row.tiling.is_transposed or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     rows = (row for row in rows if row.tiling.shared <= target.shared_memory)
     widened = product.is_widened(right=True)
     fitting = [_held(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
@@ -269,7 +269,7 @@ def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[Til
     found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
     for edge, extent in ((_cols, n), (_rows, m)):
         if isinstance(extent, int):
-            least: dict[str, int] = {}
+            least: dict[Template, int] = {}
             for tiling in (row.tiling for row in found if edge(row.tiling) >= extent):
                 least[_kind(tiling)] = min(edge(tiling), least.get(_kind(tiling), edge(tiling)))
             found = [row for row in found if edge(row.tiling) <= least.get(_kind(row.tiling), edge(row.tiling))]
@@ -284,9 +284,9 @@ def _cols(tiling: Tiling) -> int:
     return tiling.cols
 
 
-def _kind(tiling: Tiling) -> str:
+def _kind(tiling: Tiling) -> Template:
     """Return the group of templates within which tiles differ only in their edges."""
-    return tiling.template.removesuffix("_in_turn")
+    return replace(tiling.template, ping_pong=False) if isinstance(tiling.template, Wgmma) else tiling.template
 
 
 def _held(row: TileRate, target: Target) -> TileRate:
@@ -295,14 +295,14 @@ def _held(row: TileRate, target: Target) -> TileRate:
     return row if resident == row.resident else replace(row, resident=resident)
 
 
-def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:
-    """Return the templates that can multiply these operands: those of Hopper (``wgmma``), or that of warps (``mma``).
+def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[Template]:
+    """Return the templates that can multiply these operands: those of Hopper, or that of warps.
 
-    ``wgmma`` needs operands that the tensor memory accelerator can copy in tiles, and no f64. The flags ``ways`` say
+    ``Wgmma`` needs operands that the tensor memory accelerator can copy in tiles, and no f64. The flags ``ways`` say
     whether the left and the right operand lie by rows, i.e. with their contiguous dim along the result, not the terms.
     The instructions read such an operand directly in 16 bits, and in 8 bits not at all. In TF32 only one of the two may
-    lie so: ``wgmma`` if it is the left one, ``wgmma_turned`` (operands swapped) if it is the right one. In other
-    dtypes, ``wgmma_turned`` needs a left operand whose contiguous dim runs along the terms.
+    lie so: ``Wgmma`` if it is the left one, transposed (operands swapped) if it is the right one. In other
+    dtypes, swapped operands need a left operand whose contiguous dim runs along the terms.
     """
     if window is not None:
         read = window_operands(product, window)
@@ -319,12 +319,12 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
         case (kind, (True, _) | (_, True)) if ELEMENT_BYTES[kind] == 1:
             return _WARPS
         case ("tf32", (True, _)):
-            return frozenset({"wgmma"})
+            return frozenset({Wgmma()})
         case ("tf32", (_, True)):
-            return frozenset({"wgmma_turned"})
+            return frozenset({Wgmma(transposed=True)})
         case (_, (True, _)):
-            return frozenset({"wgmma", "wgmma_in_turn"})
-    return frozenset({"wgmma", "wgmma_in_turn", "wgmma_turned"})
+            return frozenset({Wgmma(), Wgmma(ping_pong=True)})
+    return frozenset({Wgmma(), Wgmma(ping_pong=True), Wgmma(transposed=True)})
 
 
 def _is_copied(view: View, product: LoopProduct) -> bool:
@@ -361,7 +361,7 @@ def parts_of_sum(
     m, n = map(_guess, shape)
     by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
-    either = (row for row in fit if turned in (None, row.tiling.is_turned))
+    either = (row for row in fit if turned in (None, row.tiling.is_transposed))
     rows = _filled(either, m, n, by_warps and operands != "f64")
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
@@ -383,7 +383,7 @@ def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
         turned: min(
             _time(m, n, terms // parts, parts, "tf32", row, taps)
             for row in TILE_RATES
-            if row.tiling.is_wgmma and row.tiling.is_turned is not turned
+            if row.tiling.is_wgmma and row.tiling.is_transposed is not turned
         )
         for turned in (False, True)
     }
@@ -433,7 +433,7 @@ def _time(
     own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / work
     own *= min(m, tiling.rows) * min(n, tiling.cols) * together
     wave = max(flops / rate, moved / OPERAND_BYTES.value)
-    if tiling.is_in_turn:
+    if tiling.is_ping_pong:
         busy = TILE_START.value + waves * max(wave, (wave + own) / 2) + own
     else:
         busy = waves * (TILE_START.value + wave + own)

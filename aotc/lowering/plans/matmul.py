@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from aotc.ir.dims.algebra import Dim, is_static, product
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_QUADS, I32, I64, TileForm
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -81,13 +81,13 @@ def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
 
 
-def _converts_integers(op: Op, form: str) -> bool:
+def _converts_integers(op: Op, form: TileForm) -> bool:
     """Return True if tiles of ``form`` would need separate conversions of short integers; plain loops do not."""
-    narrow = [op.result] if form == "i8" else [op.result, *op.operands]
-    return form in ("i8", "i32", "i64") and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
+    narrow = [op.result] if form == I8_QUADS else [op.result, *op.operands]
+    return form in (I8_QUADS, I32, I64) and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
 
 
-def is_turned(op: Op, form: str, target: Target, constant: bool = False) -> bool:
+def is_turned(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
     """Return True if a ``matmul`` with few columns is computed with swapped operands, as one with few rows.
 
     Otherwise its tiles would mostly be padding. ``constant`` means that only the right operand is known before a call,
@@ -95,31 +95,31 @@ def is_turned(op: Op, form: str, target: Target, constant: bool = False) -> bool
     """
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if form in ("", "i8") or m == 1 or _converts_integers(op, form):
+    if form is None or form == I8_QUADS or m == 1 or _converts_integers(op, form):
         return False
     if is_tiny(op.result.type.shape, k):
-        return n == 1 and not UNROLLED_TERMS.holds(k) and kind_of(FORMS[form].out) == "f"
+        return n == 1 and not UNROLLED_TERMS.holds(k) and kind_of(form.out) == "f"
     long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
     few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
     half = isinstance(n, int) and THIN_ROWS.holds(n) and 2 * n <= _lanes(form, target)
     if half and not op.attrs["lhs_transposed"]:
         few |= sum((HALF_PANEL_COLUMNS.holds(n), not THIN_ROWS.holds(m), constant)) >= 2
-    return n == 1 or (few and long and form not in target.matrices)
+    return n == 1 or (few and long and form.unit not in target.matrices)
 
 
-def _lanes(form: str, target: Target) -> int:
+def _lanes(form: TileForm, target: Target) -> int:
     """Return the number of sums in one vector."""
-    return target.vector_bytes // size_of(FORMS[form].out)
+    return target.vector_bytes // size_of(form.out)
 
 
-def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
+def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
     """Return how a CPU computes a ``matmul``.
 
     Parameters
     ----------
     op : Op
-    form : str
-        The form of the tile for its dtypes: a row of ``FORMS``, or the empty string if there is none.
+    form : TileForm or None
+        The form of the tile for its dtypes, None if there is none.
     constant : bool
         Is the right operand a constant, which is packed before the first call?
     target : Target
@@ -138,40 +138,40 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     result = op.result.type
     m, n = result.shape[-2:]
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if not form or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny((m, n), k))):
+    if form is None or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny((m, n), k))):
         return "loops"
-    few = THIN_ROWS.holds(m) and (streams(m) or form not in target.matrices)
-    thin = few and form != "i8" and product(result.shape) != 0
-    if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
+    few = THIN_ROWS.holds(m) and (streams(m) or form.unit not in target.matrices)
+    thin = few and form != I8_QUADS and product(result.shape) != 0
+    if op.attrs["rhs_transposed"] and form != I8_QUADS and streams(m) and not (form == BF16_PAIRS and constant):
         return "dots"
     sums = not op.attrs["rhs_transposed"] and thin
     if is_tiny(result.shape, k):
         rows = not op.attrs["rhs_transposed"] and n != 1 and product(result.shape) != 0
-        return "sums" if rows and kind_of(FORMS[form].out) == "f" and not UNROLLED_TERMS.holds(k) else "loops"
+        return "sums" if rows and kind_of(form.out) == "f" and not UNROLLED_TERMS.holds(k) else "loops"
     if op.attrs["rhs_transposed"] and thin and not constant and not SHORT_THIN_TERMS.holds(k):
         return "dots"
     lanes = _lanes(form, target)
-    by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
-    quick = k % FORMS[form].group == 0 or form in target.matrices
-    pairs = form == "bf16" and quick  # instructions on pairs of bf16 gain more than packing costs
+    by_rows = not op.attrs["rhs_transposed"] and form != I8_QUADS and isinstance(n, int) and n % lanes == 0
+    quick = k % form.group == 0 or form.unit in target.matrices
+    pairs = form == BF16_PAIRS and quick  # instructions on pairs of bf16 gain more than packing costs
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (streams(m) or not pairs):
         return "in_place"
     if sums and (not constant or is_mostly_padding(op, form, target)):
         return "sums"
-    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
+    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form.left} and form != BF16_PAIRS
     if in_form and memory_limit and not constant:
-        copied = product(rhs.shape) * size_of(form)
+        copied = product(rhs.shape) * size_of(form.left)
         if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
             return "in_place"
     if isinstance(n, int) and isinstance(k, int):
         return "packed"
     if in_form:
         return "in_place"
-    return "packed" if kind_of(FORMS[form].out) == "f" else "loops"
+    return "packed" if kind_of(form.out) == "f" else "loops"
 
 
-def is_mostly_padding(op: Op, form: str, target: Target) -> bool:
+def is_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:
     """Return True if packing a constant with few columns costs more than it saves.
 
     A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. A tile
@@ -183,20 +183,20 @@ def is_mostly_padding(op: Op, form: str, target: Target) -> bool:
         return False
     lanes, k = _lanes(form, target), rhs.shape[-1 if op.attrs["rhs_transposed"] else -2]
     is_large = not PADDED_PANEL_BYTES.holds(k * lanes * size_of(rhs.dtype))
-    most = lanes // 2 if FORMS[form].group == 1 else lanes // 2 - 1
+    most = lanes // 2 if form.group == 1 else lanes // 2 - 1
     return 2 * m * n <= lanes or (n <= most and is_large)
 
 
-def conv_strategy(op: Op, form: str) -> Strategy:
+def conv_strategy(op: Op, form: TileForm | None) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, with tiles over packed panels of the weights, or ``loops``."""
     *window, n = op.operands[1].type.shape
     groups, terms = op.attrs["feature_groups"], product(window)
     unknown = not isinstance(terms * n, int)
-    if form == "" or terms == 0 or n == 0:
+    if form is None or terms == 0 or n == 0:
         return "loops"
-    if unknown and (groups > 1 or not is_static(window[:-1]) or kind_of(FORMS[form].out) != "f"):
+    if unknown and (groups > 1 or not is_static(window[:-1]) or kind_of(form.out) != "f"):
         return "loops"
-    if form == "i8" and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
+    if form == I8_QUADS and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
         return "loops"  # tiles of i8 add four terms at a time: three of them would be padding
     if groups > 1 and is_tiny(op.result.type.shape, terms):
         return "loops"

@@ -15,17 +15,19 @@ import ast
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aotc.ir.loop.forms.tiling import Tiling, Window
+from aotc.ir.loop.forms.records import read_record
+from aotc.ir.loop.forms.tile_forms import TileForm
+from aotc.ir.loop.forms.tiling import TILING_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
     """Base of all plans and of their parts; ``str`` is a text that :func:`parse_plan` reads back.
 
-    A plan for tensor cores also has the :class:`Tiling` of its kernel, as it is.
+    A plan for tensor cores also has the tiling of its kernel, as it is.
     """
 
-    CLASSES: ClassVar[dict[str, type]] = {"Tiling": Tiling, "Window": Window}
+    CLASSES: ClassVar[dict[str, type]] = {**TILING_CLASSES, "TileForm": TileForm}
 
     def __init_subclass__(cls) -> None:
         RegionPlan.CLASSES[cls.__name__] = cls
@@ -40,22 +42,12 @@ def parse_plan(text: str) -> RegionPlan:
         If ``text`` is no plan; the error names what was found.
     """
     try:
-        plan = _value(ast.parse(text, mode="eval").body)
+        plan = read_record(ast.parse(text, mode="eval").body, RegionPlan.CLASSES)
     except (SyntaxError, TypeError) as error:
         raise ValueError(f"{text!r} is no plan: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{error} is no part of a plan") from None
     if not isinstance(plan, RegionPlan):
         raise ValueError(f"{text!r} is no plan")
     return plan
 
-
-def _value(node: ast.expr) -> object:
-    match node:
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=fields) if name in RegionPlan.CLASSES:
-            return RegionPlan.CLASSES[name](**{f.arg: _value(f.value) for f in fields if f.arg is not None})
-        case ast.Tuple(elts=parts):
-            return tuple(map(_value, parts))
-        case ast.Constant(value=value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
-            return -value
-    raise ValueError(f"{ast.unparse(node)!r} is no part of a plan")

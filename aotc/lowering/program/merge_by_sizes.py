@@ -139,7 +139,7 @@ def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
                 kept.append(buffer.shape)
             case Tile(rows=rows) if rows > TILE_ROWS:
                 kept += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
-                kept += [s.levels] if s.form in matrices else []
+                kept += [s.levels] if s.form.unit in matrices else []
             case _:
                 return None
         for e in dims_of(s):

@@ -40,4 +40,4 @@ def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
         if not known:
             call.number(value)
     work = product(x.shape) * DFT_WORK.value * max(n.bit_length() - 1, 1)
-    return b.grid(rows.items, call.statements(transform.text), work)
+    return b.grid(rows.items, call.statements(transform), work)

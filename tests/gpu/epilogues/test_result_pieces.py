@@ -18,7 +18,7 @@ from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import HELD, LANE, PIECE, SUMS, piece_statements, result_pieces
 
 TEXT = """
-def gemm(a: "bf16[{m}, 8]", b: "bf16[8, {n}]", r: "{kind}[{m}, {n}]", c: "{kind}[{n}]", d: "{kind}[{m}]", /, {outs}, *, grid: "1", tiling: "wgmma(64, 64, 2)"):
+def gemm(a: "bf16[{m}, 8]", b: "bf16[8, {n}]", r: "{kind}[{m}, {n}]", c: "{kind}[{n}]", d: "{kind}[{m}]", /, {outs}, *, grid: "1", tiling: "Tiling(Wgmma(), 64, 64, 2)"):
     for row in range(0, {m}):
         for col in range(0, {n}):
             total = private("f32[]")

@@ -14,6 +14,7 @@ from gpu.products import product_text, simulate
 
 import aotc
 from aotc.ir.loop.forms.quantized import dequantize, quantize
+from aotc.ir.loop.forms.tiling import Mma, Tiling
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import ptx
 from aotc.targets import TARGETS
@@ -99,10 +100,10 @@ def test_pieces_are_loaded_at_once(way, widths):
 
 @sim
 @pytest.mark.parametrize("sizes", [(72, 72, 144), (3, 136, 304), (16, 16, 0), (70, 33, 24)])
-@pytest.mark.parametrize(("tiling", "dtype"), [("mma(16, 128, 3)", "bf16"), ("mma(64, 64, 3)", "f16"),
-                                               ("mma(128, 128, 3)", "tf32"), ("mma(16, 128, 2)", "tf32")])  # fmt: skip
+@pytest.mark.parametrize(("tiling", "dtype"), [((16, 128, 3), "bf16"), ((64, 64, 3), "f16"),
+                                               ((128, 128, 3), "tf32"), ((16, 128, 2), "tf32")])  # fmt: skip
 def test_tiles(tiling, dtype, sizes):
-    text = product_text(tiling, dtype, "f32", sizes, b="col, k")
+    text = product_text(Tiling(Mma(), *tiling), dtype, "f32", sizes, b="col, k")
     stored = "f32" if dtype == "tf32" else dtype
     text = text.replace(f'b: "{stored}', 'b: "i8')
     wide = 'convert(b[col, k], "f32")'
@@ -122,7 +123,7 @@ def test_tiles(tiling, dtype, sizes):
 @pytest.mark.parametrize("place", ["col, k", "k, col"])
 def test_tiles_of_f32_with_weights_of_16_bits(place, sizes, stored):
     """Rows of f32 times weights of 16 bits, stored by columns or by rows, which are widened as they are loaded."""
-    text = product_text("mma(16, 128, 3)", "tf32", "f32", sizes, b=place).replace('b: "f32', f'b: "{stored}')
+    text = product_text(Tiling(Mma(), 16, 128, 3), "tf32", "f32", sizes, b=place).replace('b: "f32', f'b: "{stored}')
     text = text.replace(f"b[{place}]", f'convert(b[{place}], "f32")')
     kernel, random = parse_kernel(text), np.random.default_rng(0)
     a = random.integers(-3, 4, kernel.inputs[0].shape).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from support import emulated
 from support.played.played_dots import HERE, run_played
 
-from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import assembly
@@ -42,12 +42,12 @@ each_case = pytest.mark.parametrize(
 
 def kernel_of(form, dtype, rows, cols, k):
     group = FORMS[form].group
-    right = operands_of_form(form)[1]
+    right = FORMS[form].right
     head = f'def k(a0: "{dtype}[{rows}, {k}]", a1: "{right}[{k // group}, {cols * group}]", /, '
     head += f'o0: "{FORMS[form].out}[{rows}, {cols}]", *, grid: "1", flops: "1", bytes: "1"):'
     said = f"rows={rows}, cols={cols}, out_base=0, out_row={cols}, a_base=0, a_row={k}, b_base=0"
     levels = f"levels=[({k // group}, {group}, {cols * group})]"
-    return parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, {levels}, form={form!r})\n")
+    return parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, {levels}, form={FORMS[form]})\n")
 
 
 def values(shape, dtype, seed):
@@ -82,10 +82,10 @@ def test_the_instruction_means_the_tile(target, form, dtype, instruction, rows, 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 8])
 def test_terms_that_only_a_call_knows(target, form, dtype, instruction, steps):
     group = FORMS[form].group
-    text = f'''def k(a0: "{dtype}[3, {group}*n]", a1: "{operands_of_form(form)[1]}[n, {16 * group}]", /,
+    text = f'''def k(a0: "{dtype}[3, {group}*n]", a1: "{FORMS[form].right}[n, {16 * group}]", /,
       o0: "{FORMS[form].out}[3, 16]", *, n: "dim", grid: "1", flops: "1", bytes: "1"):
     tile(o0, a0, a1, rows=3, cols=16, out_base=0, out_row=16, a_base=0, a_row={group}*n, b_base=0,
-         levels=[(n, {group}, {16 * group})], form={form!r})
+         levels=[(n, {group}, {16 * group})], form={FORMS[form]})
 '''
     kernel = parse_kernel(text)
     inputs = [values((3, group * steps), dtype, 0), values((steps, 16 * group), form, 1)]
@@ -117,7 +117,7 @@ def inner_loop(text, instruction):
 @each_case
 def test_the_inner_loop(target, form, dtype, instruction):
     """A large product's tile: the instruction for all sums, loads and addresses; nothing is spilled or widened."""
-    rows, cols = best_tile(66, 64, 1024, form, target)
+    rows, cols = best_tile(66, 64, 1024, FORMS[form], target)
     squares, lanes = instruction in OF_ONE_ROW, target.vector_bytes // 4
     sums = (20 if target.sve_length else 24) if squares else 22
     assert rows * cols // lanes == sums
@@ -137,7 +137,7 @@ def test_the_inner_loop(target, form, dtype, instruction):
 @pytest.mark.parametrize(("form", "instruction"), [("bf16", "bfdot"), ("i8", "sdot")])
 def test_one_row_of_long_vectors(form, instruction):
     """No word is brought through memory to be pairs or quads."""
-    rows, cols = best_tile(1, 256, 1024, form, SVE)
+    rows, cols = best_tile(1, 256, 1024, FORMS[form], SVE)
     lines = inner_loop(assembly(kernel_of(form, form, rows, cols, 1024), SVE), instruction)
     assert sum(f"\t{instruction}\tz" in x for x in lines) == unrolled(cols // 8) * cols // 8
     assert not any("[sp" in x for x in lines)
@@ -145,9 +145,9 @@ def test_one_row_of_long_vectors(form, instruction):
 
 @pytest.mark.parametrize("form", ["f32", "f64", "f32_bf16", "f32_f16", "bf16"])
 def test_no_sum_leaves_the_registers(form):
-    left, _ = operands_of_form(form)
+    left = FORMS[form].left
     for target in (OLD, DOTS, *([] if form == "bf16" else [SVE, LONG])):
-        rows, cols = best_tile(66, 64, 1024, form, target)
+        rows, cols = best_tile(66, 64, 1024, FORMS[form], target)
         lines = inner_loop(assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
         assert sum("\tfmla\t" in x for x in lines) >= unrolled(rows * 2) * rows * 2
         assert not any("[sp" in x for x in lines)

@@ -26,7 +26,7 @@ def kernel_of(tiles, form, shapes, a_dtype="", grid=1):
     """Return a kernel of tiles, each the keywords of one, on arrays of given shapes."""
     a, b, out = shapes
     left, b_dtype = a_dtype or form, form
-    lines = [f"    tile(o0, a0, a1, {said}, form={form!r})" for said in tiles]
+    lines = [f"    tile(o0, a0, a1, {said}, form={FORMS[form]})" for said in tiles]
     head = f"def k(a0: \"{left}{list(a)}\", a1: \"{b_dtype}{list(b)}\", /, o0: \"{FORMS[form].out}{list(out)}\", *, "
     return parse_kernel("\n".join([f'{head}grid: "{grid}", flops: "1", bytes: "1"):', *lines, ""]))
 

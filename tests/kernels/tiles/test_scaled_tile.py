@@ -28,17 +28,17 @@ def scaled_tile(form, rows, cols, terms, runs, turned=False):
     bits, k, per = BITS[form], terms * runs, FORMS[form].group
     chunk = chunk_bytes(cols, bits, terms)
     row, step = (1, rows) if turned else (k, 1)
-    a = Buffer("a", form.split("_")[0], (k, rows) if turned else (rows, k))
+    a = Buffer("a", FORMS[form].left, (k, rows) if turned else (rows, k))
     b, out = Buffer("b", "u8", (runs, chunk)), Buffer("out", "f32", (rows, cols))
     levels = ((runs, terms * step, chunk), (terms // per, per * step, per * cols * bits // 8))
-    return Tile(rows, cols, out, 0, cols, a, 0, row, b, 0, levels, form, a_inner=step)
+    return Tile(rows, cols, out, 0, cols, a, 0, row, b, 0, levels, FORMS[form], a_inner=step)
 
 
 def operands(form, rows, cols, terms, runs):
     """Return a left operand, panels, and what the product is in f64."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((rows, terms * runs)).astype("f4"), rng.standard_normal((terms * runs, cols))
-    x = x.astype(to_numpy(form.split("_")[0]))
+    x = x.astype(to_numpy(FORMS[form].left))
     integers, scales = quantize(w, BITS[form], terms)
     want = x.astype("f8") @ dequantize(integers, scales, terms).astype("f8")
     return x, pack(integers, scales, cols, BITS[form], terms)[0], want

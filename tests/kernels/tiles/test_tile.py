@@ -15,7 +15,7 @@ from support.panels import pack_panels
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, sym
-from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED, operands_of_form
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles.micro_kernel import UNROLL, UNROLLED_TILE
 from aotc.kernels.cpu.tiles.tile import APART_PREFETCH_ROWS, PREFETCH_BYTES, PREFETCH_ROWS, emit_tile
@@ -39,8 +39,8 @@ RUNNABLE = [
     and cpu_features().issuperset(t.features)
     and (TILES not in t.features or tiles_permitted())
 ]
-WHOLE = [form for form, row in FORMS.items() if not row.bits and form not in UNPACKED]  # others have their own tests
-DTYPES = {form: operands_of_form(form) for form in WHOLE}
+WHOLE = [form for form, row in FORMS.items() if not row.scaled and not row.offset]  # others have their own tests
+DTYPES = {form: (FORMS[form].left, FORMS[form].right) for form in WHOLE}
 
 
 @dataclass
@@ -132,7 +132,7 @@ def tile_of(form: str, rows: int, cols: int, k: int, n: int, a_dtype: str | None
     steps = -(-k // group)
     return Tile(
         rows, cols, Buffer("out", FORMS[form].out, (rows, n)), 0, n, Buffer("a", left, (rows, k)), 0, k,
-        Buffer("b", DTYPES[form][1], (steps * group * cols,)), 0, ((steps, group, group * cols),), form, **more,
+        Buffer("b", DTYPES[form][1], (steps * group * cols,)), 0, ((steps, group, group * cols),), FORMS[form], **more,
     )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_packed_and_transposed_left() -> None:
     out = np.zeros((rows, cols), np.float32)
     tile = Tile(
         rows, cols, Buffer("out", "f32", (rows, cols)), 0, cols, Buffer("a", "bf16", (k, rows)), 0, 1,
-        Buffer("b", "bf16", (k, cols)), 0, ((k // 2, 2 * rows, 2 * cols),), "bf16", a_inner=rows,
+        Buffer("b", "bf16", (k, cols)), 0, ((k // 2, 2 * rows, 2 * cols),), FORMS["bf16"], a_inner=rows,
     )  # fmt: skip
     Native(build([tile], target), target)(a, pack_panels(b, cols, "bf16"), out)
     check(out, a.T, b)
@@ -330,11 +330,11 @@ def test_best_tile_fits_the_registers(form: str, target: Target) -> None:
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     for m in (1, 2, 3, 4, 5, 8, 64, 1000, sym("m")):
         for n in (1, 10, 64, 4096, sym("n")):
-            rows, cols = best_tile(m, n, 256, form, target)
+            rows, cols = best_tile(m, n, 256, FORMS[form], target)
             assert cols % lanes == 0
             vectors = cols // lanes
             assert vectors >= 1
-            if form in target.matrices:
+            if FORMS[form].unit in target.matrices:
                 assert -(-rows // 16) * vectors <= 4  # with one for a at least, and two for b, of eight
                 assert rows <= 32
             else:
@@ -347,7 +347,7 @@ def test_best_tile_fits_the_registers(form: str, target: Target) -> None:
     (14, 3072, 14), (14, 8192, 7), (14, 0, 14), (15, 3072, 14), (15, 8192, 7), (12, 8192, 12),
 ])  # fmt: skip
 def test_rows_in_the_same_cache_sets_are_several_tiles(rows: int, pitch: int, most: int) -> None:
-    assert best_tile(rows, 64, 768, "f32", TARGETS["cpu:x86-64-v4"], pitch) == (most, 32)
+    assert best_tile(rows, 64, 768, FORMS["f32"], TARGETS["cpu:x86-64-v4"], pitch) == (most, 32)
 
 
 def test_split_rows_is_balanced() -> None:

@@ -11,7 +11,7 @@ from kernels.tiles.test_tile import RUNNABLE, Native, build, check, machine, num
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import sym
-from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import Buffer, Kernel, Tile
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
@@ -31,17 +31,17 @@ def has(form: str, target: Target) -> bool:
 
 
 def dots(form: str, rows: int, cols: int, k: int) -> Tile:
-    group, (left, right) = FORMS[form].group, operands_of_form(form)
+    group, (left, right) = FORMS[form].group, (FORMS[form].left, FORMS[form].right)
     return Tile(
         rows, cols, Buffer("out", FORMS[form].out, (rows, cols + 3)), 0, cols + 3, Buffer("a", left, (rows, k)), 0, k,
-        Buffer("b", right, (cols, APART)), 0, ((k // group, group, group),), form, b_column=APART,
+        Buffer("b", right, (cols, APART)), 0, ((k // group, group, group),), FORMS[form], b_column=APART,
     )  # fmt: skip
 
 
 def zipped(rows: int, cols: int, k: int) -> Tile:
     return Tile(
         rows, cols, Buffer("out", "f32", (rows, cols)), 0, cols, Buffer("a", "bf16", (rows, k)), 0, k,
-        Buffer("b", "bf16", (k, APART)), 0, ((k // 2, 2, 2 * APART),), "bf16", b_inner=APART,
+        Buffer("b", "bf16", (k, APART)), 0, ((k // 2, 2, 2 * APART),), FORMS["bf16"], b_inner=APART,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ a4: "f32[28, {wide}]", /, o0: "f32[28, {wide}]", *, grid: "2"):
     for p in parallel(0, 2):
         tile0 = private("f32[{rows}, {wide}]")
         tile(tile0, a0, a1, rows={rows}, cols={wide}, out_base=0, out_row={wide}, a_base=112*p, a_row=8, b_base=0, \
-levels=[(8, 1, {wide})], form="f32")
+levels=[(8, 1, {wide})])
         for r in range(0, {rows}):{extra}
             for c in range(0, {turns or cols}):
                 o0[r + 14*p, c] = {value}{more}
@@ -81,7 +81,7 @@ def test_a_kernel_without_tiles_has_all_passes():
 
 
 def test_tiles_of_few_bits_have_all_passes():
-    text = kernel().replace('form="f32"', 'form="f32_s8"').replace('a1: "f32', 'a1: "i8')
+    text = kernel().replace(')])\n', ')], form=TileForm("f32", "i8", "f32"))\n').replace('a1: "f32', 'a1: "i8')
     assert not are_vectors(text)
 
 

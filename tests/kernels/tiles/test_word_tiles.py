@@ -10,6 +10,7 @@ from kernels.tiles.test_tile import RUNNABLE, Native, build, check
 from kernels.tiles.test_unpacked_tile import APART, PAIRS, dots, on_numpy, operands, zipped
 
 from aotc.diagnostics import InternalError
+from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.targets import TARGETS, Target
 
@@ -25,7 +26,7 @@ def rows_of_quads(rows: int, k: int, target: Target, adds: bool = True) -> Tile:
     cols = 4 * lanes(target)
     return Tile(
         rows, cols, Buffer("out", "i32", (rows, cols)), 0, cols, Buffer("a", "i8", (rows, k)), 0, k,
-        Buffer("b", "i8", (k, APART)), 0, ((k // 4, 4, 4 * APART),), "i8_o8", b_inner=APART, adds=adds,
+        Buffer("b", "i8", (k, APART)), 0, ((k // 4, 4, 4 * APART),), FORMS["i8_o8"], b_inner=APART, adds=adds,
     )  # fmt: skip
 
 
@@ -91,13 +92,13 @@ def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
     """And read back as they are printed."""
     a, b, out = on_numpy(tile)
     k = tile.a.shape[1]
-    right = moved(b) if tile.form == "i8_o8" else b
+    right = moved(b) if tile.form.offset else b
     check(out[:, : tile.cols] - 7 * tile.adds, a, right[:, :k].T if tile.b_column else right[:, : tile.cols])
 
 
 @pytest.mark.parametrize(("wrong", "target"), [
     (dots("i8_o8", 2, 4, 16), PAIRS), (dots("i8_o8", 2, 16, 20), PAIRS),
-    (replace(packed("i8", PAIRS), form="i8_o8"), PAIRS),
+    (replace(packed("i8", PAIRS), form=FORMS["i8_o8"]), PAIRS),
     (dots("i8_o8", 2, 16, 16), TARGETS["cpu:x86-64-v4"]), (rows_of_quads(2, 8, PAIRS), TARGETS["cpu:aarch64-dotprod"]),
     (replace(dots("f32", 2, 2, 16), adds=True), PAIRS),
 ])  # fmt: skip

@@ -118,5 +118,5 @@ def test_a_row_that_only_a_call_knows():
 
 def test_a_tile_reads_more_than_its_loads():
     tile = 'tile(out, x, x, rows=1, cols=16, out_base=0, out_row=16, a_base=0, a_row=16, b_base=0, levels=[(1, 1, 16)]'
-    text = HEAD.format(more="") + LOOP.format(value="x[5, i]") + f'    {tile}, form="f32")\n'
+    text = HEAD.format(more="") + LOOP.format(value="x[5, i]") + f'    {tile})\n'
     assert parts_of(parse_kernel(text)) == {}

@@ -45,7 +45,7 @@ REPEAT = """def {name}(a: "f32[{k}]", /, out: "f32[{n}]", *, grid: "1"):
         out[i] = a[i // {c}]
 """
 TILE = """def {name}(a: "f32[{rows}, {k}]", b: "f32[{k}, 16]", /, out: "f32[{rows}, 16]", *, grid: "1"):
-    tile(out, a, b, rows={rows}, cols=16, out_base=0, out_row=16, {at}, a_row={k}, levels=[({k}, 1, 16)], form="f32")
+    tile(out, a, b, rows={rows}, cols=16, out_base=0, out_row=16, {at}, a_row={k}, levels=[({k}, 1, 16)])
 """.replace("{at}", "a_base=0, b_base=0")
 SUM = """def {name}(a: "f32[{n}]", /, out: "f32[]", *, grid: "1"):
     out[()] = f32(0.0)

@@ -3,6 +3,7 @@
 import pytest
 
 from aotc.ir.loop.forms.matmul import read_product
+from aotc.ir.loop.forms.tiling import Mma, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.verify import verify_kernel
@@ -36,11 +37,11 @@ def test_a_size_may_have_the_name_of_a_loop(name):
     product = read_product(kernel)
     assert str(product.row[1]) == name
     assert product.view().pitch == 64
-    assert kernel.tiling.template == "wgmma"
+    assert kernel.tiling.template == Wgmma()
 
 
 @pytest.mark.parametrize(
-    ("target", "template"), [("sm_90a", "wgmma"), ("sm_89", "mma"), ("sm_80", "mma"), ("compute_80", "mma")]
+    ("target", "template"), [("sm_90a", Wgmma()), ("sm_89", Mma()), ("sm_80", Mma()), ("compute_80", Mma())]
 )
 def test_each_gpu_gets_the_instructions_that_it_has(target, template):
     assert lowered(target=f"cuda:{target}").tiling.template == template

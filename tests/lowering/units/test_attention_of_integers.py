@@ -171,7 +171,7 @@ func @k(%q: f32[2, 3, 64], %k: i8[2, {terms}, 64], %v: i8[2, {terms}, 64], %m: i
 """.replace(",\n    ", ", ").replace(",\n  ", ", ")
     module = parse_module(text)
     kernel = lower_region(module.functions["k"], TARGETS[target])
-    assert {s.form for s in walk(kernel.body) if isinstance(s, Tile)} == {"i8_o8", "f32_s8"}
+    assert {s.form.name for s in walk(kernel.body) if isinstance(s, Tile)} == {"i8_o8", "f32_s8"}
     cache = [integers(2, terms, 64), integers(2, terms, 64, seed=1)]
     arrays = [normal(2, 3, 64), *cache, np.arange(terms) % 3 < 2, scales(terms, 2), scales(2)]
     out = [np.ones(shape, np.float32) for shape in ((2, 2, 3, 64), (2, 2, 3), (2, 2, 3))]

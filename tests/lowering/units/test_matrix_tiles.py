@@ -68,7 +68,7 @@ def lowered(function, *args):
 
 
 def tiles_of(kernels):
-    return {(s.form, s.rows, s.cols) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
+    return {(s.form.name, s.rows, s.cols) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
 
 
 def values(dtype, shape, seed):

@@ -56,7 +56,7 @@ def lowered(function, *args):
 
 def forms(function, *args):
     """Return the forms of the tiles of a function."""
-    return {s.form for kernel in lowered(function, *args) for s in walk(kernel.body) if isinstance(s, Tile)}
+    return {s.form.name for kernel in lowered(function, *args) for s in walk(kernel.body) if isinstance(s, Tile)}
 
 
 ROWS = "mk,kn->mn"

@@ -61,7 +61,7 @@ def lowered(function, *args, target="cpu:x86-64-v4-vnni"):
 def forms(function, *args, **more):
     """Return the forms of the tiles of a function, with the dtypes of their left operands."""
     kernels = lowered(function, *args, **more)
-    return {(s.form, s.a.dtype) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
+    return {(s.form.name, s.a.dtype) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
 
 
 PRODUCTS = {

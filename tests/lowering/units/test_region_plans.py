@@ -2,7 +2,7 @@
 
 import pytest
 
-from aotc.ir.loop.forms.tiling import Tiling, Window
+from aotc.ir.loop.forms.tiling import Tiling, Wgmma, Window
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.gpu_contract import TensorCorePlan
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan
@@ -21,7 +21,7 @@ WINDOW = Window((3, 3), (1, 1), (1, 1), (0, 0), (1, 1), (8, 8), 64)
 PLANS = (
     ColumnPlan(kept=(0, 2), reduced=(1,), together=(0,), width=200, terms=8, streams=(1,)),
     GroupRowPlan((0,), (1,), ((1,),), (StoredValue("5"), StoredValue("7", "9")), RowGroup(32, 4, 4, 2), (0,)),
-    TensorCorePlan("f32", Tiling("wgmma", 128, 64, 8, WINDOW)),
+    TensorCorePlan("f32", Tiling(Wgmma(), 128, 64, 8, WINDOW)),
     CholeskyPlan(loop_rows=None),
     BlockCholeskyPlan(TriangleBlock(threads=512, panel=32, side=4), mirror=16),
     EigenPlan(turned_columns(given=33, rows=33, size=4, more=0), sweeps=30),

@@ -11,7 +11,7 @@ import pytest
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop import run as loop_run
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import F32, TileForm
 from aotc.ir.loop.ir import Kernel
 from aotc.vmfb.dtypes import size_of, to_numpy
 
@@ -50,8 +50,10 @@ def _record(patch: pytest.MonkeyPatch, touched: dict[int, set[int]]) -> None:
             self._note(index)
             super().__setitem__(index, value)
 
-    def noted_tile(out: Any, a: Any, b: Any, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
-        _, group, bits = FORMS[form]
+    def noted_tile(
+        out: Any, a: Any, b: Any, *, rows: int, cols: int, levels: list, form: TileForm = F32, **at: Any
+    ) -> None:
+        group, bits = form.group, form.bits
         for n, where in ((out, _result(rows, cols, at)), (a, _left(rows, group, levels, at)),
                          (b, _right(cols, group, bits, levels, at))):  # fmt: skip
             if id(n.array) in touched:

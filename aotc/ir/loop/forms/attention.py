@@ -43,7 +43,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import largest
 from aotc.ir.limits import ROWS_APART
 from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, stripped, view_of
-from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 
 _TAIL = 9  # statements of a term, from its score on
@@ -147,12 +147,12 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
-    if tiling.template == "attention_few":
+    if isinstance(tiling.template, DecodeAttention):
         warps = tiling.rows // 16
         sums = (warps + (tiling.cluster > 1)) * few_sums(width)
         queries = 16 * keys if queries_stay(depth, width, size) else 0
         return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
-    if tiling.template == "attention_wgmma":
+    if isinstance(tiling.template, WgmmaAttention):
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
     queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
     return 1024 + max(ring, tiling.rows * 128) + queries

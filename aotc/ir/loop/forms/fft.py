@@ -1,12 +1,9 @@
 """Fast Fourier transforms as functions that CPU kernels call: their parameters, and their meaning in NumPy.
 
-A kernel contains ``call('dft f32 8x8x4 forward 1.0', x[0], table[0, 0], out[0], work[0])``; the text encodes a
-:class:`Transform`. The arguments are the first element of a signal, the twiddle factors of
+A kernel calls one as a library function, ``call(Transform(dtype='f32', radices=(8, 8, 4), inverse=False, scale=1.0),
+x[0], table[0, 0], out[0], work[0])``. The arguments are the first element of a signal, the twiddle factors of
 :func:`aotc.lowering.analysis.fft_tables.twiddles`, the first element of the spectrum, and memory for intermediate
-results.
-
-``dft f32 8x8x4 forward 1.0 16 10 0`` transforms 10 neighbouring signals, with a pitch of 16 in ``work``. A 0 for the
-number of signals, or for the stride between two points of a signal, stands for an i64 argument at the end.
+results. A ``width`` or ``stride`` of 0 with a ``pitch`` stands for an i64 argument at the end.
 """
 
 from __future__ import annotations
@@ -18,9 +15,7 @@ from math import prod
 import numpy as np
 
 from aotc.ir.limits import TRANSFORM_LANES
-
-_WORD = "dft"
-_DIRECTIONS = ("forward", "inverse", "real")
+from aotc.ir.loop.forms.records import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +40,8 @@ def stages(radices: tuple[int, ...]) -> list[FftStage]:
     return passes
 
 
-@dataclass(frozen=True, slots=True)
-class Transform:
+@dataclass(frozen=True, slots=True, repr=False)
+class Transform(Record):
     """A function that transforms one signal with contiguous points, or several neighbouring signals.
 
     Attributes
@@ -81,14 +76,6 @@ class Transform:
     stride: int = 0
 
     @property
-    def text(self) -> str:
-        """Return the name by which a kernel calls the function."""
-        direction = _DIRECTIONS[2 if self.real else self.inverse]
-        words = [_WORD, self.dtype, "x".join(map(str, self.radices)), direction, repr(self.scale)]
-        words += map(str, (self.pitch, self.width, self.stride) if self.pitch else ())
-        return " ".join(words)
-
-    @property
     def points(self) -> int:
         """Return the length of a signal."""
         return prod(self.radices)
@@ -112,22 +99,8 @@ class Transform:
         return (not self.width) + (not self.stride) if self.pitch else 0
 
 
-def is_transform(function: str) -> bool:
-    """Is ``name`` the text of a transform, and not a library function?"""
-    return function.startswith(f"{_WORD} ")
-
-
-def read_transform(function: str) -> Transform:
-    """Return the transform of a name."""
-    _, dtype, radices, direction, scale, *block = function.split()
-    factors = tuple(map(int, radices.split("x")))
-    _, inverse, real = (direction == d for d in _DIRECTIONS)
-    return Transform(dtype, factors, inverse, float(scale), real, *map(int, block))
-
-
-def run_transform(function: str, arrays: Sequence[np.ndarray]) -> None:
-    """Run the transform of a name on flat arrays that start at the arguments."""
-    t = read_transform(function)
+def run_transform(t: Transform, arrays: Sequence[np.ndarray]) -> None:
+    """Run a transform on flat arrays that start at the arguments."""
     x, _, out, *rest = arrays
     numbers = [int(a[0]) for a in rest[len(rest) - t.arguments :]]
     if t.real:

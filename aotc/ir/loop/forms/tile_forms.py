@@ -2,55 +2,104 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from aotc.ir.loop.forms.records import Record
+from aotc.vmfb.dtypes import DTYPES
 
 
-class Form(NamedTuple):
-    """A kind of matmul.
+@dataclass(frozen=True, slots=True, repr=False)
+class TileForm(Record):
+    """A kind of matmul, by its dtypes and the layout of the right operand.
 
     Attributes
     ----------
+    left : str
+        The dtype in which the left operand is multiplied. In memory it may also be ``u8`` for ``i8``, and ``f32`` for
+        ``bf16``.
+    right : str
+        The dtype of the right operand; tiles convert it to ``left``, if it differs.
     out : str
         The dtype of the result and of its accumulators.
     group : int
         k in one step of the innermost level.
-    bits : int
-        Bits of a quantized element of b, whose scales precede it (:mod:`aotc.ir.loop.forms.quantized`); else 0.
+    scaled : bool
+        True if the right operand is quantized, and scales of the columns precede its groups
+        (:mod:`aotc.ir.loop.forms.quantized`).
+    offset : int
+        Added to the elements of the right operand; only for an unpacked one.
     """
 
+    left: str
+    right: str
     out: str
-    group: int
-    bits: int = 0
+    group: int = 1
+    scaled: bool = False
+    offset: int = 0
 
+    @property
+    def bits(self) -> int:
+        """The bits of a quantized element of the right operand; else 0."""
+        return DTYPES[self.right].bits if self.scaled else 0
+
+    @property
+    def unit(self) -> str:
+        """The dtype whose instructions for groups of k may compute the tile (:attr:`aotc.targets.Target.units`)."""
+        return self.left if self.group > 1 and not self.scaled and not self.offset else ""
+
+    @property
+    def name(self) -> str:
+        """The name of the form in :data:`FORMS`; it is a part of the symbols of tile functions."""
+        return _NAMES.get(self, "unknown")
+
+
+F32 = TileForm("f32", "f32", "f32")
+F64 = TileForm("f64", "f64", "f64")
+I32 = TileForm("i32", "i32", "i32")
+I64 = TileForm("i64", "i64", "i64")
+F32_BF16, F32_F16, F32_I8 = (TileForm("f32", right, "f32") for right in ("bf16", "f16", "i8"))
+"""Plain FMA; elements of the right operand are widened in registers."""
+BF16_PAIRS = TileForm("bf16", "bf16", "f32", group=2)
+I8_QUADS = TileForm("i8", "i8", "i32", group=4)
+I8_OFFSET = TileForm("i8", "i8", "i32", group=4, offset=128)
+"""``i8`` by ``i8`` where the instruction needs an unsigned operand."""
 
 FORMS = {
-    "f32": Form("f32", 1),
-    "f32_bf16": Form("f32", 1),
-    "f32_f16": Form("f32", 1),
-    "f32_s8": Form("f32", 1),
-    "f32_i8": Form("f32", 1, 8),
-    "f32_i4": Form("f32", 2, 4),
-    "bf16_i8": Form("f32", 2, 8),
-    "bf16_i4": Form("f32", 2, 4),
-    "f64": Form("f64", 1),
-    "bf16": Form("f32", 2),
-    "i8": Form("i32", 4),
-    "i32": Form("i32", 1),
-    "i64": Form("i64", 1),
-    "i8_o8": Form("i32", 4),
+    "f32": F32,
+    "f32_bf16": F32_BF16,
+    "f32_f16": F32_F16,
+    "f32_s8": F32_I8,
+    "f32_i8": TileForm("f32", "i8", "f32", scaled=True),
+    "f32_i4": TileForm("f32", "i4", "f32", group=2, scaled=True),
+    "bf16_i8": TileForm("bf16", "i8", "f32", group=2, scaled=True),
+    "bf16_i4": TileForm("bf16", "i4", "f32", group=2, scaled=True),
+    "f64": F64,
+    "bf16": BF16_PAIRS,
+    "i8": I8_QUADS,
+    "i32": I32,
+    "i64": I64,
+    "i8_o8": I8_OFFSET,
 }
+"""The forms that register tiles have, by name."""
+_NAMES = {form: name for name, form in FORMS.items()}
+_BY_OPERANDS = {(f.left, f.right): f for f in FORMS.values() if not f.scaled and not f.offset}
+_SCALED = {(f.left, f.bits): f for f in FORMS.values() if f.scaled}
 
 
-UNPACKED = ("i8_o8",)
-"""Forms that only support an unpacked right operand: ``i8_o8`` multiplies i8 by i8 with an offset of 128."""
+def find_form(lhs: str, rhs: str) -> TileForm | None:
+    """Return the form of the tile that multiplies operands of two dtypes, or None if there is none."""
+    return _BY_OPERANDS.get(("i8" if (lhs, rhs) == ("u8", "i8") else lhs, rhs))
 
 
-def operands_of_form(form: str) -> tuple[str, str]:
-    """Return the operand dtypes of a form; the left one of ``i8`` may be ``u8``, that of ``bf16`` f32."""
-    left, _, right = form.partition("_")
-    return left, {"s8": "i8", "o8": "i8"}.get(right, right) or left
+def form_of_operands(lhs: str, rhs: str, bits: int = 0) -> TileForm:
+    """Return the form of the tile that multiplies operands of two dtypes, or by quantized weights of ``bits`` bits.
 
-
-def form_of_operands(lhs: str, rhs: str) -> str:
-    """Return the form of the tile that multiplies operands of two dtypes."""
-    return rhs if lhs == rhs or (lhs, rhs) == ("u8", "i8") else f"{lhs}_{rhs}"
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    form = _SCALED.get((lhs, bits)) if bits else find_form(lhs, rhs)
+    if form is None:
+        raise ValueError(f"no register tile multiplies {lhs} by {f'weights of {bits} bits' if bits else rhs}")
+    return form

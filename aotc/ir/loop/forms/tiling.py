@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
+
+from aotc.ir.loop.forms.records import Record
 
 FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 """The tensor core names of 8-bit floats."""
@@ -19,8 +22,8 @@ def stored_dtypes(operands: str) -> tuple[str, str]:
     return FP8_PAIRS.get(operands, (stored, stored))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+@dataclass(frozen=True, slots=True, repr=False)
+class Window(Record):
     """The window of a convolution with known sizes, except for the number of images.
 
     Attributes
@@ -58,70 +61,113 @@ class Window:
         taps, channels = self.copied
         return prod(taps) * -(-channels // depth) // self.parts
 
-    def __str__(self) -> str:
-        sizes = self.taps, self.strides, self.gaps, self.low, self.high, self.pixels
-        return str((*sizes, self.channels, self.parts, self.merged))
+@dataclass(frozen=True, slots=True, repr=False)
+class Wgmma(Record):
+    """The matmul of warpgroups on Hopper, by ``wgmma`` instructions and copies of the tensor memory accelerator.
+
+    Attributes
+    ----------
+    transposed : bool
+        True if the operands are swapped: columns of the result are rows to the instructions.
+    ping_pong : bool
+        True if two warpgroups alternate between tiles: one multiplies while the other stores.
+    """
+
+    transposed: bool = False
+    ping_pong: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
+@dataclass(frozen=True, slots=True, repr=False)
+class Mma(Record):
+    """The matmul of single warps on Ampere and later, by ``mma`` instructions."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WgmmaAttention(Record):
+    """Flash attention of warpgroups on Hopper."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MmaAttention(Record):
+    """Flash attention of single warps on Ampere and later."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DecodeAttention(Record):
+    """Split-KV attention: all warps have the same 16 queries and split the keys; their scores count as 16 rows each.
+
+    Attributes
+    ----------
+    cluster : int
+        Blocks that split the keys of a head.
+    """
+
+    cluster: int = 1
+
+
+Template: TypeAlias = Wgmma | Mma | WgmmaAttention | MmaAttention | DecodeAttention
+ATTENTION = (WgmmaAttention, MmaAttention, DecodeAttention)
+"""The templates of attention; the others multiply matrices."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tiling(Record):
     """How a matmul is distributed to the tensor cores of a GPU.
 
     Attributes
     ----------
-    template : str
-        ``wgmma`` or ``mma``: the instructions; after ``attention_`` for attention. ``wgmma_in_turn``: two warpgroups
-        alternate between tiles, and one multiplies while the other stores. ``wgmma_turned``: swapped operands, columns
-        of the result are rows to the instructions. ``attention_few``: all warps have the same 16 queries and split the
-        keys; their scores count as 16 rows each.
+    template : Template
+        The instructions, and how warps share the work.
     rows, cols : int
         The part of the result that a block computes; for attention, the part of the scores.
     stages : int
         Slices of both operands in shared memory.
     window : Window or None
         For a convolution whose input is copied by im2col: see :mod:`aotc.ir.loop.forms.conv`.
-    cluster : int
-        Blocks that compute a part together: for ``attention_few``, each the scores of some keys.
     """
 
-    template: str
+    template: Template
     rows: int
     cols: int
     stages: int
     window: Window | None = None
-    cluster: int = 1
 
     @property
     def shared(self) -> int:
         """The bytes of shared memory of a block: slices in rows of 128 bytes, barriers and staging areas."""
         ring = self.stages * (self.rows + self.cols) * 128
-        if self.is_wgmma:
-            warps = 8 if self.is_in_turn else (self.cols if self.is_turned else self.rows) // 16
-            return 1024 + ring + 16 * self.stages + warps * 2048
+        match self.template:
+            case Wgmma(transposed, ping_pong):
+                warps = 8 if ping_pong else (self.cols if transposed else self.rows) // 16
+                return 1024 + ring + 16 * self.stages + warps * 2048
         warps = self.rows // 32 * max(self.cols // 64, 1) if self.rows >= 32 else self.cols // 32
         return 1024 + max(ring, warps * 2048)
 
     @property
     def is_wgmma(self) -> bool:
         """Is it a matmul by warpgroups?"""
-        return self.template in ("wgmma", "wgmma_in_turn", "wgmma_turned")
+        return isinstance(self.template, Wgmma)
 
     @property
-    def is_in_turn(self) -> bool:
+    def is_ping_pong(self) -> bool:
         """Do two warpgroups alternate between tiles?"""
-        return self.template == "wgmma_in_turn"
+        return isinstance(self.template, Wgmma) and self.template.ping_pong
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Are the operands swapped: are columns of the result rows to the instructions?"""
-        return self.template == "wgmma_turned"
+        return isinstance(self.template, Wgmma) and self.template.transposed
+
+    @property
+    def cluster(self) -> int:
+        """The blocks that compute a part together."""
+        return self.template.cluster if isinstance(self.template, DecodeAttention) else 1
 
     @property
     def is_attention(self) -> bool:
         """Is the kernel attention, and not a matmul?"""
-        return self.template.startswith("attention_")
+        return isinstance(self.template, ATTENTION)
 
-    def __str__(self) -> str:
-        more = "" if self.window is None else f", window={self.window}"
-        more += "" if self.cluster == 1 else f", cluster={self.cluster}"
-        return f"{self.template}({self.rows}, {self.cols}, {self.stages}{more})"
+
+TILING_CLASSES = {c.__name__: c for c in (Tiling, Window, Wgmma, Mma, *ATTENTION)}
+"""The records of a tiling, by the names in its text."""

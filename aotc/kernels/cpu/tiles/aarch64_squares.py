@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
 from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.emit.vector.sve import repeated
@@ -17,13 +18,13 @@ from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, i32, i64, undefined, z
 from aotc.vmfb.dtypes import size_of
 
 _STEP = 4  # bytes of a row in a step of a panel
-_UNITS = {"i8": "+i8mm", "bf16": "+bf16"}
+_UNITS = {"i8": "i8mm", "bf16": "bf16"}
 _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": "bfmmla"}  # by the dtype of ``a``
 
 
 def in_squares(shape: Shape) -> bool:
     """Is a tile computed by these instructions: several rows with contiguous terms?"""
-    if "x86" in shape.isa or _UNITS.get(shape.form, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
+    if "x86" in shape.isa or _UNITS.get(shape.form.unit, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
     beside = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
     return beside and shape.levels[-1][1] == _STEP
@@ -38,7 +39,7 @@ class SquareTileWriter(TileWriter):
         self.accumulators = self.pairs * shape.vectors * 2
         self.lanes = shape.lanes
         self.words = ir.VectorType(I32, self.lanes)
-        pairs = shape.form == "bf16"
+        pairs = shape.form == BF16_PAIRS
         self.kind = self.operand(ir.VectorType(*((BFLOAT, 2 * self.lanes) if pairs else (I8, 4 * self.lanes))))
         # halves: the words of the first, and of the second, half of the columns, of two steps interleaved.
         # of_rows: the accumulators of the first, and of the second, row of two squares.

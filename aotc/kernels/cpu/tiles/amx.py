@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.micro_kernel import LINE, State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.formulas.llvm_values import call_intrinsic
@@ -29,10 +28,10 @@ _NOW = "matrix_tiles_now"
 
 def fits(shape: Shape) -> bool:
     """Does the unit support a tile?"""
-    if not shape.levels or f"+amx-{shape.form}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
+    if not shape.levels or f"amx-{shape.form.unit}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
         return False
     extent, a_step, b_step = shape.levels[-1]
-    side_by_side = shape.a_inner == 4 // FORMS[shape.form].group and a_step == 4 and b_step == LINE * shape.vectors
+    side_by_side = shape.a_inner == 4 // shape.form.group and a_step == 4 and b_step == LINE * shape.vectors
     few = shape.lanes == WORDS and shape.rows <= 2 * ROWS and _bands(shape.rows) * shape.vectors <= _SUMS
     return extent is not None and side_by_side and few
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms import tile_forms as forms
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.emit.vector.sve import instruction
 from aotc.kernels.formulas.llvm_values import call_intrinsic
@@ -35,7 +35,7 @@ from aotc.kernels.llvm_types import (
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32, "i64": I64}
-NARROW = {"f32_bf16": (I16, 2), "f32_f16": (HALF, 2), "f32_s8": (I8, 1)}
+NARROW = {forms.F32_BF16: (I16, 2), forms.F32_F16: (HALF, 2), forms.F32_I8: (I8, 1)}
 """LLVM type and bytes of elements of ``b`` that are widened in registers."""
 LINE = 64
 SIGNS = -0x7F7F7F80
@@ -89,10 +89,10 @@ class TileWriter:
 
         self.a_row, self.a_inner, self.out_row = (value(x) for x in (shape.a_row, shape.a_inner, shape.out_row))
         self.levels = [tuple(value(x) for x in level) for level in shape.levels]
-        self.element = ELEMENTS[FORMS[shape.form].out]
-        self.vector, self.size = ir.VectorType(self.element, shape.lanes), size_of(FORMS[shape.form].out)
+        self.element = ELEMENTS[shape.form.out]
+        self.vector, self.size = ir.VectorType(self.element, shape.lanes), size_of(shape.form.out)
         self.accumulators = shape.rows * shape.vectors
-        self.scalable = "+sve" in shape.isa
+        self.scalable = "sve" in shape.isa
         self.row_offsets = [self.times(self.a_row, i) for i in range(shape.rows)]
 
     def write(self) -> None:
@@ -126,8 +126,8 @@ class TileWriter:
         as VNNI. The correction, the offset times the sum of ``b``, is accumulated as one more row.
         """
         isa, dtype = self.shape.isa, self.shape.a_dtype
-        shifted = "i8" if "+vnni" in isa else "u8" if "+dot" in isa and "+i8mm" not in isa else ""
-        return self.shape.form == "i8" and dtype == shifted
+        shifted = "i8" if "vnni" in isa else "u8" if "dot" in isa and "i8mm" not in isa else ""
+        return self.shape.form == forms.I8_QUADS and dtype == shifted
 
     # --- helpers ---
 
@@ -249,9 +249,9 @@ class TileWriter:
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         if self.element in (I32, I64):
             return self.b.add(self.b.mul(x, y), z)
-        if "+fma" not in self.shape.isa:
+        if "fma" not in self.shape.isa:
             return self.b.fadd(self.b.fmul(x, y), z)
-        suffix = f"v{self.shape.lanes}{'f64' if self.shape.form == 'f64' else 'f32'}"
+        suffix = f"v{self.shape.lanes}{'f64' if self.shape.form == forms.F64 else 'f32'}"
         return self.call(f"llvm.fma.{suffix}", self.vector, x, y, z)
 
     def product(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
@@ -273,12 +273,12 @@ class TileWriter:
         The bits of a bf16 are the upper half of an f32's; for f16 the target has an instruction.
         """
         words = ir.VectorType(I32, self.shape.lanes)
-        match self.shape.form:
-            case "f32_bf16":
+        match self.shape.form.right:
+            case "bf16":
                 return self.b.bitcast(self.b.shl(self.b.zext(x, words), self.splat(16, words)), self.vector)
-            case "f32_f16":
+            case "f16":
                 return self.b.fpext(x, self.vector)
-            case "f32_s8":
+            case "i8":
                 return self.b.sitofp(self.b.sext(x, words), self.vector)
         return x
 
@@ -289,7 +289,7 @@ class TileWriter:
     def step_bf16(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         words_type = ir.VectorType(I32, self.shape.lanes)
         words = self.b_vectors(panel, words_type)
-        if "+bf16" in self.shape.isa and self.shape.a_dtype == "bf16":
+        if "bf16" in self.shape.isa and self.shape.a_dtype == "bf16":
             return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], words)
         shift, mask = self.splat(16, words_type), self.splat(-0x10000, words_type)
         for half in (0, 1):
@@ -336,7 +336,7 @@ class TileWriter:
     def step_i8(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         b = self.b_vectors(panel, self.vector)
         a_words = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
-        if "+vnni" in self.shape.isa or "+dot" in self.shape.isa:
+        if "vnni" in self.shape.isa or "dot" in self.shape.isa:
             return self.quads_at_once(state, a_words, b)
         dot = self.quads_pairs if "x86" in self.shape.isa else self.quads_plain
         return dot(state, a_words, b)
@@ -386,13 +386,13 @@ class TileWriter:
 
 
 STEPS = {
-    "f32": TileWriter.step_single,
-    "f32_bf16": TileWriter.step_widening,
-    "f32_f16": TileWriter.step_widening,
-    "f32_s8": TileWriter.step_widening,
-    "f64": TileWriter.step_single,
-    "bf16": TileWriter.step_bf16,
-    "i8": TileWriter.step_i8,
-    "i32": TileWriter.step_single,
-    "i64": TileWriter.step_single,
+    forms.F32: TileWriter.step_single,
+    forms.F32_BF16: TileWriter.step_widening,
+    forms.F32_F16: TileWriter.step_widening,
+    forms.F32_I8: TileWriter.step_widening,
+    forms.F64: TileWriter.step_single,
+    forms.BF16_PAIRS: TileWriter.step_bf16,
+    forms.I8_QUADS: TileWriter.step_i8,
+    forms.I32: TileWriter.step_single,
+    forms.I64: TileWriter.step_single,
 }

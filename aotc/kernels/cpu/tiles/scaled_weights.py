@@ -12,7 +12,6 @@ import numpy as np
 from llvmlite import ir
 
 from aotc.ir.loop.forms.quantized import SCALE_BYTES
-from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros
@@ -30,7 +29,7 @@ class ScaledTileWriter(TileWriter):
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        self.bits, self.pairs = FORMS[shape.form].bits, shape.form.startswith("bf16")
+        self.bits, self.pairs = shape.form.bits, shape.form.left == "bf16"
         self.scales: list[ir.Value] = []  # of the weights, if weights are scaled
 
     def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:

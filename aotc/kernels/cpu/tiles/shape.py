@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from aotc.ir.loop.forms.tile_forms import TileForm
+
 PREFIX = "tile_"
 """Prefix of the names of tile functions."""
 Levels = tuple[tuple[int | None, int | None, int | None], ...]
@@ -15,10 +17,11 @@ class Shape:
     """The constants of a tile; None marks an argument at run time.
 
     Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes; ``levels`` are the loops over k,
-    outermost first: (extent, stride in a, stride in b).
+    outermost first: (extent, stride in a, stride in b). ``isa`` are instruction sets: ``x86`` (else AArch64), ``fma``,
+    ``vnni``, ``dot``, ``i8mm``, ``bf16``, ``sve``, ``amx-bf16`` and ``amx-i8``.
     """
 
-    form: str
+    form: TileForm
     rows: int
     vectors: int
     lanes: int
@@ -28,7 +31,7 @@ class Shape:
     out_row: int | None
     levels: Levels
     prefetch: int
-    isa: str
+    isa: tuple[str, ...]
     b_column: int | None = 0
     b_inner: int | None = 0
     adds: bool = False
@@ -53,4 +56,4 @@ class Shape:
         """Return the symbol: equal for equal shapes, in every module."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         columns = f"dots_{self.vectors}" if self.of_dots else self.vectors * self.lanes
-        return f"{PREFIX}{self.form}_{self.rows}x{columns}_{digest}"
+        return f"{PREFIX}{self.form.name}_{self.rows}x{columns}_{digest}"

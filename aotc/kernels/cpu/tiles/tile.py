@@ -55,7 +55,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, Expr
-from aotc.ir.loop.forms.tile_forms import FORMS, UNPACKED
+from aotc.ir.loop.forms.tile_forms import F32, F32_F16, F64, FORMS, I8_OFFSET, I8_QUADS
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.aarch64_squares import SquareTileWriter, in_squares
@@ -136,23 +136,23 @@ def _writer(shape: Shape) -> type[TileWriter]:
     if not shape.is_packed:
         if shape.of_dots:
             return TurnedTileWriter if turns(shape) else DotTileWriter
-        return RowQuadsTileWriter if shape.form == "i8_o8" else ZippedTileWriter
+        return RowQuadsTileWriter if shape.form == I8_OFFSET else ZippedTileWriter
     return SquareTileWriter if in_squares(shape) and not shape.adds else _WRITERS.get(shape.form, TileWriter)
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     """Return the constants of ``stmt``, and the arguments that its function gets at run time."""
-    form = FORMS.get(stmt.form)
-    if form is None or (stmt.form in UNPACKED and stmt.b_column == 0 and stmt.b_inner == 0):
-        raise InternalError(f"tile: unknown form {stmt.form!r}")
+    form = stmt.form
+    if form not in FORMS.values() or (form.offset and stmt.b_column == 0 and stmt.b_inner == 0):
+        raise InternalError(f"tile: unknown form {form!r}")
     lanes = target.vector_bytes // size_of(form.out)
-    if "f16" in target.lacks and stmt.form == "f32_f16":
+    if "f16" in target.lacks and form == F32_F16:
         raise InternalError(f"tile: {target.name} widens no f16")
     dots = stmt.b_column != 0
-    if (stmt.cols % lanes and not dots) or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
-        raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {stmt.form} -> {stmt.out.dtype} on {target.name}")
-    if stmt.adds and (dots or form.bits):
-        raise InternalError(f"tile: {stmt.form} adds to nothing")
+    if (stmt.cols % lanes and not dots) or stmt.out.dtype != form.out or (form == I8_QUADS and stmt.a_inner != 1):
+        raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {form.name} -> {stmt.out.dtype} on {target.name}")
+    if stmt.adds and (dots or form.scaled):
+        raise InternalError(f"tile: {form.name} adds to nothing")
     arguments: list[Dim] = []
 
     def known(dim: Dim, unit: int = 1) -> int | None:
@@ -163,7 +163,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
     a, b, out = (size_of(x.dtype) for x in (stmt.a, stmt.b, stmt.out))
     shape = Shape(
-        form=stmt.form,
+        form=form,
         rows=stmt.rows,
         vectors=stmt.cols if dots else stmt.cols // lanes,
         lanes=lanes,
@@ -206,13 +206,13 @@ def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
 
     If steps are not contiguous, it is the distance of as many steps as have ``PREFETCH_BYTES``.
     """
-    form = FORMS[stmt.form]
+    form = stmt.form
     steps, _, step = shape.levels[-1] if shape.levels else (None, None, None)
     if shape.of_dots:
         return 0
     if shape.b_inner != 0:  # a tile has few steps: prefetch beyond its last one
         return 0 if steps is None or step is None else max(ZIPPED_PREFETCH_BYTES, steps * step)
-    if form.bits:
+    if form.scaled:
         return PREFETCH_BYTES if stmt.rows <= SCALED_PREFETCH_ROWS else 0
     dense = stmt.cols * form.group * size
     if step is None or step <= dense:
@@ -220,25 +220,22 @@ def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
     return PREFETCH_BYTES // dense * step if stmt.rows <= APART_PREFETCH_ROWS else 0
 
 
-def _isa(target: Target) -> str:
-    """Return the instruction sets of a tile: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``, or ``+fma``.
-
-    On AArch64 ``+dot``, ``+i8mm``, ``+bf16`` and ``+sve`` may follow.
-    """
-    fma = "" if "fma" in target.lacks else "+fma"
+def _isa(target: Target) -> tuple[str, ...]:
+    """Return the instruction sets of a tile, as :class:`Shape` lists them."""
+    fma = () if "fma" in target.lacks else ("fma",)
     if not target.triple.startswith("x86_64"):
-        dot = "+dot" if "i8" in target.units else ""
-        return fma + dot + "".join(f"+{feature}" for feature in _AARCH64 if feature in target.features)
-    units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
-    return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
+        dot = ("dot",) if "i8" in target.units else ()
+        return (*fma, *dot, *(feature for feature in _AARCH64 if feature in target.features))
+    units = (_INSTRUCTIONS[unit] for unit in sorted(target.units, reverse=True))
+    return ("x86", *fma, *units, *(f"amx-{unit}" for unit in sorted(target.matrices)))
 
 
 _DECLARED = re.compile(rf'(declare void @"{PREFIX}\w+"\()ptr[^,]*, ptr[^,]*, ptr[^,)]*(.*\))')
 _READ, _WRITTEN = "ptr noalias readonly captures(none)", "ptr noalias captures(none)"
 _POINTERS = f"{_READ}, {_READ}, {_WRITTEN}"
 _EFFECTS = "nofree norecurse nosync nounwind willreturn memory(argmem: readwrite)"
-_FINISHED = ("f32", "f64")
+_FINISHED = (F32, F64)
 """Forms whose functions are final vector code: they bypass LLVM's passes and are linked afterwards."""
 _AARCH64 = ("i8mm", "bf16", "sve")
-_WRITERS = {form: ScaledTileWriter for form, row in FORMS.items() if row.bits}
-_INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}
+_WRITERS = {form: ScaledTileWriter for form in FORMS.values() if form.scaled}
+_INSTRUCTIONS = {"i8": "vnni", "bf16": "bf16"}

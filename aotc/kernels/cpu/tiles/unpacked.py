@@ -12,7 +12,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
 from aotc.kernels.cpu.tiles.micro_kernel import NARROW, State, TileWriter, unrolled
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
@@ -25,11 +25,11 @@ class DotTileWriter(TileWriter):
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        self.pairs = shape.form == "bf16"
+        self.pairs = shape.form == BF16_PAIRS
         extent = self.levels[-1][0]
-        has_form = "+bf16" in shape.isa if self.pairs else FORMS[shape.form].group == 1 and not FORMS[shape.form].bits
+        has_form = "bf16" in shape.isa if self.pairs else shape.form.group == 1 and not shape.form.scaled
         if len(self.levels) != 1 or not isinstance(extent, ir.Constant) or not has_form:
-            raise InternalError(f"tile: no dot products of {shape.form}, {shape.levels}")
+            raise InternalError(f"tile: no dot products of {shape.form.name}, {shape.levels}")
         self.terms = extent.constant
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
@@ -122,8 +122,8 @@ class ZippedTileWriter(TileWriter):
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        if shape.form != "bf16" or shape.a_dtype != "bf16" or "+bf16" not in shape.isa or shape.vectors % 2:
-            raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form}, {shape.vectors} vectors")
+        if shape.form != BF16_PAIRS or shape.a_dtype != "bf16" or "bf16" not in shape.isa or shape.vectors % 2:
+            raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form.name} in {shape.vectors}")
         self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         part = HALF_REGISTER // size_of("bf16")
         begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_OFFSET
 from aotc.kernels.cpu.tiles.micro_kernel import SIGNS, State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
@@ -21,14 +22,14 @@ from aotc.vmfb.dtypes import size_of
 QUAD = 4
 _WORDS = HALF_REGISTER // size_of("i32")  # words of a 128-bit lane, which shuffles stay within
 _OTHERS = 6  # registers besides the accumulators
-_UNITS = {("bf16", "bf16"): "bf16", ("i8_o8", "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
+_UNITS = {(BF16_PAIRS, "bf16"): "bf16", (I8_OFFSET, "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
 
 
 def turns(shape: Shape) -> bool:
     """Is a tile of dot products one whose words are transposed?"""
     (extent, *_), *others = shape.levels
     whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
-    return whole and {"x86", _UNITS.get((shape.form, shape.a_dtype), "none")} <= {*shape.isa.split("+")}
+    return whole and {"x86", _UNITS.get((shape.form, shape.a_dtype), "none")} <= {*shape.isa}
 
 
 class WordTileWriter(TileWriter):
@@ -38,7 +39,7 @@ class WordTileWriter(TileWriter):
         """Return the accumulators plus the products of a word of each row at ``a`` with words of columns."""
         left = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        if self.shape.form == "i8_o8":  # the instruction needs unsigned columns
+        if self.shape.form == I8_OFFSET:  # the instruction needs unsigned columns
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.shape.lanes}"
             words = [self.b.xor(x, self.splat(SIGNS, x.type)) for x in words]
         else:
@@ -67,7 +68,7 @@ class TurnedTileWriter(WordTileWriter):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         if not turns(shape):
-            raise InternalError(f"tile: no words of {shape.form}, {shape.vectors} vectors, {shape.levels}")
+            raise InternalError(f"tile: no words of {shape.form.name}, {shape.vectors} vectors, {shape.levels}")
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
 
@@ -118,7 +119,7 @@ class RowQuadsTileWriter(WordTileWriter):
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        if shape.vectors != 4 or not {"x86", "vnni"} <= {*shape.isa.split("+")} or shape.a_dtype != "i8":
+        if shape.vectors != 4 or not {"x86", "vnni"} <= {*shape.isa} or shape.a_dtype != "i8":
             raise InternalError(f"tile: no quads of {shape.a_dtype}, {shape.vectors} vectors")
         self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         self.at_once = next((n for n in (4, 2) if n * shape.rows <= 2 * shape.lanes - _OTHERS), 1)

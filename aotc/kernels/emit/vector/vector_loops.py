@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.forms.tile_forms import F32, F64
 from aotc.ir.loop.ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.opset import COMPARISONS, EXPENSIVE
 from aotc.kernels.emit.index import flat_index, step_of
@@ -74,7 +75,7 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
             case If(then=then, otherwise=otherwise):
                 return all(map(is_simple, (*then, *otherwise)))
             case Tile(form=form, b_column=0):
-                return form in _FLOATS
+                return form in (F32, F64)
             case Let():
                 return not _is_dear(operands(stmt))
         return isinstance(stmt, Alloc)

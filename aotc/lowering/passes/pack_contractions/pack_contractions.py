@@ -31,7 +31,17 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim, product, static
-from aotc.ir.loop.forms.tile_forms import FORMS, operands_of_form
+from aotc.ir.loop.forms.tile_forms import (
+    BF16_PAIRS,
+    F32,
+    F64,
+    I8_QUADS,
+    I32,
+    I64,
+    TileForm,
+    find_form,
+    form_of_operands,
+)
 from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.complex_products import product_of_parts, whole_of_quarters
@@ -54,29 +64,27 @@ _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 _INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"})
 
 
-def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
-    """Return the tile form for the dtypes of operands and result, or the empty string.
+def form_of(lhs: str, rhs: str, result: str, target: Target) -> TileForm | None:
+    """Return the tile form for the dtypes of operands and result, or None.
 
     bf16 is converted to f32 on a CPU without an instruction for pairs of it, and where tiles read the operand in place;
     :func:`_widening` decides whether the tiles do the conversion. Integers are multiplied and added in 32 bits, or in
     64 if the result has 64: sums modulo such a power of two give the right result in fewer bits, too.
     """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
-        return result
-    if lhs == rhs == "bf16" and "bf16" in target.units:
-        return lhs
-    if lhs == rhs and lhs in ("f32", "f64"):
-        return lhs
+        return F64
+    if lhs == rhs and (lhs in ("f32", "f64") or (lhs == "bf16" and lhs in target.units)):
+        return find_form(lhs, rhs)
     if result in _INTEGERS:
         quads = lhs in ("i8", "u8") and rhs == "i8" and size_of(result) <= size_of("i32")
-        return rhs if quads else "i64" if size_of(result) > size_of("i32") else "i32"
-    return "f32" if {lhs, rhs} <= _WIDENED else ""
+        return I8_QUADS if quads else I64 if size_of(result) > size_of("i32") else I32
+    return F32 if {lhs, rhs} <= _WIDENED else None
 
 
-def _widening(form: str, rhs: str, target: Target) -> str:
+def _widening(form: TileForm, rhs: str, target: Target) -> TileForm:
     """Return the form of tiles that convert a 16-bit right operand themselves if there is one, else ``form``."""
-    narrow = form == "f32" and rhs in ("bf16", "f16") and rhs not in target.lacks
-    return f"{form}_{rhs}" if narrow else form
+    narrow = form == F32 and rhs in ("bf16", "f16") and rhs not in target.lacks
+    return form_of_operands(form.left, rhs) if narrow else form
 
 
 def pack_contractions(module: Module, options: Options) -> Module:
@@ -111,11 +119,10 @@ def _product(
     return (b.convert(b.make(name, operands, attrs, TensorType(dtype, result.shape)), result.dtype),)
 
 
-def _in_form(op: Op, form: str, b: Builder) -> tuple[Value, Value]:
+def _in_form(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
     """Return the operands in the dtypes that the tiles read; a left operand of 8-bit integers keeps its own."""
     lhs, rhs = op.operands
-    left, right = operands_of_form(form)
-    return lhs if form == "i8" else b.convert(lhs, left), b.convert(rhs, right)
+    return lhs if form == I8_QUADS else b.convert(lhs, form.left), b.convert(rhs, form.right)
 
 
 # --- matmul --------------------------------------------------------------------
@@ -132,17 +139,20 @@ def _matmul(
     constant = b.is_known(rhs)
     if is_turned(op, form, target, constant and not b.is_known(lhs)):
         return _turned(op, b, target, memory_limit)
-    wide = "f32" if form == "bf16" else form
+    wide = F32 if form == BF16_PAIRS else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     model = as_widest(op, widest) if constant else op
-    match matmul_strategy(model, form, constant, target, memory_limit):
+    strategy = matmul_strategy(model, form, constant, target, memory_limit)
+    if form is None or wide is None:
+        return b.append(op)
+    match strategy:
         case "dots" | "sums" as order:
-            return _dot_products(op, wide, k, order == "sums", b)
+            return _dot_products(op, wide.left, k, order == "sums", b)
         case "in_place":
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
             form = _widening(wide, rhs.type.dtype, target)
-            return _product(op, "matmul", _in_form(op, form, b), FORMS[form].out, attrs, b)
+            return _product(op, "matmul", _in_form(op, form, b), form.out, attrs, b)
         case "packed":
             form = _widening(form, rhs.type.dtype, target)
             cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
@@ -187,16 +197,16 @@ def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     return (turned_back(out, b),)
 
 
-def _panel_cols(m: Dim, n: Dim, k: Dim, form: str, constant: bool, target: Target) -> int:
+def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: Target) -> int:
     """Return the columns of a panel; of bf16 packed in each call they divide ``n``, as padding takes longer."""
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
-    if form == "bf16" and isinstance(n, int) and n % lanes == 0 and not constant:
+    lanes = target.vector_bytes // size_of(form.out)
+    if form == BF16_PAIRS and isinstance(n, int) and n % lanes == 0 and not constant:
         return in_place_cols(m, n, k, form, target)
     return best_tile(m, n, k, form, target)[1]
 
 
-def _packed_matmul(op: Op, form: str, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
-    group = FORMS[form].group
+def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
+    group = form.group
     lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
@@ -204,7 +214,7 @@ def _packed_matmul(op: Op, form: str, cols: int, n: Dim, k: Dim, b: Builder) -> 
     lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
-    return _product(op, "packed_matmul", (lhs, panels), FORMS[form].out, attrs, b)
+    return _product(op, "packed_matmul", (lhs, panels), form.out, attrs, b)
 
 
 def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder) -> Value:
@@ -230,7 +240,7 @@ def _pad_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
     return b.pad(x, high={axis: extent - x.type.shape[axis]})
 
 
-def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Sequence[Value]:
+def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequence[Value]:
     """Multiply and reduce: ``sum_k lhs[m, k] * rhs[n, k]``, or ``sum_k lhs[m, k] * rhs[k, n]`` if ``by_rows``."""
     lhs, rhs = op.operands
     if op.attrs["lhs_transposed"]:
@@ -239,10 +249,10 @@ def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Seque
     shape = (*lead, m, k, n) if by_rows else (*lead, m, n, k)
     row = len(lead)
     batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
-    rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
-    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), form)  # no wider copy is stored
+    rows = b.broadcast(b.convert(lhs, dtype), (*batch, row, summed), shape)
+    columns = b.convert(b.broadcast(rhs, (*batch, row + 1, last), shape), dtype)  # no wider copy is stored
     terms = b.make("mul", (rows, columns))
-    total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
+    total = b.reduce(terms, b.constant(0, TensorType(dtype)), (summed,), b.combiner("add", dtype))
     return (b.convert(total, op.result.type.dtype),)
 
 
@@ -253,9 +263,9 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
-    if form == "bf16" and (conv_strategy(op, form) == "loops" or c % FORMS[form].group != 0):
-        form = "f32"
-    if conv_strategy(op, form) == "loops":
+    if form == BF16_PAIRS and (conv_strategy(op, form) == "loops" or c % form.group != 0):
+        form = F32
+    if form is None or conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
     if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
         return (narrow,)
@@ -263,7 +273,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         (out,) = _conv(without_sign(op, b), b, target, widest)
         return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
-    group, groups = FORMS[form].group, op.attrs["feature_groups"]
+    group, groups = form.group, op.attrs["feature_groups"]
     lhs, rhs = _in_form(op, form, b)
     missing = -c % group
     lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
@@ -273,7 +283,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
     attrs |= {"feature_groups": groups} if groups > 1 else {}
-    return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
+    return _product(op, "packed_conv", (lhs, panels), form.out, attrs, b)
 
 
 def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
@@ -297,9 +307,9 @@ def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder
     return b.reshape(panels, (groups * count, steps, wide))
 
 
-def _plain_conv(op: Op, form: str, b: Builder) -> Sequence[Value]:
+def _plain_conv(op: Op, form: TileForm | None, b: Builder) -> Sequence[Value]:
     """Accumulate 16-bit floats in f32, as XLA does, in the same loops."""
-    if form != "f32":
+    if form != F32:
         return b.append(op)
-    lhs, rhs = (b.convert(v, form) for v in op.operands)
-    return _product(op, "conv", (lhs, rhs), form, op.attrs, b)
+    lhs, rhs = (b.convert(v, F32.left) for v in op.operands)
+    return _product(op, "conv", (lhs, rhs), F32.out, op.attrs, b)

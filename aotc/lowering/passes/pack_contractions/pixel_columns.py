@@ -16,7 +16,7 @@ The sums have exactly the same terms: an infinite pixel affects only the windows
 from __future__ import annotations
 
 from aotc.ir.dims.algebra import is_static, product, static
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, F32, I8_QUADS, I32, TileForm
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.cost_model.work import guess
 from aotc.lowering.passes.rewrite import Builder
@@ -25,31 +25,31 @@ from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-_SINGLE = {"bf16": "f32", "i8": "i32"}
+_SINGLE = {BF16_PAIRS: F32, I8_QUADS: I32}
 """The form that multiplies one term at a time, by the form of several."""
 
 
-def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Value | None:
+def with_pixels_as_columns(op: Op, form: TileForm, target: Target, b: Builder) -> Value | None:
     """Return the result of the ``conv`` ``op`` by tiles with pixels as columns, or None if other tiles take less time.
 
     Parameters
     ----------
     op : Op
         A convolution of [N, space, C] by [space, C, O].
-    form : str
+    form : TileForm
         The form of the tiles whose columns are output channels.
     """
     lhs, rhs = op.operands
     images, *space, channels = lhs.type.shape
     if op.attrs["feature_groups"] != 1 or op.attrs["strides"][-1] != 1:
         return None
-    if not is_static((*space, channels, *rhs.type.shape)) or form in target.matrices:
+    if not is_static((*space, channels, *rhs.type.shape)) or form.unit in target.matrices:
         return None
     single = _SINGLE.get(form, form)
     cols = _columns(op, single, target)
     if not cols or not _pays(op, form, cols, target):
         return None
-    x, w = b.convert(lhs, single), b.convert(rhs, single)
+    x, w = b.convert(lhs, single.left), b.convert(rhs, single.left)
     dims, attrs = len(space), {**op.attrs, "cols": cols}
     shape = op.result.type.shape
     if channels != 1:
@@ -59,7 +59,7 @@ def with_pixels_as_columns(op: Op, form: str, target: Target, b: Builder) -> Val
         w = b.reshape(w, (channels, *kernel, 1, shape[-1]))
         attrs |= {name: (1, *op.attrs[name]) for name in ("strides", "rhs_dilation")}
         shape = (images, 1, *shape[1:])
-    made = b.make("conv", (x, w), attrs, TensorType(FORMS[single].out, shape))
+    made = b.make("conv", (x, w), attrs, TensorType(single.out, shape))
     return b.convert(b.reshape(made, op.result.type.shape), op.result.type.dtype)
 
 
@@ -70,10 +70,10 @@ PIXEL_SUMS = BlockSize(
 )
 
 
-def _columns(op: Op, form: str, target: Target) -> int:
+def _columns(op: Op, form: TileForm, target: Target) -> int:
     """Return the columns of a tile, or 0 if a row has fewer pixels than a vector; the last tile may overlap another."""
     *_, pixels, outputs = map(static, op.result.type.shape[-2:])
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    lanes = target.vector_bytes // size_of(form.out)
     terms = product(op.operands[1].type.shape[:-1])
     most = min(best_tile(outputs, pixels, terms, form, target)[1], pixels) // lanes
     if not most:
@@ -99,12 +99,12 @@ QUAD_RATE = BlockSize(
 )
 
 
-def _pays(op: Op, form: str, cols: int, target: Target) -> bool:
+def _pays(op: Op, form: TileForm, cols: int, target: Target) -> bool:
     """Tell if pixels as columns take much less time than output channels, including the reordering of the channels."""
     lhs, rhs = op.operands
     *terms, outputs = rhs.type.shape
     pixels = static(op.result.type.shape[-2])
-    lanes = target.vector_bytes // size_of(FORMS[form].out)
+    lanes = target.vector_bytes // size_of(form.out)
     rows = guess(product(op.result.type.shape[:-2])) * static(product(terms))
     rate = QUAD_RATE.value if form in _SINGLE else 1
     now = rows * pixels * (-(-static(outputs) // lanes) * lanes) // rate

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, product, static
+from aotc.ir.loop.forms.tile_forms import I8_QUADS, TileForm
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.rewrite import Builder
@@ -46,10 +47,10 @@ SIGNED_FLOPS = Limit(
 )
 
 
-def loses_sign(op: Op, form: str, depth: Dim, constant: bool, target: Target) -> bool:
+def loses_sign(op: Op, form: TileForm, depth: Dim, constant: bool, target: Target) -> bool:
     """Tell if a product of ``depth`` terms adds the offset to its left operand before its tiles of ``form`` run."""
-    by_instruction = target.triple.startswith("x86_64") and form in target.units and form not in target.matrices
-    if form != "i8" or op.operands[0].type.dtype != "i8" or not by_instruction:
+    by_instruction = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
+    if form != I8_QUADS or op.operands[0].type.dtype != "i8" or not by_instruction:
         return False
     *lead, n = op.result.type.shape
     rows = lead[-1] if op.name == "matmul" else product(lead)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, ceildiv, product, static
+from aotc.ir.loop.forms.tile_forms import TileForm, form_of_operands
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
@@ -116,16 +117,16 @@ class ScoreBlocks(RegionPlan):
         return "bf16" if self.pairs else self.wide
 
     @property
-    def form(self) -> str:
-        """Return the form of the register tiles: a row of ``FORMS``."""
-        return "bf16" if self.pairs else self.wide
+    def form(self) -> TileForm:
+        """Return the form of the register tiles."""
+        return form_of_operands(self.dtype, self.dtype)
 
     def bytes(self, depth: int) -> int:
         """Return the bytes of scratch memory of a worker, with the copies of the keys and values of a block."""
         scores = self.rows * (self.terms + 2 * self.tile_terms)
         copies = (self.terms + 2 * self.tile_terms) * depth + (self.terms + 1) * self.columns + self.rows * depth
         copies += self.rows * (self.terms + 1) if self.pairs else 0
-        return size_of(self.wide) * (2 * self.rows * self.columns + scores) + size_of(self.form) * copies
+        return size_of(self.wide) * (2 * self.rows * self.columns + scores) + size_of(self.dtype) * copies
 
 
 FEW_SCORES = Limit(
@@ -331,8 +332,9 @@ def _beside(types: Types, attrs: Attrs) -> list[int]:
 
 def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> ScoreBlocks:
     wide, pairs = kind
-    form, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
+    dtype, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
     block = -(-rows // lanes) * lanes
+    form = form_of_operands(dtype, dtype)
     tile_terms, tile_rows = best_tile(terms, block, depth, form, target)
     block = -(-block // tile_rows) * tile_rows
     height, width = best_tile(block, columns, terms, form, target)

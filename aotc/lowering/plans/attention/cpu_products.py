@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, product, static, sym
 from aotc.ir.loop.forms.matmul import View, view_of
-from aotc.ir.loop.forms.tile_forms import FORMS, form_of_operands
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, TileForm, find_form
 from aotc.ir.loop.ir import Load
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.tensor.ir import Op, Value
@@ -29,7 +29,7 @@ class DecodeAttentionPlan(RegionPlan):
     Attributes
     ----------
     blocks : DecodeBlocks
-    key_form : str
+    key_form : TileForm or None
         The form of a tile of dot products; empty if keys have none, and scores are summed in vectors of terms.
     key_terms : int
         The keys of such a tile.
@@ -42,7 +42,7 @@ class DecodeAttentionPlan(RegionPlan):
     """
 
     blocks: DecodeBlocks
-    key_form: str
+    key_form: TileForm | None
     key_terms: int
     value_terms: int
     value_columns: int
@@ -210,7 +210,7 @@ def _plan_few(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttention
     several = any(k_dims[a] != ABSENT for a in blocks.beside)
     queries = blocks.rows * static(product(batch[a] for a in blocks.beside if k_dims[a] == ABSENT))
     keys, values = _trial_views(b, op, blocks.beside)
-    form = _key_form(b.target, blocks, keys.buffer.dtype) if keys is not None and keys.depth == 1 else ""
+    form = _key_form(b.target, blocks, keys.buffer.dtype) if keys is not None and keys.depth == 1 else None
     plain = [_is_plain(v, queries, several) for v in op.operands[1:3]]
     lengths = (heads * static(n) * size_of(v.type.dtype) for v, n in zip(op.operands[1:3], (depth, columns)))
     keys_ahead, values_ahead = (-(-FETCHED_KEYS.value // n) for n in lengths)
@@ -232,23 +232,23 @@ def _is_plain(operand: Value, queries: int, side_by_side: bool) -> bool:
     return dtype not in INTEGERS and (queries == 1 or (side_by_side and size_of(dtype) >= 4))
 
 
-def _key_form(target: Target, blocks: DecodeBlocks, dtype: str) -> str:
-    """Return the form of the tile that multiplies queries with keys of a dtype; empty if there is none."""
+def _key_form(target: Target, blocks: DecodeBlocks, dtype: str) -> TileForm | None:
+    """Return the form of the tile that multiplies queries with keys of a dtype, or None if there is none."""
     if dtype in target.lacks:
-        return ""
-    own = "bf16" if blocks.pairs else blocks.wide
-    form = "f32_s8" if (blocks.wide, dtype) == ("f32", "i8") else form_of_operands(own, dtype)
-    return form if form in FORMS else ""
+        return None
+    return find_form("bf16" if blocks.pairs else blocks.wide, dtype)
 
 
-def _key_terms(target: Target, blocks: DecodeBlocks, form: str, depth: int, queries: int, plain: bool) -> int:
+def _key_terms(
+    target: Target, blocks: DecodeBlocks, form: TileForm | None, depth: int, queries: int, plain: bool
+) -> int:
     """Return the keys of a tile of dot products.
 
     If words of keys are transposed in registers, each vector lane has one key. It saves the horizontal sums of dot
     products.
     """
-    words = depth // FORMS[form].group if form else 0
-    whole = form == "bf16" and target.triple.startswith("x86_64") and words % TURNED_WORDS.value == 0
+    words = depth // form.group if form else 0
+    whole = form == BF16_PAIRS and target.triple.startswith("x86_64") and words % TURNED_WORDS.value == 0
     vectors = -(-words * size_of(blocks.wide) // target.vector_bytes)
     if whole and queries >= TURNED_QUERIES.value * vectors:
         return target.vector_bytes // size_of(blocks.wide)

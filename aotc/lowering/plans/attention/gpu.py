@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.loop.forms.attention import read_attention
-from aotc.ir.loop.forms.tiling import Tiling
+from aotc.ir.loop.forms.tiling import DecodeAttention, Tiling
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.attention.gpu_decode import one_warp
 from aotc.lowering.plans.attention.gpu_loops import attention_loops
@@ -46,7 +46,7 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
     if sizes is None or tiling is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
-    if tiling.template == "attention_few" and not lies_in_lines(found, tiling):
+    if isinstance(tiling.template, DecodeAttention) and not lies_in_lines(found, tiling):
         tiling = one_warp(sizes, b.target) or tiling
     if not lies_in_lines(found, tiling):
         hint = "let rows of queries, keys and values begin at multiples of 16 bytes"

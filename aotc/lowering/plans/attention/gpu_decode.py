@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from aotc.ir.dims.algebra import product
-from aotc.ir.loop.forms.tiling import Tiling
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.plans.attention.sizes import AttentionSizes
 from aotc.lowering.threshold import BlockSize, Estimate, Limit
@@ -120,7 +120,7 @@ def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
     terms = next((n for n in (64, 32) if STAGE_OF_FEW.holds(n * line)), 16)
     warps = 8 if STAGE_OF_FEW.holds(terms * line) else 4
     for count, stages in ((warps, 3), (warps, 2), (warps // 2, 3), (warps // 2, 2)):
-        yield Tiling("attention_few", 16 * count, terms, stages)
+        yield Tiling(DecodeAttention(), 16 * count, terms, stages)
 
 
 def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
@@ -131,7 +131,7 @@ def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
     for cluster in (1, 2, 4, 8):
         if cluster > min(MOST_BLOCKS_OF_HEAD.value, most):
             return
-        own = replace(tiling, cluster=cluster)
+        own = replace(tiling, template=DecodeAttention(cluster))
         yield PlanOfFew(own)
         if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
             continue
@@ -172,7 +172,7 @@ def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """
     line = (sizes.depth + sizes.width) * sizes.size
     terms = next((n for n in (64, 32) if STAGE_OF_ONE.holds(n * line)), 16)
-    tilings = (Tiling("attention_mma", 16, terms, stages) for stages in (3, 2))
+    tilings = (Tiling(MmaAttention(), 16, terms, stages) for stages in (3, 2))
     room = target.shared_memory
     return next((t for t in tilings if sizes.shared(t) <= room), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import product
 from aotc.ir.loop.forms.attention import LoopAttention
 from aotc.ir.loop.forms.matmul import is_multiple
-from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Tiling
+from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_of_few
@@ -56,21 +56,21 @@ class AttentionRate:
 #   a multiprocessor takes as long with fewer rows.
 # - f32: 243, 278 and 387; with 128 elements per key 441 and 669.
 ATTENTION_RATES = (
-    AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2, plain=True),
-    AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
-    AttentionRate(Tiling("attention_wgmma", 64, 128, 2), 128, 0.74),
-    AttentionRate(Tiling("attention_wgmma", 128, 64, 2), 256, 0.86),
-    AttentionRate(Tiling("attention_mma", 128, 64, 2), 128, 0.36),
-    AttentionRate(Tiling("attention_mma", 64, 64, 2), 128, 0.4),
-    AttentionRate(Tiling("attention_mma", 32, 64, 2), 256, 0.34),
-    AttentionRate(Tiling("attention_mma", 128, 64, 2), 64, 0.2, size=4),
-    AttentionRate(Tiling("attention_mma", 64, 32, 2), 64, 0.174, size=4),
-    AttentionRate(Tiling("attention_mma", 32, 64, 2), 64, 0.125, size=4),
-    AttentionRate(Tiling("attention_mma", 128, 32, 2), 128, 0.2, size=4),
-    AttentionRate(Tiling("attention_mma", 32, 32, 2), 128, 0.132, size=4),
-    AttentionRate(Tiling("attention_mma", 128, 16, 2), 256, 0.18, size=4),
-    AttentionRate(Tiling("attention_mma", 64, 16, 2), 256, 0.15, size=4),
-    AttentionRate(Tiling("attention_mma", 32, 16, 2), 256, 0.12, size=4),
+    AttentionRate(Tiling(WgmmaAttention(), 192, 128, 2), 64, 1.2, plain=True),
+    AttentionRate(Tiling(WgmmaAttention(), 128, 128, 2), 128, 1.0),
+    AttentionRate(Tiling(WgmmaAttention(), 64, 128, 2), 128, 0.74),
+    AttentionRate(Tiling(WgmmaAttention(), 128, 64, 2), 256, 0.86),
+    AttentionRate(Tiling(MmaAttention(), 128, 64, 2), 128, 0.36),
+    AttentionRate(Tiling(MmaAttention(), 64, 64, 2), 128, 0.4),
+    AttentionRate(Tiling(MmaAttention(), 32, 64, 2), 256, 0.34),
+    AttentionRate(Tiling(MmaAttention(), 128, 64, 2), 64, 0.2, size=4),
+    AttentionRate(Tiling(MmaAttention(), 64, 32, 2), 64, 0.174, size=4),
+    AttentionRate(Tiling(MmaAttention(), 32, 64, 2), 64, 0.125, size=4),
+    AttentionRate(Tiling(MmaAttention(), 128, 32, 2), 128, 0.2, size=4),
+    AttentionRate(Tiling(MmaAttention(), 32, 32, 2), 128, 0.132, size=4),
+    AttentionRate(Tiling(MmaAttention(), 128, 16, 2), 256, 0.18, size=4),
+    AttentionRate(Tiling(MmaAttention(), 64, 16, 2), 256, 0.15, size=4),
+    AttentionRate(Tiling(MmaAttention(), 32, 16, 2), 256, 0.12, size=4),
 )
 
 
@@ -91,7 +91,7 @@ def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
 
 def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
     for row in ATTENTION_RATES:
-        takes = target.cpu == "sm_90a" if row.tiling.template == "attention_wgmma" else True
+        takes = target.cpu == "sm_90a" or not isinstance(row.tiling.template, WgmmaAttention)
         small = max(sizes.depth, sizes.width) <= row.depth and sizes.size == row.size
         there = sizes.shared(row.tiling) <= target.shared_memory
         wide = sizes.plain and (sizes.offset is None or not SHORT_CAUSAL.holds(sizes.terms))
@@ -114,10 +114,10 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
 def lies_in_lines(found: LoopAttention, tiling: Tiling) -> bool:
     """Return True if the template of ``tiling`` can copy the operands: contiguous lines, aligned to 16 bytes."""
     views = found.views()
-    if tiling.template == "attention_mma":
+    if isinstance(tiling.template, MmaAttention):
         return all(view is not None and view.in_lines for view in views[1:])
     count = 16 // ELEMENT_BYTES[found.operands]
-    for view in views[tiling.template == "attention_few" :]:
+    for view in views[isinstance(tiling.template, DecodeAttention) :]:
         if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
             return False
         if not all(is_multiple(x, count) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import Dim, minimum
-from aotc.ir.loop.forms.tile_forms import FORMS
+from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, TileForm
 from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.nests import some_at_a_time
@@ -46,7 +46,7 @@ class AttentionProducts(AttentionSeen):
     def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write the scores of ``count`` terms from term ``first`` on."""
         form = self.plan.key_form
-        if not form:
+        if form is None:
             body += self._keys(lambda b, at: b.extend(self._dots_by_terms(at, first, count)))
             return
         row = self._view(1).outer
@@ -56,9 +56,9 @@ class AttentionProducts(AttentionSeen):
 
         some_at_a_time(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
 
-    def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: str, row: Dim) -> list[Stmt]:
+    def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim) -> list[Stmt]:
         """Return the tile of the queries that share a head's keys and the keys of some terms of a block."""
-        key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], FORMS[form].group
+        key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], form.group
         x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
         assert isinstance(x, Load)
         queries = self.queries
@@ -116,7 +116,7 @@ class AttentionProducts(AttentionSeen):
             out = linearize((*index, *own, r, j * cols), self.acc.shape)
             block.append(Tile(
                 len(queries), cols, self.acc, out, self.columns, weights, begin, self.blocks.terms,
-                x.buffer, linearize(x.index, x.buffer.shape), ((len(terms) // 2, 2, 2 * row),), "bf16", b_inner=row,
+                x.buffer, linearize(x.index, x.buffer.shape), ((len(terms) // 2, 2, 2 * row),), BF16_PAIRS, b_inner=row,
                 adds=True,
             ))  # fmt: skip
 

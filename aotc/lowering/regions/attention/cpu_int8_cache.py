@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, static, sym
+from aotc.ir.loop.forms.tile_forms import F32_I8, I8_OFFSET
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
@@ -153,11 +154,11 @@ class AttentionIntegers(AttentionRows):
         self._write_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
 
     def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        if not self.plan.key_form:
+        if self.plan.key_form is None:
             super()._write_scores(body, first, count)
             return
         row = self._view(1).outer
-        one = lambda b, t: b.extend(self._keys(lambda c, index: c.extend(self._dots(index, [t], first, "f32_s8", row))))
+        one = lambda b, t: b.extend(self._keys(lambda c, index: c.extend(self._dots(index, [t], first, F32_I8, row))))
         some = lambda b, index, t: self._some_scores(b, index, t, first, row)
         self._terms(body, self.odd_query, count, self.lanes, some, one)
 
@@ -171,7 +172,7 @@ class AttentionIntegers(AttentionRows):
         block.append(Tile(
             rows, self.lanes, self.dots, 0, self.lanes,
             self.q_digits, linearize((*index, 0, 0), self.q_digits.shape), self.depth,
-            x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // QUAD, QUAD, QUAD),), "i8_o8", b_column=row,
+            x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // QUAD, QUAD, QUAD),), I8_OFFSET, b_column=row,
         ))  # fmt: skip
         for own, r in self.queries:
             at = (*index, *own, r)
@@ -241,7 +242,7 @@ class AttentionIntegers(AttentionRows):
                 self.blocks.digits * len(self.queries), cols,
                 self.sums, linearize((*index, j * cols), self.sums.shape), self.columns,
                 self.w_digits, linearize((*index, 0, begin), self.w_digits.shape), self.blocks.terms,
-                x.buffer, linearize(x.index, x.buffer.shape), ((terms // QUAD, QUAD, QUAD * row),), "i8_o8",
+                x.buffer, linearize(x.index, x.buffer.shape), ((terms // QUAD, QUAD, QUAD * row),), I8_OFFSET,
                 b_inner=row, adds=True,
             ))  # fmt: skip
 

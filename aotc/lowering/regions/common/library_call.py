@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import Dim, is_static, maximum, product, static, sym
 from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
@@ -81,11 +82,11 @@ class LibraryCall:
         self.before += body
         self.args.append((buffer, (0,) * len(shape)))
 
-    def external(self, function: str) -> ExternalCall:
+    def external(self, function: str | Transform) -> ExternalCall:
         """Return the call itself."""
         return ExternalCall(function, tuple(self.args))
 
-    def statements(self, function: str) -> list[Stmt]:
+    def statements(self, function: str | Transform) -> list[Stmt]:
         """Return all statements in order."""
         return [*self.before, self.external(function), *self.after]
 

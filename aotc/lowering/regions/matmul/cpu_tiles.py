@@ -8,7 +8,6 @@ epilogue runs over it while it is in the L1 cache.
 from __future__ import annotations
 
 from aotc.ir.dims.algebra import Dim, Expr, maximum, minimum, product, sym
-from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -128,7 +127,7 @@ class _Tiles:
         """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result."""
         if self.plan.is_direct:
             return None
-        out = Buffer(self.b.fresh("tile"), FORMS[self.p.form].out, (height, self.p.cols), "private")
+        out = Buffer(self.b.fresh("tile"), self.p.form.out, (height, self.p.cols), "private")
         block.append(Alloc(out))
         return out
 
@@ -149,7 +148,7 @@ class _Tiles:
         block.append(
             Tile(
                 height, p.cols, *place, *rows, self.b.buffers[p.b], p.b_at(outer, panel), p.levels, p.form,
-                a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
+                a_inner=p.a_inner if p.form.group > 1 else 1,
             )
         )  # fmt: skip
 

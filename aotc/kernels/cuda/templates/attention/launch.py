@@ -7,6 +7,7 @@ from typing import Any
 from aotc.ir.dims.algebra import ceildiv, mod
 from aotc.ir.loop.forms.attention import LoopAttention, read_attention
 from aotc.ir.loop.forms.matmul import View
+from aotc.ir.loop.forms.tiling import DecodeAttention, WgmmaAttention
 from aotc.ir.loop.ir import Kernel, Store
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.gemm.launch import map_of_lines
@@ -37,10 +38,10 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
         "in_lines": in_lines,
     }
     views = found.views()
-    if tiling.template == "attention_wgmma":
+    if isinstance(tiling.template, WgmmaAttention):
         sources = [_source(view, found, buffers) for view in views]
         return WarpgroupAttention(**given | dict(zip("qkv", sources)))
-    if tiling.template == "attention_few":
+    if isinstance(tiling.template, DecodeAttention):
         sources = [_source(view, found, buffers) for view in views[1:]]
         given |= dict(zip("kv", sources)) | {"rows": 16, "warps": tiling.rows // 16, "cluster": tiling.cluster}
         return FewAttention(**given | {"in_lines": False, "parted": bool(found.rest)})

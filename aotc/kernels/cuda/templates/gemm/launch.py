@@ -52,9 +52,9 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 
 def _warpgroups(tiling: Tiling) -> dict[str, Any]:
     """Return the distribution of rows to consumer warpgroups."""
-    if tiling.is_in_turn:
+    if tiling.is_ping_pong:
         return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
-    if tiling.is_turned:
+    if tiling.is_transposed:
         return {"consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
     return {"consumers": tiling.rows // 64}
 

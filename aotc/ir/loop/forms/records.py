@@ -1,0 +1,46 @@
+"""Records of the loop IR: facts of a kernel as frozen dataclasses whose text reads back.
+
+A record prints as the call that creates it, without fields that have their default::
+
+    Tiling(template=Wgmma(transposed=True), rows=64, cols=128, stages=8)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import fields
+
+
+class Record:
+    """Base of a frozen dataclass whose ``repr`` omits defaults; :func:`read_record` reads it back."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]  # type: ignore[arg-type]
+        shown = [f"{name}={value!r}" for name, value, default in values if value != default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def read_record(node: ast.expr, classes: Mapping[str, type]) -> object:
+    """Return the value that ``node`` denotes: a literal, a tuple, or a call of one of ``classes``.
+
+    Raises
+    ------
+    ValueError
+        If a part of ``node`` is something else; the message has its text.
+    TypeError
+        If a class does not have the arguments.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=values, keywords=named) if name in classes:
+            arguments = {k.arg: read_record(k.value, classes) for k in named if k.arg is not None}
+            return classes[name](*(read_record(value, classes) for value in values), **arguments)
+        case ast.Tuple(elts=parts):
+            return tuple(read_record(part, classes) for part in parts)
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+    raise ValueError(f"{ast.unparse(node)!r}")
