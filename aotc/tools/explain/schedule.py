@@ -167,7 +167,11 @@ def _kernels(opened: OpenedBundle, flow: Flow) -> tuple[list[Kernel], list[str]]
     if held is None:
         raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
     entries = [held[f"{flow.variant['target']}/{k['name']}"] for k in flow.variant["kernels"]]
-    return [parse_kernel(row["text"]) for row in entries], [row["loc"] for row in entries]
+    try:
+        return [parse_kernel(row["text"]) for row in entries], [row["loc"] for row in entries]
+    except ValueError as error:
+        hint = "compile the model with this version of aotc"
+        raise BundleError(opened.where, f"the text of a kernel cannot be read: {error}", hint=hint) from error
 
 
 def _graphs(steps: Sequence[Command]) -> list[list[Command]]:
