@@ -61,10 +61,11 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
 
 def others(seconds: float = 0.5) -> float:
     """Return the share of the machine's processor time that other processes use, over a while in which this sleeps."""
-    before = _ticks()
+    before, own = _ticks(), time.process_time()
     time.sleep(seconds)
     busy, total = (b - a for a, b in zip(before, _ticks()))
-    return busy / max(total, 1)
+    own = (time.process_time() - own) * os.sysconf("SC_CLK_TCK")  # background threads of this process
+    return min(max(busy - own, 0) / max(total, 1), 1.0)
 
 
 def _ticks() -> tuple[int, int]:

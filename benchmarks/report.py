@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import statistics
 import sys
 import textwrap
@@ -18,6 +20,7 @@ from benchmarks.timing import Ratio
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 80
+PATH = re.compile(r"(^|=)(?:~|\.{1,2})?/(?:\S*/)?([^/\s]+)$")  # of a command, of which records keep the name alone
 
 
 class Format(StrEnum):
@@ -214,7 +217,7 @@ def write(name: str) -> Path:
     words = [w for w in sys.argv[1:] if w not in (f"--record={name}", "--record", name)]
     load = max(RUN.load, machine.others())
     record = {
-        "command": " ".join(["python -m benchmarks", *(Path(w).name if "/" in w else w for w in words)]),
+        "command": shlex.join(["python", "-m", "benchmarks", *(PATH.sub(r"\1\2", word) for word in words)]),
         "date": time.strftime("%F"),
         "machine": machine.describe(RUN.peers),
         "load": round(load, 2),
