@@ -119,6 +119,7 @@ def run(
 ) -> None:
     """Compile and run the model on the CPU alone, with one GPU, and with more."""
     need_gpu()
+    dim, layers, words = (64, 2, 100) if timing.SMOKE else (dim, layers, words)
     weights = weights_of(dim, layers, words)
     ids = np.random.default_rng(1).integers(0, words, tokens).astype(np.int32)
     table = report.Table("devices", report.ms("call"), "error", "tokens off")

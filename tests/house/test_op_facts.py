@@ -144,6 +144,13 @@ def documented():
     return set(re.findall(r"[a-z_0-9]+", " ".join(quoted)))
 
 
+INTEGERS = "aotc/kernels/emit/integer.py"
+EMITTERS = {
+    "f": "aotc/kernels/emit/real.py or aotc/kernels/formulas/math.py",
+    "c": "aotc/kernels/formulas/complex.py",
+}
+
+
 def emission(name, kind):
     """Return what is wrong with the code of a scalar op on operands of ``kind``, or the empty string."""
     row = SCALARS[name]
@@ -172,11 +179,11 @@ def not_lowered(name, spec):
     if spec.removed_by:
         return "" if spec.removed_by in {p.run.__name__ for p in PASSES} else f"no pass {spec.removed_by}"
     if name in SCALARS:
-        errors = filter(None, (emission(name, kind) for kind in SCALARS[name].kinds))
-        return "".join(f"aotc/kernels/emit/scalar.py or aotc/kernels/formulas: {e}\n" for e in errors)
+        errors = {kind: emission(name, kind) for kind in SCALARS[name].kinds}
+        return "\n".join(f"{EMITTERS.get(kind, INTEGERS)}: {e}" for kind, e in errors.items() if e)
     if name in said_in(*(f"aotc/lowering/{room}" for room in ("plans", "regions", "elements", "program", "analysis"))):
         return ""
-    return f"aotc/lowering/regions/linalg/{family_of(name)}.py: a rule, or removed_by of its row in aotc/ir/opset"
+    return "aotc/lowering/plans/plan_region.py: a row of PLANNERS_OF_OPS, or removed_by of its row in aotc/ir/opset"
 
 
 def untested(name):
