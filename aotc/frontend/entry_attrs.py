@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 from aotc.frontend.affinity import affinity_of, stated_affinity
-from aotc.frontend.mlir_types import is_token, leaf_types
+from aotc.frontend.mlir_types import discardable_integer, is_token, leaf_types
 
 _HEAD = re.compile(r"args\[(\d+)\]|kwargs\['\w+'\]")
 _WRAPPED = "_wrapped_jax_export_main"  # jax.export's name of a function with symbolic dims, which runs after its checks
@@ -56,7 +56,9 @@ def entry_attrs(
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree(in_trees),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
-        "donated_into": {str(i): a[_RESULT].value for i, a in enumerate(arguments) if _RESULT in a},
+        "donated_into": {
+            str(i): discardable_integer(a, _RESULT, 0, loc) for i, a in enumerate(arguments) if _RESULT in a
+        },
         "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],
         "kept": kept,
         "affinity": affinities(function, devices, loc),

@@ -25,6 +25,7 @@ from aotc.frontend.contexts import make_context
 from aotc.frontend.crashing_text import suspect_line
 from aotc.frontend.legalize import convert_mhlo, legalize_module
 from aotc.frontend.limits import SHOWN_LINE
+from aotc.frontend.mlir_types import discardable_integer
 from aotc.frontend.old_text import modern_text
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
@@ -283,7 +284,7 @@ def _check_characters(text: str) -> None:
 def _check_partitions(module: ir.Module, path: str) -> None:
     """Reject a program that is partitioned over devices; collectives over replicas are checked by op."""
     attributes = module.operation.attributes
-    count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
+    count = discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(path))
     if count > 1:
         raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
 

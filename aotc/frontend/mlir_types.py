@@ -134,6 +134,21 @@ def entries(attribute: Any) -> dict[str, Any]:
     return {a.name: a.attr for a in named}
 
 
+def discardable_integer(attributes: Any, name: str, default: int, loc: Loc) -> int:
+    """Return a discardable integer attribute, or ``default``; MLIR does not verify what such attributes are.
+
+    Raises
+    ------
+    CompileError
+        The attribute is not an integer.
+    """
+    if name not in attributes:
+        return default
+    if isinstance(attribute := attributes[name], ir.IntegerAttr):
+        return int(attribute.value)
+    raise CompileError.at(loc, f"{name} is {attribute}, expected an integer", hint=f"{name} = {default} : i32")
+
+
 def get_value(op: Any, name: str, default: Any) -> Any:
     """Return the Python value of a simple attribute, or ``default``."""
     return op.attributes[name].value if name in op.attributes else default

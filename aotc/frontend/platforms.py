@@ -53,7 +53,7 @@ def _platform_argument(function: Any) -> int | None:
     if not function.regions[0].blocks or "arg_attrs" not in attributes:
         return None
     rows = enumerate(attributes["arg_attrs"])
-    return next((n for n, row in rows if LABEL in row and row[LABEL].value == _INDEX), None)
+    return next((n for n, row in rows if LABEL in row and row[LABEL] == ir.StringAttr.get(_INDEX, row.context)), None)
 
 
 def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:

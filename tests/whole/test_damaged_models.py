@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -96,6 +97,38 @@ def test_this_process_parses_what_the_child_wrote(blob, monkeypatch):
 def test_a_refusal_of_the_childs_has_its_reason_and_a_hint():
     with pytest.raises(CompileError, match=r"^error: bytecode version \d+ is newer .*\n.*this file may be damaged"):
         aotc.compile(b"ML\xefRbroken")
+
+
+REDUCE = """%y = "stablehlo.all_reduce"(%x) ({^bb0(%a: tensor<f32>, %b: tensor<f32>):
+%s = stablehlo.add %a, %b : tensor<f32> stablehlo.return %s : tensor<f32>
+}) {replica_groups = dense<> : tensor<0x0xi64>} : (tensor<2xf32>) -> tensor<2xf32>"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ('mhlo.num_partitions = "a"', 'mhlo.num_partitions is "a", expected an integer'),
+        ("mhlo.num_partitions = 1.0 : f32", "mhlo.num_partitions is 1.000000e+00 : f32, expected an integer"),
+        ("mhlo.num_replicas = @main", "mhlo.num_replicas is @main, expected an integer"),
+        ("mhlo.num_replicas = 1000000000000 : i64", "mhlo.num_replicas is 1000000000000, expected at most"),
+        ('tf.aliasing_output = "a"', 'tf.aliasing_output is "a", expected an integer'),
+        ("jax.global_constant = 3 : i32", ""),
+        ("jax.result_info = 3 : i32", ""),
+        ("mhlo.memory_kind = 3 : i32", ""),
+    ],
+)
+def test_attributes_of_the_wrong_kind_are_refused_or_ignored(attribute, message):
+    """MLIR does not verify discardable attributes: a damaged model may have any."""
+    of_module, of_argument = (attribute, "") if ".num_" in attribute else ("", f" {{{attribute}}}")
+    body = f"{{ {REDUCE} return %y : tensor<2xf32> }}"
+    function = f"func.func @main(%x: tensor<2xf32>{of_argument}) -> tensor<2xf32> {body}"
+    text = f"module attributes {{{of_module}}} {{ {function} }}"
+    if not message:
+        x = np.ones(2, np.float32)
+        np.testing.assert_array_equal(aotc.load(aotc.compile(text))(x), x)
+        return
+    with pytest.raises(CompileError, match=re.escape(message)):
+        aotc.compile(text)
 
 
 def test_bytecode_for_several_devices_is_refused_as_text_is():

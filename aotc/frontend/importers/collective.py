@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.mlir_types import config_of, entries
+from aotc.diagnostics import Loc
+from aotc.frontend.mlir_types import config_of, discardable_integer, entries
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor.ir import TensorType
@@ -27,6 +28,8 @@ def _rows(state: State, attribute: Any) -> Groups:
         state.fail(f"groups {attribute} are not numbers of processes", hint="write them as dense<[[0, 1]]>")
     return tuple(tuple(int(i) for i in row) for row in np.array(attribute).reshape(attribute.type.shape))
 
+_MOST_REPLICAS = 1 << 16  # their numbers are listed: a damaged count must not fill the memory
+
 
 def _channel(op: Any) -> int:
     """Return the number in ``#stablehlo.channel_handle<handle = 1, type = 1>``; 0 if it is missing."""
@@ -38,15 +41,18 @@ def _replicas(op: Any) -> int:
     """Return the module's number of replicas; modules with several partitions are rejected before the import."""
     while op.parent is not None:
         op = op.parent.operation
-    count = op.attributes.get("mhlo.num_replicas")
-    return 1 if count is None else count.value
+    return discardable_integer(op.attributes, "mhlo.num_replicas", 1, Loc())
 
 
 def _groups(state: State, op: Any, rows: Groups) -> Groups:
     """Return the groups of processes that exchange; by default all replicas of the module form one."""
     if not all(rows):
         state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
-    return rows or (tuple(range(_replicas(op))),)
+    if rows:
+        return rows
+    if (replicas := _replicas(op)) > _MOST_REPLICAS:
+        state.fail(f"mhlo.num_replicas is {replicas}, expected at most {_MOST_REPLICAS}", hint="replica_groups")
+    return (tuple(range(replicas)),)
 
 
 def _attrs(state: State, op: Any, names: Mapping[str, str]) -> dict[str, Any]:
