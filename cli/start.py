@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ from aotc_cli.shared.interrupt import end_interrupted
 
 def main() -> None:
     """Run the command line and exit."""
+    os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")  # bundles lack its functions: aotc.kernels.jobs.objects
     try:
         from aotc_cli.main import main as run
     except KeyboardInterrupt:

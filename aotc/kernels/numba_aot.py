@@ -1,13 +1,13 @@
-"""Numba as an ahead-of-time compiler: Python functions to native objects.
+"""Numba's front end as an ahead-of-time compiler: Python functions to libraries of the back end.
 
-Numba's CPU target is made for this process and this machine: it starts an MCJIT
-engine, links its reference-counting runtime and wraps functions for CPython.
-The three classes here replace those parts, so that what comes out is LLVM IR
-with no Python symbol in it. Numba always works for one plain 64-bit
-little-endian machine, because its dispatchers remember what they compiled; the
-finished IR, which is the same for all such machines, is then given the triple
-and data layout of the :class:`~aotc.targets.Target`. The swap is global to the
-process, which is why the compiler lives in a process of its own
+Numba's CPU target compiles for this process: it links a reference-counting
+runtime and wraps functions for CPython. The context here does neither, and its
+code generator and libraries are those of :mod:`aotc.kernels.back_end`, so the
+LLVM IR has no symbol of Python. Numba compiles for one plain 64-bit
+little-endian machine, because its dispatchers cache their results. The IR is
+the same for all such machines; :func:`front_end` then sets the triple and data
+layout of the :class:`~aotc.targets.Target`. The context is global to the
+process, so the front end runs in a process of its own
 (:mod:`aotc.kernels.worker`).
 """
 
@@ -17,15 +17,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import _dynfunc
-from numba.core import cgutils, codegen, compiler, cpu, fastmathpass, types
+from numba.core import compiler, cpu, fastmathpass, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from aotc.kernels.back_end import internalize, retarget, target_machine
+from aotc.kernels.back_end import Codegen, Library, codegen_for
 from aotc.targets import Target
 
 _FRONT = Target("front", "cpu", "x86-64")
@@ -39,60 +38,13 @@ class Export(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class _Library(codegen.CPUCodeLibrary):
-    """A code library that Numba neither optimizes nor loads."""
-
-    def _optimize_functions(self, ll_module):
-        ll_module.data_layout = self._codegen._data_layout
-
-    def _optimize_final_module(self):
-        pass
-
-    def _finalize_specific(self):
-        pass
-
-
-class _Codegen(codegen.CPUCodegen):
-    """A code generator for a given machine, without an execution engine."""
-
-    _library_class = _Library
-
-    def _init(self, llvm_module):
-        self._tm = target_machine(_FRONT)
-        self._tm_features = _FRONT.llvm_features
-        self._engine = None
-        self._target_data = self._tm.target_data
-        self._data_layout = str(self._target_data)
-        self._loopvect = False
-        self._opt_level = 0
-
-    def _create_empty_module(self, name):
-        module = ir.Module(cgutils.normalize_ir_text(name))
-        module.triple = _FRONT.triple
-        if self._data_layout:
-            module.data_layout = self._data_layout
-        return module
-
-    def _customize_tm_features(self):
-        return self._tm_features
-
-    def _customize_tm_options(self, options):
-        pass
-
-    def _add_module(self, module):
-        pass
-
-    def _check_llvm_bugs(self):
-        pass
-
-
 class _Context(cpu.CPUContext):
     """A target context without the reference-counting runtime and the CPython wrappers."""
 
     @global_compiler_lock
     def init(self):
         self.is32bit = False
-        self._internal_codegen = _Codegen("aotc")
+        self._internal_codegen = Codegen(_FRONT)
 
     def load_additional_registries(self):
         initialize = rtsys.initialize
@@ -139,8 +91,8 @@ def _flags() -> compiler.Flags:
     return flags
 
 
-def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
-    """Compile one Python function to unoptimised LLVM IR that defines the C function ``name``.
+def front_end(name: str, export: Export, target: Target) -> Library:
+    """Compile one Python function to a library of unoptimised LLVM IR that defines the C function ``name``.
 
     Parameters
     ----------
@@ -153,21 +105,21 @@ def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
 
     Returns
     -------
-    llvmlite.binding.ModuleRef
+    Library
         All other functions in it are internal and ``alwaysinline`` unless the
-        source made them ``noinline``.
+        source made them ``noinline``. It belongs to the calling thread.
     """
-    context = _context()
-    result = compiler.compile_extra(
-        cpu_target.typing_context, context, export.function, tuple(export.arguments), export.result, _flags(), {}
-    )
     with global_compiler_lock:
-        result.library._ensure_finalized()
-    module = result.library._final_module
-    module.link_in(llvm.parse_assembly(str(_c_wrapper(name, context, result.fndesc))))
-    internalize(module, {name})
-    retarget(module, target)
-    return module
+        context, arguments = _context(), tuple(export.arguments)
+        result = compiler.compile_extra(
+            cpu_target.typing_context, context, export.function, arguments, export.result, _flags(), {}
+        )
+        bitcode = result.library.emit_bitcode()
+    library = codegen_for(target).parse_bitcode(bitcode, name)
+    library.link_text(str(_c_wrapper(name, context, result.fndesc)))
+    library.internalize({name})
+    library.retarget(target)
+    return library
 
 
 def _c_wrapper(name: str, context: _Context, descriptor: Any) -> ir.Module:

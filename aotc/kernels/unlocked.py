@@ -101,19 +101,25 @@ def verify(module: llvm.ModuleRef) -> None:
             raise RuntimeError(_text(said))
 
 
-def link_hidden(module: llvm.ModuleRef, other: llvm.ModuleRef, names: Sequence[str]) -> None:
-    """Link ``other`` into ``module`` and make its functions ``names`` internal; ``other`` must not be used again.
+def link(module: llvm.ModuleRef, other: llvm.ModuleRef) -> None:
+    """Link ``other``, which must not be used again, into ``module``.
 
     Raises
     ------
     RuntimeError
-        If LLVM cannot link them.
+        If LLVM cannot link them, or if they are of two contexts.
     """
+    if module._context is not other._context:
+        raise RuntimeError("modules of two LLVM contexts cannot be linked")
     with _message() as said:
         failed = _short("LinkModules")(module, other, ctypes.byref(said))
         other.detach()  # LLVM has freed it
         if failed:
             raise RuntimeError(_text(said))
+
+
+def hide(module: llvm.ModuleRef, names: Sequence[str]) -> None:
+    """Make the functions ``names`` of a module internal."""
     for name in names:
         function = _short("GetNamedFunction")(module, name.encode())
         if function:  # LLVM drops unused functions

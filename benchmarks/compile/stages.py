@@ -14,7 +14,8 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     """Add to ``found`` the processor time of each stage, all in this process."""
     from aotc import pipeline
     from aotc.frontend import importer, mlir
-    from aotc.kernels import back_end, worker
+    from aotc.kernels import worker
+    from aotc.kernels.back_end import Library
     from aotc.kernels.cpu import compile as cpu
     from aotc.kernels.cpu import link
     from aotc.kernels.jobs import objects, run
@@ -42,8 +43,8 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     for where, name, stage in (
         (mlir, "fetch", "fetch"), (importer, "import_raw", "parse"), (pipeline, "run_passes", "passes"),
         (pipeline, "lower", "lowering"), (pipeline, "assemble", "bundle"), (worker, "parse_kernel", "emit"),
-        (cpu, "emit_kernel", "emit"), (cpu, "define", "LLVM passes"), (back_end, "optimize", "LLVM passes"),
-        (back_end, "inline_late", "LLVM passes"), (back_end, "emit_object", "code"), (link.Linker, "take", "link"),
+        (cpu, "emit_kernel", "emit"), (cpu, "define", "LLVM passes"), (Library, "optimize", "LLVM passes"),
+        (Library, "inline_late", "LLVM passes"), (Library, "emit_native_object", "code"), (link.Linker, "take", "link"),
         (link, "function_table", "link"), (pipeline, "embed", "bundle"), (pipeline, "check_bundle", "bundle"),
         (objects, "name_kernels", "lowering"),
     ):  # fmt: skip

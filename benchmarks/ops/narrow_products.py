@@ -22,7 +22,7 @@ import numpy as np
 import typer
 
 import aotc
-from aotc.kernels.numba_aot import target_machine
+from aotc.kernels.back_end import codegen_for
 from aotc.targets import TARGETS
 from aotc.vmfb.host.machine import tiles_permitted
 from benchmarks import options, report, timing
@@ -81,7 +81,7 @@ def matrix_peak(name: str) -> tuple[Call, float]:
 def native(lines: list[str], target: str, memory: np.ndarray) -> Call:
     """Return a call of a function on ``memory``, which is the text of its LLVM IR but for its end."""
     module = llvm.parse_assembly("\n".join([*lines, "ret void", "}"]))
-    engine = llvm.create_mcjit_compiler(module, target_machine(TARGETS[target]))
+    engine = llvm.create_mcjit_compiler(module, codegen_for(TARGETS[target]).machine)
     engine.finalize_object()
     KEEP.extend((engine, memory))
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("run"))

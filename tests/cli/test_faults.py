@@ -322,15 +322,17 @@ def test_sizes_may_be_integers_of_numpy(monkeypatch, quick_kernels):
     assert aotc.compile(text, specialize=sizes) == aotc.compile(text, specialize={str(dim): [np.int64(1), 8]})
 
 
-def test_a_missing_package_is_named(tmp_path):
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_a_missing_package_is_named(package, tmp_path):
+    """Numba compiles every kernel for a CPU."""
     path = tmp_path / "m.mlir"
     path.write_text(MODEL)
     code = (
-        "import sys; sys.modules['llvmlite'] = None; import aotc\n"
+        f"import sys; sys.modules[{package!r}] = None; import aotc\n"
         "from aotc.diagnostics import CompileError\n"
         "try: aotc.compile(sys.argv[1], cache=False)\n"
         "except CompileError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "this needs llvmlite, which is not installed" in done.stdout
+    assert f"this needs {package}, which is not installed" in done.stdout
     assert "[compile]'" in done.stdout

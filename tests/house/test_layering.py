@@ -219,6 +219,26 @@ def test_no_circle_of_imports():
     assert not circles
 
 
+LLVM_BINDING = "llvmlite.binding"
+BACK_END = ("aotc.kernels.back_end", "aotc.kernels.loop_addresses", "aotc.kernels.unlocked")
+"""The modules that call LLVM; all others compile through the libraries of the first."""
+
+
+def test_the_back_end_alone_calls_llvm():
+    users = set()
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            if any(f"{n}.".startswith(f"{LLVM_BINDING}.") for n in named):
+                users.add(name)
+    assert users == set(BACK_END)
+
+
 SLOW_TO_IMPORT = (
     "jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes", "cryptography", "grpc", "google",
     "opentelemetry",

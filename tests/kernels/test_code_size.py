@@ -80,13 +80,13 @@ def test_tiles_are_not_seen_by_llvms_passes(compiled, monkeypatch):
     """What comes out of them is the tiles as they were written, with the test of each loop at its bottom."""
     (kernel,) = compiled(lambda x, w: jnp.tanh(x @ w + 1), jax.ShapeDtypeStruct((17, 100), "float32"), W)
     seen = []
-    plain = back_end.optimize
+    plain = back_end.Library.optimize
 
-    def optimize(module, target, **options):
-        seen.append((str(module), options["level"]))
-        plain(module, target, **options)
+    def optimize(library, **options):
+        seen.append((str(library.module), options["level"]))
+        plain(library, **options)
 
-    monkeypatch.setattr(back_end, "optimize", optimize)
+    monkeypatch.setattr(back_end.Library, "optimize", optimize)
     after = str(optimized_module(kernel, TARGETS[TARGET]))
     ((before, level),) = seen
     assert level == 1
@@ -108,13 +108,13 @@ def test_loops_over_equal_chunks_are_written_once(elements, copies, compiled):
 def test_a_transform_is_not_seen_by_llvms_passes(compiled, monkeypatch):
     (kernel,) = compiled(jnp.fft.fft, np.ones(4096, "complex64"))
     seen = []
-    plain = back_end.simplify
+    plain = back_end.Library.simplify
 
-    def simplify(module, target, unroll):
-        seen.append(str(module))
-        plain(module, target, unroll)
+    def simplify(library, unroll):
+        seen.append(str(library.module))
+        plain(library, unroll)
 
-    monkeypatch.setattr(back_end, "simplify", simplify)
+    monkeypatch.setattr(back_end.Library, "simplify", simplify)
     after = str(optimized_module(kernel, TARGETS[TARGET]))
     assert seen[0].count("\n") < 100
     assert len(re.findall(r"define internal void @dft_\w+\(", after)) == 1

@@ -5,7 +5,6 @@ import os
 import re
 import threading
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from llvmlite import ir
@@ -113,7 +112,7 @@ done:
 
 
 def code(target):
-    return back_end.target_machine(target).emit_assembly(llvm.parse_assembly(STRIDED))
+    return back_end.parse(STRIDED, target).get_asm_str()
 
 
 def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
@@ -222,7 +221,7 @@ def test_a_child_of_a_fork_begins_again():
 def test_the_assembly_that_is_shown_is_that_of_the_object():
     kernel = parse_kernel(share("min(64, p)"))
     with loop_addresses(True):
-        inside = back_end.target_machine(X86).emit_assembly(optimized_module(kernel, X86))
+        inside = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(kernel, X86))
     assert assembly(kernel, X86) == inside
 
 
@@ -231,7 +230,7 @@ def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
     dear, narrow = DEAR, parse_kernel(NARROW)
     for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
         assert fills_registers(kernel) == kept
-    counted = back_end.target_machine(X86).emit_assembly(optimized_module(narrow, X86))
+    counted = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(narrow, X86))
     assert assembly(narrow, X86) == counted
 
 

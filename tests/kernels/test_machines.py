@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("numba")
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from support import emulated
 from support.panels import pack_panels
@@ -115,7 +114,7 @@ def test_tiles_under_qemu(form, a_dtype, target):
 def fma_kernels():
     """Return the library of ``fma32`` and ``fma64``: functions of three arrays, a fourth for results, and a length."""
     module = KernelModule("fma", OLDEST)
-    module.data_layout = str(back_end.target_machine(OLDEST).target_data)
+    module.data_layout = back_end.data_layout(OLDEST)
     for bits, kind in ((32, F32), (64, F64)):
         function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 4 + [I64]), f"fma{bits}")
         b = ir.IRBuilder(function.append_basic_block())
@@ -133,10 +132,10 @@ def fma_kernels():
         b.cbranch(b.icmp_signed("<", following, length), loop, after)
         b.position_at_end(after)
         b.ret_void()
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    back_end.optimize(parsed, OLDEST)
-    return loaded(link.link([back_end.emit_object(parsed, OLDEST)], OLDEST))
+    library = back_end.parse(str(module), OLDEST)
+    library.verify()
+    library.optimize()
+    return loaded(link.link([library.emit_native_object()], OLDEST))
 
 
 def nearest(value, bits):

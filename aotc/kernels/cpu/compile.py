@@ -11,15 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-import llvmlite.binding as llvm
-
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu.one_lane_stores import stores_narrow, without_one_lane_stores
+from aotc.kernels.back_end import Library, Module
+from aotc.kernels.cpu.one_lane_stores import remove_one_lane_stores, stores_narrow
 from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.shape import PREFIX
-from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile, link_finished
+from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile
 from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.poll import annotate_polls
@@ -31,7 +30,6 @@ from aotc.kernels.emit.vector.vector_loops import vector_loops
 from aotc.kernels.llvm_types import KernelModule, hide, release
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.symbol_table import TextModule
-from aotc.kernels.unlocked import dispose, parse_assembly, verify
 from aotc.targets import Target
 
 _BODY = "aotc_body"
@@ -97,12 +95,18 @@ class Emitted:
     done: bool
 
 
-def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
+def kernel_module(kernel: Kernel, target: Target) -> Module:
     """Return the unoptimized LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
     emitted = emit_kernel(kernel, target)
-    module = parse_assembly(emitted.text)
-    link_finished(module, emitted.finished, emitted.names)
-    return module
+    library = back_end.parse(emitted.text, target, kernel.name)
+    _link_finished(library, emitted)
+    return library.module
+
+
+def _link_finished(library: Library, emitted: Emitted) -> None:
+    """Link the functions of an emitted kernel that bypass LLVM's passes, if there are any, as internal functions."""
+    if emitted.names:
+        library.link_text(emitted.finished, emitted.names)
 
 
 def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
@@ -129,7 +133,7 @@ def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
 
-def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
+def optimized_module(kernel: Kernel, target: Target) -> Module:
     """Return the module of ``kernel`` after LLVM's passes.
 
     Raises
@@ -137,30 +141,30 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     InternalError
         If LLVM finds the IR invalid, or if the code calls a function that a bundle does not have.
     """
-    return _optimized(emit_kernel(kernel, target))
+    return _optimized(emit_kernel(kernel, target)).module
 
 
-def _optimized(emitted: Emitted) -> llvm.ModuleRef:
-    """Return the module of an emitted kernel after LLVM's passes.
+def _optimized(emitted: Emitted) -> Library:
+    """Return the library of an emitted kernel after LLVM's passes.
 
     If its tiles bypass the passes, the code around them takes little of the run time, and O1 is enough.
     """
     kernel, target = emitted.kernel, emitted.target
-    module = parse_assembly(emitted.text)
+    library = back_end.parse(emitted.text, target, kernel.name)
     try:
-        verify(module)
+        library.verify()
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
     if emitted.done:
-        back_end.simplify(module, target, unrolls(kernel))
+        library.simplify(unrolls(kernel))
     else:
-        back_end.optimize(module, target, level=1 if PREFIX in emitted.finished else 3)
-    if calls_rarely(emitted.text) and define(module, target):
-        back_end.inline_late(module, target)
+        library.optimize(level=1 if PREFIX in emitted.finished else 3)
+    if calls_rarely(emitted.text) and define(library, target):
+        library.inline_late()
     if stores_narrow(emitted.text):
-        module = without_one_lane_stores(module)
-    link_finished(module, emitted.finished, emitted.names)
-    return module
+        remove_one_lane_stores(library)
+    _link_finished(library, emitted)
+    return library
 
 
 def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
@@ -176,12 +180,12 @@ def machine_code(emitted: Emitted) -> bytes:
     InternalError
         As :func:`optimized_module`.
     """
-    module = _optimized(emitted)
+    library = _optimized(emitted)
     try:
         with _addresses(emitted.kernel, emitted.target):
-            return back_end.emit_object(module, emitted.target)
+            return library.emit_native_object()
     finally:
-        dispose(module)
+        library.dispose()
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
@@ -191,6 +195,6 @@ def compile_kernel(kernel: Kernel, target: Target) -> bytes:
 
 def assembly(kernel: Kernel, target: Target) -> str:
     """Return the assembly text of ``kernel``."""
-    module = optimized_module(kernel, target)
+    library = _optimized(emit_kernel(kernel, target))
     with _addresses(kernel, target):
-        return back_end.target_machine(target).emit_assembly(module)
+        return library.get_asm_str()

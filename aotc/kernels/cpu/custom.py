@@ -154,17 +154,16 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
     shim = _shim(function, arrays, values)
     signature = (*(types.CPointer(numba_type(dtype)) for dtype, _ in arrays), types.CPointer(types.int64))
     try:
-        module = aot.front_end(symbol, aot.Export(shim, types.void, signature), target)
+        library = aot.front_end(symbol, aot.Export(shim, types.void, signature), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
         raise Refused(_told(error)) from error
-    back_end.optimize(module, target)
-    used = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")}
-    foreign = sorted(used - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
+    library.optimize()
+    foreign = sorted(library.imports() - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
     if any(name.startswith("NRT_") for name in foreign):
         raise Refused("it makes arrays; it must write into those of its results")
     if foreign:
         raise Refused(f"it calls {', '.join(foreign)}, which only a process with Numba has")
-    return back_end.emit_object(module, target)
+    return library.emit_native_object()
 
 
 def _told(error: Exception) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels.back_end import emit_data
-from aotc.kernels.unlocked import parse_assembly
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.host.files import work_folder, work_path
@@ -92,7 +91,7 @@ def function_table(
     for name in imports:
         value = _reference(name) if name in filled else "null"
         lines.append(f"{_reference(IMPORT_PREFIX + name)} = global ptr {value}")
-    return emit_data(parse_assembly("\n".join(lines)), target)
+    return emit_data("\n".join(lines), target)
 
 
 def _reference(name: str) -> str:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import re
 
-import llvmlite.binding as llvm
-
-from aotc.kernels.unlocked import parse_assembly
+from aotc.kernels.back_end import Library
 
 _STORED = re.compile(r"^llvm\.masked\.store\.v\d+i(8|16)\.")
 _CALL = re.compile(
@@ -37,18 +35,19 @@ def stores_narrow(text: str) -> bool:
     return _NARROW.search(text) is not None
 
 
-def without_one_lane_stores(module: llvm.ModuleRef) -> llvm.ModuleRef:
-    """Return ``module``, or an equivalent module without such stores."""
-    if not any(_STORED.match(function.name) for function in module.functions):
-        return module
-    text, before = "", str(module)
+def remove_one_lane_stores(library: Library) -> None:
+    """Replace the module of ``library`` by an equivalent module without such stores, if it has any."""
+    if not any(_STORED.match(function.name) for function in library.module.functions):
+        return
+    text, before = "", str(library.module)
     ends = 0
     for number, found in enumerate(_CALL.finditer(before)):
         lanes = found["mask"].split(", ")
         if lanes.count("i1 true") == 1:
             text += before[ends : found.start()] + _plain(found, lanes.index("i1 true"), number)
             ends = found.end()
-    return parse_assembly(text + before[ends:]) if ends else module
+    if ends:
+        library.replace(text + before[ends:])
 
 
 def _plain(found: re.Match[str], lane: int, number: int) -> str:

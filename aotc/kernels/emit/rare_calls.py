@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
+from aotc.kernels.back_end import Library, codegen_for
 from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
 from aotc.kernels.llvm_types import F64, I1, I64, KernelModule, i64
-from aotc.kernels.unlocked import parse_assembly, parse_bitcode
 from aotc.targets import Target
 
 # Vector widths for which LLVM may vectorize a loop that calls a function for rare arguments; the function has a form
@@ -73,13 +72,15 @@ def calls_rarely(text: str) -> bool:
     return CHOICE in text
 
 
-def define(module: llvm.ModuleRef, target: Target) -> bool:
-    """Link the rare functions that ``module`` calls, in all variants; return True if there are any."""
+def define(library: Library, target: Target) -> bool:
+    """Link the rare functions that ``library`` calls, in all variants; return True if there are any."""
+    module = library.module
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
     if not names:
         return False
-    module.link_in(parse_bitcode(_definitions(target, tuple(names), module.triple, module.data_layout)))
+    data = _definitions(target, tuple(names), module.triple, module.data_layout)
+    library.link(codegen_for(target).parse_bitcode(data))
     for variable in module.global_variables:
         if variable.name == _KEPT:  # nothing else keeps variants that no loop uses
             variable.linkage, variable.name = "internal", _USED
@@ -98,7 +99,7 @@ def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layou
         _define_one(function, choice_of(module, name))
         for lanes in LANES:
             _define_lanes(function, name, lanes)
-    return parse_assembly(with_length(str(module), target)).as_bitcode()
+    return codegen_for(target).parse(with_length(str(module), target)).emit_bitcode()
 
 
 def _rare_function(module: ir.Module, name: str) -> ir.Function:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -59,8 +58,10 @@ def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
 
 
 def _uses_svml() -> bool:
-    """Has the user's Numba enabled Intel's SVML for LLVM in this whole process?"""
-    return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
+    """Has Numba enabled Intel's SVML for LLVM in this whole process? Its functions are not in a bundle."""
+    from aotc.kernels.back_end import uses_svml
+
+    return uses_svml()
 
 
 def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
@@ -87,7 +88,7 @@ class Compilation:
         self._missing = [n for n in range(len(requests)) if n not in self._made]
         self.given, self._stack = (requests, named, options), ExitStack()
         missing = [requests[n] for n in self._missing]
-        self._run = CompilerRun(POOL, missing, options.jobs, None if _uses_svml() else begin_kernel)
+        self._run = CompilerRun(POOL, missing, options.jobs, None if missing and _uses_svml() else begin_kernel)
 
     def __enter__(self) -> Compilation:
         from aotc.kernels.loop_addresses import kept_addresses

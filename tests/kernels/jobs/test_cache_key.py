@@ -104,7 +104,7 @@ from aotc.kernels.cpu.executor import compile as compile_executor
 from aotc.kernels import worker
 from aotc.targets import TARGETS
 
-compile_executor.kept_module = lambda: None  # Numba makes the executor again
+compile_executor.read_prebuilt = lambda: None  # Numba makes the executor again
 
 def twice(x, out):
     for i in range(x.size):

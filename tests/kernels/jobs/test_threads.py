@@ -15,7 +15,9 @@ from kernels.jobs.compilers import TEXTS, answers, quiet, requests
 from llvmlite.binding import ffi
 
 from aotc.diagnostics import CallbackFailed, InternalError
+from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end, unlocked
+from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.jobs import pool
 from aotc.kernels.worker import begin_kernel
 from aotc.targets import TARGETS, host
@@ -102,11 +104,11 @@ def test_threads_compile_at_the_same_time(compilers):
 
 
 def test_each_thread_has_its_own_context_and_machine():
-    context, machine = unlocked.context(), back_end.target_machine(host())
+    context, generator = unlocked.context(), back_end.codegen_for(host())
     assert unlocked.context() is context
-    assert back_end.target_machine(host()) is machine
-    others = in_threads(lambda: (unlocked.context(), back_end.target_machine(host())), 2)
-    assert len({id(x) for pair in [*others, (context, machine)] for x in pair}) == 6
+    assert back_end.codegen_for(host()) is generator
+    others = in_threads(lambda: (unlocked.context(), back_end.codegen_for(host())), 2)
+    assert len({id(x) for pair in [*others, (context, generator)] for x in pair}) == 6
 
 
 def test_the_long_calls_are_made_without_the_lock():
@@ -296,12 +298,32 @@ DEFINED = "define linkonce_odr void @called() {\n  ret void\n}\ndefine linkonce_
 
 
 def test_what_is_linked_is_hidden_if_it_is_called():
-    module = unlocked.parse_assembly(CALLED)
-    unlocked.link_hidden(module, unlocked.parse_assembly(DEFINED), ["called", "alone"])
-    assert {f.name: f.linkage.name for f in module.functions} == {"f": "external", "called": "internal"}
+    library = back_end.parse(CALLED, host())
+    library.link_text(DEFINED, ["called", "alone"])
+    assert {f.name: f.linkage.name for f in library.module.functions} == {"f": "external", "called": "internal"}
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:aarch64-sve256"])
+def test_two_threads_compile_to_equal_objects_at_the_same_time(target):
+    kernels = [parse_kernel(text) for text in TEXTS]
+    alone = [compile_kernel(kernel, TARGETS[target]) for kernel in kernels]
+    together = threading.Barrier(2)
+
+    def compile_all():
+        together.wait()
+        return [compile_kernel(kernel, TARGETS[target]) for kernel in kernels]
+
+    assert in_threads(compile_all, 2) == [alone, alone]
 
 
 def test_what_cannot_be_linked_is_an_error():
-    module = unlocked.parse_assembly(DEFINED.replace("linkonce_odr ", ""))
+    text = DEFINED.replace("linkonce_odr ", "")
+    library = back_end.parse(text, host())
     with pytest.raises(RuntimeError, match="called"):
-        unlocked.link_hidden(module, unlocked.parse_assembly(DEFINED.replace("linkonce_odr ", "")), ["called"])
+        library.link_text(text, ["called"])
+
+
+def test_modules_of_two_threads_are_not_linked():
+    (other,) = in_threads(lambda: back_end.parse(DEFINED, host()), 1)
+    with pytest.raises(RuntimeError, match="modules of two LLVM contexts cannot be linked"):
+        back_end.parse(CALLED, host()).link(other)

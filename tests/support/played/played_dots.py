@@ -135,10 +135,10 @@ def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], di
             short = name.split(".")[3]
             seen.add(short)
             text = re.sub(rf'declare .*{re.escape(name)}.*\n', "", text).replace(name, f"played_{short}") + meaning
-    module = llvm.parse_assembly(text)
-    back_end.retarget(module, HERE)
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, back_end.target_machine(HERE))
+    library = back_end.parse(text, HERE)
+    library.retarget(HERE)
+    library.verify()
+    engine = llvm.create_mcjit_compiler(library.module, back_end.codegen_for(HERE).machine)
     engine.finalize_object()
     _KEPT.append(engine)
     pointers = (ctypes.c_void_p * len(buffers))(*(x.ctypes.data for x in buffers))

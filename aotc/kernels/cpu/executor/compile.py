@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
-
 from aotc.diagnostics import InternalError
 from aotc.kernels import back_end
 from aotc.kernels.cpu.executor.arch_ir import MACHINES
-from aotc.kernels.cpu.executor.prebuilt_ir import exports_of, kept_module, made_module
+from aotc.kernels.cpu.executor.prebuilt_ir import compile_by_numba, read_prebuilt
 from aotc.targets import Target
 
 
@@ -22,15 +20,13 @@ def compile_executor(target: Target) -> bytes:
     machine = MACHINES.get(target.triple.partition("-")[0])
     if machine is None:
         raise InternalError(f"no executor for {target.triple}")
-    whole = llvm.parse_assembly(machine)
-    back_end.retarget(whole, target)
-    module = kept_module()
-    if module is None:
-        module = made_module()
-    exports = exports_of(module)
-    back_end.retarget(module, target)
-    whole.link_in(module)
-    back_end.internalize(whole, exports)
+    whole = back_end.parse(machine, target, "executor")
+    whole.retarget(target)
+    library = read_prebuilt() or compile_by_numba()
+    exports = library.exports()
+    library.retarget(target)
+    whole.link(library)
+    whole.internalize(exports)
     whole.verify()
-    back_end.optimize(whole, target, loops=False)  # a load hashes it, so it is to be small
-    return back_end.emit_object(whole, target)
+    whole.optimize(loops=False)  # a load hashes it, so it is to be small
+    return whole.emit_native_object()

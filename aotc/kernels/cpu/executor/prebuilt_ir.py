@@ -1,9 +1,8 @@
-"""The executor as LLVM IR for any machine: what Numba makes of its Python, kept in a file beside it.
+"""The executor as LLVM IR for any machine: the output of Numba's front end, stored in a file of this folder.
 
-To make it again takes Numba five seconds. ``make executor``, or ``python -m aotc.kernels.cpu.executor.prebuilt_ir``,
-writes the
-file; its first line is a digest of what it was made of. Where that does not hold any more, and where LLVM is too old to
-read the file, the executor is made of its Python.
+Numba takes five seconds to compile the executor. ``make executor``, or ``python -m
+aotc.kernels.cpu.executor.prebuilt_ir``, writes the file. Its first line is a digest of the sources. If the sources have
+changed, or if LLVM is too old to read the file, Numba compiles the executor again.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import lzma
 import re
 from pathlib import Path
 
-import llvmlite.binding as llvm
-
 from aotc.kernels import back_end, limits
+from aotc.kernels import numba_aot as aot
+from aotc.kernels.back_end import Library
+from aotc.kernels.cpu.executor.main import EXPORTS
 from aotc.targets import Target
 from aotc.vmfb import abi
 
@@ -43,8 +43,8 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def kept_module() -> llvm.ModuleRef | None:
-    """Return the module of the file, or None if it is not of these sources or this LLVM cannot read it."""
+def read_prebuilt() -> Library | None:
+    """Return the library of the file, or None if the file has other sources or this LLVM cannot read it."""
     try:
         first, _, text = lzma.decompress(KEPT.read_bytes()).decode().partition("\n")
     except (OSError, lzma.LZMAError):
@@ -52,36 +52,28 @@ def kept_module() -> llvm.ModuleRef | None:
     if first != f"; {digest_of_sources()}":
         return None
     try:
-        return llvm.parse_assembly(text)
+        return back_end.parse(text, _FRONT, "prebuilt executor")
     except RuntimeError:
         return None
 
 
-def made_module() -> llvm.ModuleRef:
-    """Return the module that Numba makes: without what nobody calls, by names that are always the same."""
-    from aotc.kernels import numba_aot as aot
-    from aotc.kernels.cpu.executor.main import EXPORTS
-
-    module = llvm.parse_assembly("")
-    back_end.retarget(module, _FRONT)
+def compile_by_numba() -> Library:
+    """Compile the executor by Numba's front end; its LLVM IR has no unused functions, and always the same names."""
+    library = back_end.parse("", _FRONT, "executor")
+    library.retarget(_FRONT)
     for name, row in EXPORTS.items():
-        module.link_in(aot.front_end(name, aot.Export(*row), _FRONT))
-    back_end.internalize(module, EXPORTS)
-    back_end.tidy(module, _FRONT)
-    own = [f for f in module.functions if not f.is_declaration and f.name not in EXPORTS]
+        library.link(aot.front_end(name, aot.Export(*row), _FRONT))
+    library.internalize(EXPORTS)
+    library.tidy()
+    own = [f for f in library.module.functions if not f.is_declaration and f.name not in EXPORTS]
     for number, function in enumerate(own):
         function.name = f"aotc_part_{number}"
-    return module
-
-
-def exports_of(module: llvm.ModuleRef) -> set[str]:
-    """Return the functions that others may call."""
-    return {f.name for f in module.functions if not f.is_declaration and f.linkage == llvm.Linkage.external}
+    return library
 
 
 def write() -> None:
     """Write the file."""
-    text = f"; {digest_of_sources()}\n{made_module()}"
+    text = f"; {digest_of_sources()}\n{compile_by_numba().module}"
     KEPT.write_bytes(lzma.compress(text.encode(), preset=9))
 
 

@@ -45,12 +45,11 @@ x86 transposes or interleaves words in registers (:mod:`aotc.kernels.cpu.tiles.x
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
@@ -66,7 +65,6 @@ from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
 from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TurnedTileWriter, turns
 from aotc.kernels.llvm_types import PTR, KernelModule, release
 from aotc.kernels.symbol_table import symbol_texts
-from aotc.kernels.unlocked import link_hidden, parse_assembly
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -123,12 +121,6 @@ def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
 def annotate_tiles(text: str) -> str:
     """Add to the declarations of tiles in an assembly that they access only the memory of their operands."""
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
-
-
-def link_finished(module: llvm.ModuleRef, text: str, names: Sequence[str]) -> None:
-    """Link the functions ``names`` of ``text``, if any, into a module that calls them, as internal functions."""
-    if names:
-        link_hidden(module, parse_assembly(text), names)
 
 
 def _writer(shape: Shape) -> type[TileWriter]:
