@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.suites import listing  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 HEAD = """# Results
 
@@ -16,6 +21,21 @@ Each section is one run of a suite. `python -m benchmarks` lists the suites, and
 it; `--record NAME` writes a new record. Engines take turns in every round. A ratio is the median over the rounds, with
 the quartiles in brackets; below 1 aotc is faster. A machine counts as quiet if other processes used less than 5 % of
 its processor time before and after the run.
+
+## The suites
+
+    python -m benchmarks
+
+prints
+
+```
+{listing}
+```
+
+All suites have `--only` or options of their own for their cases, `--smoke` (one repetition of the smallest case),
+`--format table|markdown|json` and `--record NAME`. A new suite is a module in the folder of its topic. The first line
+of its docstring is its line above; the parameters of its function `run` are its options, and `benchmarks/options.py`
+has those that suites share. `benchmarks/timing.py` takes its times, and `benchmarks/report.py` prints its tables.
 """
 
 
@@ -77,7 +97,8 @@ def cell(value: Any) -> str:
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n".join([HEAD, *(section(name, record) + "\n" for name, record in records().items())])
+    head = HEAD.replace("{listing}", "\n".join(listing()))
+    return "\n".join([head, *(section(name, record) + "\n" for name, record in records().items())])
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ class Watch:
         if kernels:
             Gpu.launch = one  # type: ignore[method-assign]
             made = cuda_program.CudaProgram.__init__
-            cuda_program.CudaProgram.__init__ = lambda self, *a: made(self, *a[:5], False)  # type: ignore[misc]
+            cuda_program.CudaProgram.__init__ = lambda self, *a, **_: made(self, *a[:5], False)  # type: ignore[misc]
 
     def times(self) -> list[tuple[str, float]]:
         """Return what was seen, in seconds."""
