@@ -25,8 +25,8 @@ from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import Ahead, assemble
-from aotc.driver.bundled_weights import with_values
 from aotc.driver.declare_state import with_kept
+from aotc.driver.weights import with_values
 from aotc.guard import callers_errors, guard
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module

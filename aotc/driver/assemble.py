@@ -12,8 +12,8 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.driver.external_weights import write_weights
 from aotc.driver.signatures import prepared_entries, program_entry, say_sizes, signature
+from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.printer import print_kernel

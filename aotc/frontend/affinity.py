@@ -1,4 +1,7 @@
-"""Devices that a model assigns to values: affinities, and JAX's memory kinds and single-device shardings."""
+"""Devices that a model assigns to values: affinities, and JAX's memory kinds and single-device shardings.
+
+With JAX's ``compute_on("device_host")`` an op uses values on ``host``, and all others use values on ``device``.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
 _KIND_OF_MEMORY = "mhlo.memory_kind"
 _PLACEMENT = "_xla_buffer_placement"
 _SHARDING = "mhlo.sharding"
+_COMPUTE_TYPE = "_xla_compute_type"
+_CALLS = frozenset({"func.call", "stablehlo.composite"})  # results of a function are on ``device``
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
 _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
 
@@ -25,6 +30,7 @@ ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be fe
 
 MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """The device of each of JAX's memory kinds, in compilations with a device ``host``."""
+_SIDES = frozenset(MEMORIES.values())
 
 
 def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:
@@ -149,8 +155,7 @@ def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tu
     """Return ``leaves``, each moved to its device if there is one; values that may be sizes are on all devices."""
     pairs = zip(leaves, devices, strict=True)
     return tuple(
-        state.one("transfer", [v], {"device": device}) if device and v not in state.known else v
-        for v, device in pairs
+        state.one("transfer", [v], {"device": device}) if device and v not in state.known else v for v, device in pairs
     )
 
 
@@ -177,3 +182,35 @@ def _sharded(sharding: Any, devices: Collection[str]) -> str:
 
 def _text(attribute: Any) -> str:
     return attribute.value if isinstance(attribute, ir.StringAttr) else str(attribute)
+
+
+def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
+    """Import ``op`` within this block: its operands are moved to its side, and its results are there.
+
+    Nothing is moved if the options do not name both devices, inside the regions of a host op, or for values that both
+    sides have: constants, and known sizes.
+    """
+    return ANYWHERE if state.hosted or not _SIDES.issubset(state.session.devices) else _moving(state, op)
+
+
+@contextmanager
+def _moving(state: State, op: Any) -> Iterator[None]:
+    marked = frontend_attribute(op, _COMPUTE_TYPE) == HOST
+    kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move(state, v)}
+    for v, leaves in kept.items():
+        moved = (state.one("transfer", [leaf], {"device": HOST if marked else DEVICE}) for leaf in leaves or ())
+        state.values[v] = tuple(moved)
+    state.hosted = marked
+    try:
+        yield
+    finally:
+        state.hosted = False
+        state.values.update(kept)
+        if marked and op.name not in _CALLS:
+            state.on_host.update(op.results)
+
+
+def _may_move(state: State, v: Any) -> bool:
+    leaves = state.values[v]
+    made_by = v.owner.name if isinstance(v, ir.OpResult) else ""
+    return leaves is not None and made_by != "stablehlo.constant" and not any(x in state.known for x in leaves)

@@ -9,9 +9,8 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend.affinity import at_its_device
+from aotc.frontend.affinity import at_its_device, on_its_side
 from aotc.frontend.calls.callbacks import emit_check
-from aotc.frontend.compute_on import on_its_side
 from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels

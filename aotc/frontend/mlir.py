@@ -22,20 +22,14 @@ from jaxlib.mlir.passmanager import PassManager
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
-from aotc.frontend.crashing_text import suspect_line
 from aotc.frontend.legalize import convert_mhlo, legalize_module
 from aotc.frontend.limits import SHOWN_LINE
 from aotc.frontend.mlir_types import discardable_integer
-from aotc.frontend.old_text import modern_text
+from aotc.frontend.model_text import check_braces, check_characters, is_readable, is_text, modern_text, suspect_line
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
-
-# Depth of nested brackets of any kind, or length of a run of minus signs, in a model's text. MLIR's native parser
-# recurses over both; it crashed at 4000. Measured with jaxlib 0.10 and a stack of 8 MB.
-MOST_BRACES = 1000
-
 
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
@@ -43,10 +37,6 @@ _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 _OPERAND = re.compile(r"operand #(\d+)")
 _VALUE = re.compile(r"%[\w$.-]+(?!\s*=)(?![\w$.#-]*\s*=)")
-_NOT_NESTED = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|[<>]=')
-_BRACKETS = re.compile(rb"[][(){}<>]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[](){}<>"))
-_MINUSES = re.compile(rb"-(?:\s*-){%d}" % MOST_BRACES)
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
 _CHECK_SIZES = "attributes without zero sizes: a replica_groups of tensor<0x1xi64> has no process"
 _OTHER_FILES = {
@@ -123,12 +113,12 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         path = os.fspath(source)
         source = _read_file(path)
     if isinstance(source, str):
-        _check_characters(source)
+        check_characters(source)
         return survived(Raw(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
-    return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path))
+    return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or is_text(data) else _from_blob(data, path))
 
 
 # Bytes of bytecode up to which the child process returns the module it has read, to be parsed in place of the file. For
@@ -175,7 +165,7 @@ def read_source(
         If the model cannot be read, with MLIR's location.
     """
     if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
-        _check_braces(raw.data, raw.path)
+        check_braces(raw.data, raw.path)
     context = context or make_context()
     with context:
         try:
@@ -232,21 +222,6 @@ def _read_file(path: str) -> bytes:
         raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
-def _is_text(data: bytes) -> bool:
-    """Return True if ``data`` looks like MLIR text."""
-    head = data[:4096].lstrip()
-    return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
-
-
-def _is_readable(data: bytes) -> bool:
-    """Return True if ``data`` is text of any kind."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return False
-    return all(c.isprintable() or c.isspace() for c in text[:4096])
-
-
 def _from_blob(data: bytes, path: str) -> Raw:
     """Return the program of a ``jax.export`` blob, with its metadata."""
     if not data:
@@ -258,7 +233,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
     from aotc.frontend.jax_program import from_exported
 
     exported = from_jax.deserialize(data)
-    if exported is None and _is_readable(data):
+    if exported is None and is_readable(data):
         return Raw(data, path)  # MLIR's parser reports the error
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
@@ -271,52 +246,12 @@ def _from_blob(data: bytes, path: str) -> Raw:
     return Raw(program.data, path, program.metadata, digest=sha256(data).digest())
 
 
-def _check_characters(text: str) -> None:
-    """Reject text that cannot be encoded: unpaired surrogates. MLIR and digests need bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        loc = Loc("", text.count("\n", 0, error.start) + 1)
-        message = f"the model's text has U+{ord(text[error.start]):04X}, half of a surrogate pair"
-        raise CompileError.at(loc, message, hint="open the file with encoding='utf-8'") from None
-
-
 def _check_partitions(module: ir.Module, path: str) -> None:
     """Reject a program that is partitioned over devices; collectives over replicas are checked by op."""
     attributes = module.operation.attributes
     count = discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(path))
     if count > 1:
         raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
-
-
-def _check_braces(text: str | bytes, path: str) -> None:
-    """Reject text that is nested so deep that MLIR's parser would overflow its stack and crash.
-
-    Most text is accepted after deleting all but its brackets, and then pairs of them, at the speed of memory.
-    """
-    code = text.encode() if isinstance(text, str) else text
-    bare = _NOT_NESTED.sub(b"", code)  # has the same lines as the text
-    left = bare.translate(None, _NOT_BRACKETS)
-    for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each removes at most one level
-        if len(left) <= MOST_BRACES // 2:
-            break
-        left = left.replace(pair, b"")
-    at = _first_too_deep(bare) if len(left) > MOST_BRACES // 2 else -1
-    if found := _MINUSES.search(bare):
-        at = found.start()
-    if at >= 0:
-        message = f"the model's text is nested more than {MOST_BRACES} deep"
-        raise CompileError.at(Loc(path, bare.count(b"\n", 0, at) + 1), message, hint="select between values")
-
-
-def _first_too_deep(bare: bytes) -> int:
-    """Return the offset of the first bracket that is nested too deep, or -1."""
-    depth = 0
-    for found in _BRACKETS.finditer(bare):
-        depth = max(0, depth + (1 if found[0] in b"([{<" else -1))
-        if depth > MOST_BRACES:
-            return found.start()
-    return -1
 
 
 def upgrade_module(module: ir.Module) -> None:
@@ -330,7 +265,7 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
     lines = text.splitlines()
     hint = "" if text else f"{_EXPORT}; this file may be damaged"
-    if text and not _is_text(text.encode(errors="replace")):
+    if text and not is_text(text.encode(errors="replace")):
         hint = f"StableHLO begins with module or func.func; {_EXPORT}"
     findings = []
     for diagnostic in error.error_diagnostics:
@@ -384,7 +319,7 @@ def text_name(name: Any) -> str:
 def show_lines(error: CompileError, raw: Raw) -> None:
     """Add the line of the model's text to findings."""
     code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
-    if _is_readable(code):
+    if is_readable(code):
         lines = code.decode().splitlines()
         error.findings = [pointed(f, lines) if f.loc.path == raw.path else f for f in error.findings]
 

@@ -31,17 +31,20 @@ from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.opset.spec import sizes
 from aotc.ir.semantics.run import Activation, ArgumentError, Hooks, bind_arguments, interpret
 from aotc.ir.semantics.wide import wide_call, wide_results
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
 from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
+from aotc.lowering.regions.custom_call import describe
 from aotc.options import Options
 from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, compare_op, compare_results, deviation
-from aotc.tools.user_calls import call_user
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 QUANTIZE = "quantize-weights"  # name of the pass
 
@@ -375,6 +378,42 @@ def _with_results(function: Function, values: Sequence[Value]) -> Function:
     kept = ("arg_names", "sizes", "requirements")
     body = Region(function.body.params, function.body.ops, tuple(values))
     return replace(function, body=body, attrs={k: v for k, v in function.attrs.items() if k in kept})
+
+
+def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType]) -> list[np.ndarray]:
+    """Return the results of the function registered for ``op`` on ``operands``.
+
+    Raises
+    ------
+    CompileError
+        If none is registered, or the function raises.
+    """
+    call = describe(op)
+    known = registered(call.name)
+    if known is None or known.function is None:
+        hint = "register it before, in a file that --custom-calls names"
+        raise CompileError.at(op.loc, f"no function is registered for custom call @{call.name}", hint=hint)
+    results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
+    for result, operand in op.attrs.get("aliases", ()):
+        results[result][...] = operands[operand]
+    arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]
+    seen = [_as_bits(a, t.dtype) if known.native else a for a, t in zip(arrays, _types(op, types), strict=True)]
+    try:
+        known.function(*seen, **call.attributes)
+    except Exception as error:
+        message = f"custom call @{call.name}: its function raises {type(error).__name__}: {error}"
+        raise CompileError.at(op.loc, message) from error
+    return arrays[len(operands) :]
+
+
+def _types(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
+    return [*(v.type for v in op.operands), *results]
+
+
+def _as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return floats of at most 16 bits as compiled functions receive them: unsigned integers with the same bits."""
+    row = DTYPES[dtype]
+    return array.view(f"u{row.size}") if row.kind == "f" and row.bits <= 16 else array
 
 
 _HOOKS = Hooks(custom_call=call_user)

@@ -14,7 +14,7 @@ import pytest
 
 import aotc
 import aotc.driver.assemble
-import aotc.driver.external_weights
+import aotc.driver.weights
 import aotc.frontend.importer
 import aotc.frontend.mlir
 import aotc.lowering.lower

@@ -7,7 +7,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.constants import OWN_BYTES, _own
 from aotc.frontend.importer import import_model
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.mlir import MOST_BRACES
+from aotc.frontend.model_text import MOST_BRACES
 from aotc.frontend.quantized.products import I32_TERMS
 from aotc.frontend.shape_values import trackable
 from aotc.ir.tensor.ir import TensorType, walk

@@ -15,9 +15,9 @@ from aotc.ir.dims.algebra import sym
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Store
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.kernels.cuda import nvvm
+from aotc.kernels.cuda.compile import link, resources_of
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.later_intrinsics import BODIES
-from aotc.kernels.cuda.link import link, resources_of
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import F32, I32, I64, PTR, VOID
 from aotc.targets import TARGETS
@@ -120,7 +120,7 @@ def lto_ptx(ltoir):
     """Return the PTX that nvJitLink would make machine code of, with the options that it gets."""
     from cuda.bindings import nvjitlink
 
-    from aotc.kernels.cuda.link import _OPTIONS
+    from aotc.kernels.cuda.compile import _OPTIONS
 
     options = ["-arch=sm_90", *_OPTIONS, "-ptx"]
     handle = nvjitlink.create(len(options), options)

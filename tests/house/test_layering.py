@@ -70,7 +70,7 @@ MAY_IMPORT = {
     ),
     "aotc.driver": (),
     "aotc.support": (),
-    "aotc.driver.bundled_weights": ("aotc.guard", "aotc.vmfb", *COMMON),
+    "aotc.driver.weights": ("aotc.guard", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.driver.declare_state": (
         "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.result_names", *COMMON,
     ),
@@ -83,7 +83,6 @@ MAY_IMPORT = {
         "aotc.diagnostics", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.host.files",
         "aotc.vmfb.host.install",
     ),
-    "aotc.driver.external_weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.driver.assemble": ("numpy", "aotc"),
     "aotc.driver.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
     "aotc.driver.bundle_cache": (

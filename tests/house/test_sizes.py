@@ -54,3 +54,40 @@ def test_functions_have_few_parameters():
             found = [n for n in nodes if parameters(n) > PARAMETERS and n.name != "__init__"]
             many += [f"{name}:{n.lineno} {n.name} has {parameters(n)}" for n in found]
     assert not many, f"more than {PARAMETERS} parameters:\n" + "\n".join(many)
+
+
+SATELLITE = 60  # lines below which a module is part of its only reader, if both are in one folder
+
+
+def test_small_modules_have_several_readers():
+    """A short module with one reader in its own folder is part of that file, unless it is imported when first used."""
+    names = {".".join(path.with_suffix("").parts): path for path in (p.relative_to(ROOT) for p in files("aotc", "cli"))}
+    readers: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for imported, deferred in imports_of(ast.parse((ROOT / path).read_text())):
+            if imported in readers and imported != name:
+                readers[imported] |= {name, "a later import"} if deferred else {name}
+    small = []
+    for name, path in names.items():
+        lines = len((ROOT / path).read_text().splitlines())
+        if lines < SATELLITE and path.name not in ("__init__.py", "__main__.py") and len(readers[name]) == 1:
+            reader = names[next(iter(readers[name]))]
+            if reader.parent == path.parent:
+                small.append(f"{path} has {lines} lines and one reader, {reader.name}")
+    assert not small, "merge with the reader or a neighbour:\n" + "\n".join(small)
+
+
+def imports_of(tree):
+    """Yield the names that a module may import, each with whether its import is inside a function."""
+    deferred = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                found = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str(module), names=aliases):
+                found = [module, *(f"{module}.{alias.name}" for alias in aliases)]
+            case ast.Constant(value=str(text)) if text.startswith(("aotc.", "cli.")):
+                found = [text]
+            case _:
+                continue
+        yield from ((name, id(node) in deferred) for name in found)

@@ -14,8 +14,7 @@ import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import optimized_module
-from aotc.kernels.cpu.one_lane_stores import remove_one_lane_stores
+from aotc.kernels.cpu.compile import optimized_module, remove_one_lane_stores
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -16,8 +16,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.cost_model import machines
 from aotc.lowering.cost_model.kernel_work import PAIRS_WORK, KernelWork, number, work_of_kernel
 from aotc.lowering.cost_model.machines import Level, machine_of
-from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.predict import predict, time_of
+from aotc.lowering.cost_model.model import Costs, predict, time_of
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes

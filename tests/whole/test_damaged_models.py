@@ -22,7 +22,8 @@ from aotc import CompileError
 from aotc.frontend import mlir
 from aotc.frontend.artifact import module_bytes
 from aotc.frontend.contexts import make_context
-from aotc.frontend.mlir import _check_braces, fetch
+from aotc.frontend.mlir import fetch
+from aotc.frontend.model_text import check_braces
 from aotc.source import reader_process
 
 pytestmark = pytest.mark.cpu
@@ -278,5 +279,5 @@ def test_an_exchange_with_a_group_is_read():
 def test_brackets_that_are_not_nested_cost_little():
     text = chain(20_000)
     start = time.process_time()
-    _check_braces(text, "")
+    check_braces(text, "")
     assert time.process_time() - start < 0.5

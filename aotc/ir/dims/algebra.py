@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias, Union
 
-from aotc.ir.dims.intervals import Interval, called, multiplied
 from aotc.support.memoize import kept
 
 Dim: TypeAlias = Union[int, "Expr"]
@@ -54,6 +53,9 @@ class Call:
 
 Atom: TypeAlias = Sym | Call
 Monomial: TypeAlias = tuple[Atom, ...]
+
+Interval: TypeAlias = tuple[int | None, int | None]
+"""Inclusive ends; None for an unknown one."""
 
 
 def _tight(e: Dim) -> str:
@@ -215,7 +217,7 @@ def bounds(e: Dim) -> Interval:
     lo: int | None = e.const
     hi: int | None = e.const
     for monomial, c in e.terms:
-        a, b = reduce(multiplied, map(_atom_bounds, monomial))
+        a, b = reduce(_multiplied, map(_atom_bounds, monomial))
         if c < 0:
             a, b = b, a
         lo = None if lo is None or a is None else lo + c * a
@@ -225,7 +227,7 @@ def bounds(e: Dim) -> Interval:
 
 def _atom_bounds(atom: Atom) -> Interval:
     if isinstance(atom, Call):
-        return called(atom.fn, bounds(atom.a), bounds(atom.b))
+        return _called(atom.fn, bounds(atom.a), bounds(atom.b))
     top = bounds(atom.extent)[1] if atom.extent is not None else None
     return atom.lo, None if top is None else max(top - 1, atom.lo)
 
@@ -242,6 +244,39 @@ def _below(e: Dim, d: Dim) -> bool:
     if isinstance(atom, Sym):
         return atom.extent == d
     return atom is not None and atom.fn == "%" and atom.b == d
+
+
+def _multiplied(x: Interval, y: Interval) -> Interval:
+    """Return the interval of products of a number in ``x`` and one in ``y``."""
+    (a, b), (c, d) = x, y
+    if a is not None and c is not None and a >= 0 and c >= 0:
+        return a * c, (None if b is None or d is None else b * d)
+    if a is None or b is None or c is None or d is None:
+        return None, None
+    corners = [a * c, a * d, b * c, b * d]
+    return min(corners), max(corners)
+
+
+def _called(fn: str, x: Interval, y: Interval) -> Interval:
+    """Return the interval of ``fn`` (``//``, ``%``, ``max`` or ``min``) on a number in ``x`` and one in ``y``."""
+    (a, b), (c, d) = x, y
+    match fn:
+        case "//" if c is not None and c > 0 and a is not None and a >= 0:
+            return (0 if d is None else a // d), (None if b is None else b // c)
+        case "//" if c is not None and c > 0 and c == d:
+            return (None if a is None else a // c), (None if b is None else b // c)
+        case "%" if c is not None and c > 0:
+            top = None if d is None else d - 1
+            if a is not None and a >= 0 and b is not None:
+                top = b if top is None else min(b, top)
+            return 0, top
+        case "max":
+            low = max((n for n in (a, c) if n is not None), default=None)
+            return low, (None if b is None or d is None else max(b, d))
+        case "min":
+            high = min((n for n in (b, d) if n is not None), default=None)
+            return (None if a is None or c is None else min(a, c)), high
+    return None, None
 
 
 def lone_atom(e: Dim) -> Atom | None:
@@ -266,7 +301,7 @@ def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
     if isinstance(d, Expr):
         if d.const or len(d.terms) != 1:
             return (1, 0) if e == d else None
-        (by, k), = d.terms
+        ((by, k),) = d.terms
     else:
         by, k = (), int(d)
     if k <= 0:

@@ -28,10 +28,9 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.loop.scratch import bytes_of
-from aotc.kernels.cuda.grid_barrier import BLOCK_BARRIER, meet_all, special
+from aotc.kernels.cuda.exchange import BLOCK_BARRIER, exchanged, matched, meet, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.shared_memory import place_shared
-from aotc.kernels.cuda.shuffle import exchanged, matched, meet
 from aotc.kernels.emit.index import Indices
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, i32, i64, memory_type

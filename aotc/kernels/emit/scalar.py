@@ -6,11 +6,13 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.opset import COMPARISONS, SCALARS, TOTAL
-from aotc.kernels.emit import complex_number, functions, integer, real, small_float
+from aotc.kernels.emit import functions, integer, real, small_float
 from aotc.kernels.emit.convert import convert, round_to
 from aotc.kernels.emit.memory import decode, encode
-from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, register_type
+from aotc.kernels.formulas.complex import COMPLEX
+from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic, suffix
+from aotc.kernels.formulas.rare import FullAlgebra
+from aotc.kernels.llvm_types import F32, F64, I1, Register, computes_in, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -51,7 +53,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
         return functions.reduce_precision(builder, args, dtypes[0])
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
-        return complex_number.apply(builder, fn, args, dtypes[0])
+        return _complex(builder, fn, args, dtypes[0])
     if fn in TOTAL:
         return _compare_total(builder, fn, args)
     if fn in COMPARISONS:
@@ -160,3 +162,21 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
         case _:
             return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
     return value if dtype == computes_in(dtype) or reduce in real.PICKS else round_to(builder, value, dtype)
+
+
+def _complex(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> Register:
+    """Emit the scalar op ``fn`` on complex operands of ``dtype``.
+
+    Raises
+    ------
+    InternalError
+        If complex numbers do not have the op.
+    """
+    formula = COMPLEX.get(fn)
+    if formula is None:
+        raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
+    first = args[0][0]  # type: ignore[index]
+    algebra = FullAlgebra(builder, 32 if first.type == F32 else 64)
+    pairs = [(ScalarValue(builder, a[0]), ScalarValue(builder, a[1])) for a in args]  # type: ignore[index]
+    value = formula(algebra, *pairs)
+    return tuple(v.raw for v in value) if isinstance(value, tuple) else value.raw  # type: ignore[return-value]

@@ -16,8 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas.digamma import digamma
-from aotc.kernels.formulas.erf import erf64, erfc_of_positive
-from aotc.kernels.formulas.erf_inverse import erf_inv
+from aotc.kernels.formulas.erf import erf64, erf_inv, erfc_of_positive
 from aotc.kernels.formulas.exponential import decay, exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
@@ -28,8 +27,7 @@ from aotc.kernels.formulas.forms import (
     polynomial,
     with_sign_of_first,
 )
-from aotc.kernels.formulas.log_gamma import log_gamma_of_positive
-from aotc.kernels.formulas.log_gamma_narrow import log_gamma_of_narrow
+from aotc.kernels.formulas.log_gamma import log_gamma_of_narrow, log_gamma_of_positive
 from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
 from aotc.kernels.formulas.power import pow
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan

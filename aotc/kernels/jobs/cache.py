@@ -7,13 +7,14 @@ a compiler process can load, and the versions of Python and of the packages that
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from aotc.kernels.jobs import store
-from aotc.kernels.jobs.closure import import_closure
 from aotc.targets import Target
 
 ENTRY = "aotc.kernels.worker"
@@ -63,3 +64,56 @@ def read(key: str) -> bytes | None:
 def write(key: str, data: bytes) -> None:
     """Store an object."""
     store.write(_FOLDER, key, data)
+
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = "aotc"
+# An import statement in a source text. Python's own parser would take ten times as long as a warm cache saves. A match
+# in a docstring only adds a module.
+_IMPORT = re.compile(
+    rb"\n[ \t]*(?:from[ \t]+(aotc(?:\.\w+)*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+(aotc(?:\.\w+)*))"
+)
+_NAME = re.compile(rb"(\w+)(?:[ \t]+as[ \t]+\w+)?")
+
+
+def imports_of(source: bytes) -> Iterator[tuple[str, str]]:
+    """Yield module and name (or an empty name) of each import from this package in ``source``, even in functions."""
+    for module, names, whole in _IMPORT.findall(b"\n" + source):
+        if whole:
+            yield whole.decode(), ""
+        for name in _NAME.findall(names):
+            yield module.decode(), name.decode()
+
+
+def import_closure(entry: str, root: Path = ROOT) -> dict[str, bytes]:
+    """Return the texts of all modules that importing and running ``entry`` can load, with their parent packages.
+
+    Parameters
+    ----------
+    entry : str
+        The full name of a module.
+    root : Path
+        The folder of the package.
+    """
+    sources: dict[str, bytes] = {}
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        if name in sources:
+            continue
+        sources[name] = source = _file_of(name, root)[0].read_bytes()
+        if name != PACKAGE:
+            waiting.append(name.rpartition(".")[0])
+        for module, inner in imports_of(source):
+            waiting.append(module)
+            if inner and _file_of(module, root)[1] and _file_of(f"{module}.{inner}", root)[0].is_file():
+                waiting.append(f"{module}.{inner}")
+    return sources
+
+
+@cache
+def _file_of(name: str, root: Path) -> tuple[Path, bool]:
+    """Return the path that a module would have, and whether it is a package."""
+    path = root.joinpath(*name.split("."))
+    package = path / "__init__.py"
+    return (package, True) if package.is_file() else (path.with_suffix(".py"), False)

@@ -21,9 +21,9 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
-from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.kernel_work import KernelWork, work_of_kernel
+from aotc.lowering.cost_model.machines import Machine, machine_of
 from aotc.lowering.cost_model.op_time import elements, op_nanoseconds
-from aotc.lowering.cost_model.predict import Prediction, predict
 from aotc.lowering.cost_model.work import SERIAL_NS, expected_turns, guess
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -31,6 +31,51 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.profile.cost_record import digest_of
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted time of a kernel on one CPU core, or on a whole GPU.
+
+    Attributes
+    ----------
+    ns : float
+        The total nanoseconds.
+    compute, memory, overhead : float
+        The nanoseconds of arithmetic and of memory, which overlap, and of the launch and the grid items.
+    bytes : int
+        The bytes of the arrays that it accesses, each counted once.
+    """
+
+    ns: float
+    compute: float
+    memory: float
+    overhead: float
+    bytes: int
+
+    @property
+    def bound(self) -> str:
+        """Return the largest part of the time: ``compute``, ``memory`` or ``overhead``."""
+        parts = {"compute": self.compute, "memory": self.memory, "overhead": self.overhead}
+        return max(parts, key=lambda name: parts[name])
+
+
+def predict(kernel: Kernel, target: Target, sizes: Mapping[str, int] | None = None) -> Prediction:
+    """Return the predicted time of ``kernel`` on ``target``; ``sizes`` are those of its dims that are known."""
+    machine = machine_of(target)
+    return time_of(work_of_kernel(kernel, machine.vector_bytes, sizes, target.matrices), machine)
+
+
+def time_of(work: KernelWork, machine: Machine) -> Prediction:
+    """Return the predicted time of ``work`` on ``machine``."""
+    share = min(1.0, max(work.threads, 1.0) / machine.threads)  # the busy fraction of the machine
+    compute = work.vector / machine.vector + work.scalar / machine.scalar
+    compute = (compute + work.chained / machine.chained + work.tile / machine.tile) / share
+    level = machine.level_of(work.bytes)
+    memory = work.bytes / level.rate / min(1.0, share * machine.loads)
+    memory += sum(count * machine.level_of(size).random for count, size in work.random) / share
+    overhead = machine.launch + machine.item * work.items
+    return Prediction(overhead + max(compute, memory), compute, memory, overhead, int(work.bytes))
 
 
 class StaleCosts(CompileError):

@@ -69,8 +69,7 @@ from aotc.lowering.regions.attention.cpu_blocked import (
 from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
 from aotc.lowering.regions.custom_call import lower_custom_call
-from aotc.lowering.regions.fft_cpu import lower_called_dft
-from aotc.lowering.regions.fft_gpu import lower_block_dft, lower_thread_dft
+from aotc.lowering.regions.fft import lower_block_dft, lower_called_dft, lower_thread_dft
 from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
     lower_block_cholesky,
     lower_block_solve,

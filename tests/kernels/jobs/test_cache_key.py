@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotc.kernels.jobs import cache, closure
+from aotc.kernels.jobs import cache
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -131,7 +131,7 @@ def test_the_closure_has_all_that_compiling_loads():
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert {"aotc.kernels.cuda.compile", "aotc.kernels.cpu.custom", "aotc.kernels.cpu.executor.main"} <= loaded
-    assert loaded - closure.import_closure(cache.ENTRY).keys() == set()
+    assert loaded - cache.import_closure(cache.ENTRY).keys() == set()
 
 
 def imports_by_syntax(source):
@@ -147,13 +147,13 @@ def imports_by_syntax(source):
 def test_imports_are_read_as_python_reads_them(path):
     source = path.read_bytes()
     expected = {pair for pair in imports_by_syntax(source) if re.match(r"aotc\b", pair[0])}
-    assert set(closure.imports_of(source)) >= expected
+    assert set(cache.imports_of(source)) >= expected
 
 
 def test_every_package_that_decides_is_in_the_key():
     """The others that the closure imports carry messages, or are the references that tests compare with."""
     packages = set()
-    for source in closure.import_closure(cache.ENTRY).values():
+    for source in cache.import_closure(cache.ENTRY).values():
         packages |= {name.partition(".")[0] for name, _ in imports_by_syntax(source)}
     others = {p for p in packages if p not in sys.stdlib_module_names} - {"aotc"}
     assert others - {"msgpack", "scipy", "cuda"} <= {*cache.PACKAGES["cpu"]}

@@ -2,7 +2,7 @@
 
 Numba's front end knows no target. The things that differ between processors,
 the hint of a spin loop, the number of the futex system call and the counter of time, are functions that
-:mod:`aotc.kernels.cpu.executor.arch_ir` defines for each architecture and the executor is linked with.
+:mod:`aotc.kernels.cpu.executor.compile` defines for each architecture and the executor is linked with.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aotc.diagnostics import InternalError
 from aotc.kernels import back_end
-from aotc.kernels.cpu.executor.arch_ir import MACHINES
 from aotc.kernels.cpu.executor.prebuilt_ir import compile_by_numba, read_prebuilt
 from aotc.targets import Target
 
@@ -15,7 +14,7 @@ def compile_executor(target: Target) -> bytes:
     Raises
     ------
     InternalError
-        If the architecture of ``target`` is not in ``machines.MACHINES``.
+        If the architecture of ``target`` is not in :data:`MACHINES`.
     """
     machine = MACHINES.get(target.triple.partition("-")[0])
     if machine is None:
@@ -30,3 +29,37 @@ def compile_executor(target: Target) -> bytes:
     whole.verify()
     whole.optimize(loops=False)  # a load hashes it, so it is to be small
     return whole.emit_native_object()
+
+
+_MACHINE = """
+declare void @{declared}
+define void @aotc_pause() alwaysinline {{
+  call void @{hint}
+  ret void
+}}
+define i64 @aotc_futex_number() alwaysinline {{
+  ret i64 {futex}
+}}
+declare i64 @{counter}
+define i64 @aotc_ticks() alwaysinline {{
+  %now = call i64 @{ticks}
+  ret i64 %now
+}}
+!0 = !{{!"CNTVCT_EL0"}}
+"""
+MACHINES = {
+    "x86_64": _MACHINE.format(
+        declared="llvm.x86.sse2.pause()",
+        hint="llvm.x86.sse2.pause()",
+        futex=202,
+        counter="llvm.readcyclecounter()",
+        ticks="llvm.readcyclecounter()",
+    ),
+    "aarch64": _MACHINE.format(  # its cycle counter is the system's alone
+        declared="llvm.aarch64.hint(i32)",
+        hint="llvm.aarch64.hint(i32 1)",
+        futex=98,
+        counter="llvm.read_volatile_register.i64(metadata)",
+        ticks="llvm.read_volatile_register.i64(metadata !0)",
+    ),
+}

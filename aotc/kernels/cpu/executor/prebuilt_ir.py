@@ -21,7 +21,7 @@ from aotc.vmfb import abi
 
 KEPT = Path(__file__).with_name("executor.ll.xz")
 _FRONT = Target("front", "cpu", "x86-64")
-_NOT_COMPILED = ("__init__.py", "arch_ir.py", "compile.py")
+_NOT_COMPILED = ("__init__.py", "compile.py")
 _LIMITS = re.compile(rb"\nfrom aotc\.kernels\.limits import (\([^)]*\)|[^\n]*)")
 
 

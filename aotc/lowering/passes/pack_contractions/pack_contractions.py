@@ -20,6 +20,13 @@ The ops that pack ``%w`` are folded if it is constant, and run once before calls
   product of few columns and many rows, or with a constant left operand: its transpose is folded, while panels would
   consist mostly of padding and be packed in each call.
 
+A product of complex matrices becomes a product of real ones, for which tiles exist. The real and imaginary parts of the
+left operand are rows of one real product, those of the right operand its columns. The result consists of sums and
+differences of the four quarters of that product::
+
+    [re(a)]                     [re(a) re(b)   re(a) im(b)]
+    [im(a)] @ [re(b)  im(b)]  = [im(a) re(b)   im(a) im(b)]
+
 Products on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
 """
@@ -44,7 +51,6 @@ from aotc.ir.loop.forms.tile_forms import (
 )
 from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.complex_products import product_of_parts, whole_of_quarters
 from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_columns
 from aotc.lowering.passes.pack_contractions.shared_panels import as_widest, widest_rows
 from aotc.lowering.passes.pack_contractions.signed_bytes import loses_sign, minus_shift, without_sign
@@ -57,7 +63,7 @@ from aotc.lowering.plans.cpu_tiles import best_tile, in_place_cols
 from aotc.lowering.plans.matmul import conv_strategy, is_tiny, is_turned, matmul_strategy
 from aotc.options import Options
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of, size_of
+from aotc.vmfb.dtypes import kind_of, real_of, size_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
@@ -95,9 +101,7 @@ def pack_contractions(module: Module, options: Options) -> Module:
     return rewrite_module(module, rule, PRODUCTS)
 
 
-def _rule(
-    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
-) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value] | None:
     if target.kind != "cpu":
         prepare = {"matmul": prepare_matmul, "conv": prepare_conv}.get(op.name)
         return None if prepare is None else prepare(op, b, target)
@@ -128,9 +132,7 @@ def _in_form(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
 # --- matmul --------------------------------------------------------------------
 
 
-def _matmul(
-    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
-) -> Sequence[Value]:
+def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value]:
     op = _stored(op, b)
     if kind_of(op.result.type.dtype) == "c":
         return _complex_matmul(op, b, target, memory_limit)
@@ -173,8 +175,32 @@ def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Se
         return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
     if n == 1:
         return _turned(op, b, target, memory_limit)
-    (quarters,) = _matmul(product_of_parts(op, b), b, target, memory_limit, {})
-    return (whole_of_quarters(quarters, b),)
+    (quarters,) = _matmul(_product_of_parts(op, b), b, target, memory_limit, {})
+    return (_whole_of_quarters(quarters, b),)
+
+
+def _product_of_parts(op: Op, b: Builder) -> Op:
+    """Return the real ``matmul`` of the parts of a complex one; append its operands, but not itself."""
+    rank, flags = op.result.type.rank, (bool(op.attrs["lhs_transposed"]), bool(op.attrs["rhs_transposed"]))
+    rows, columns = (rank - 1 if flags[0] else rank - 2), (rank - 2 if flags[1] else rank - 1)
+    dtype = op.result.type.dtype
+    operands = [_parts_along(b.convert(x, dtype), axis, b) for x, axis in zip(op.operands, (rows, columns))]
+    *batch, m, n = op.result.type.shape
+    return b.op("matmul", operands, op.attrs, (TensorType(real_of(dtype), (*batch, 2 * m, 2 * n)),))
+
+
+def _whole_of_quarters(quarters: Value, b: Builder) -> Value:
+    """Return the complex product, given the real product of the parts."""
+    rows, columns = quarters.type.rank - 2, quarters.type.rank - 1
+    m, n = (d // 2 for d in quarters.type.shape[-2:])
+    halves = [b.slice_dim(quarters, rows, low, low + m) for low in (0, m)]
+    (real, cross), (other, both) = ([b.slice_dim(x, columns, low, low + n) for low in (0, n)] for x in halves)
+    return b.make("complex", (b.make("sub", (real, both)), b.make("add", (cross, other))))
+
+
+def _parts_along(x: Value, axis: int, b: Builder) -> Value:
+    """Return the real parts followed by the imaginary parts along ``axis``."""
+    return b.make("concatenate", (b.make("real", (x,)), b.make("imag", (x,))), {"dim": axis})
 
 
 def _stored(op: Op, b: Builder) -> Op:

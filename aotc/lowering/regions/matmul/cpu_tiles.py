@@ -7,7 +7,10 @@ epilogue runs over it while it is in the L1 cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aotc.ir.dims.algebra import Dim, Expr, maximum, minimum, product, sym
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -15,7 +18,6 @@ from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.plans.cpu_contract import RegisterTilePlan, row_tiles
-from aotc.lowering.regions.matmul.tile_stores import loops_of_tile
 
 
 def lower_register_tiles(b: RegionBuilder, plan: RegisterTilePlan) -> Kernel:
@@ -175,3 +177,33 @@ class _Tiles:
 def _loop(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
     """Return a loop for ``at``, or its body if ``at`` is a constant."""
     return [For(name, start, stop, tuple(body))] if isinstance(at, Expr) else body
+
+
+def loops_of_tile(inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
+    """Return the loops over ``columns`` (``c``) and ``rows`` (``r``, at most ``most``) that store a tile.
+
+    The inner loop is along the contiguous axis of memory. If the result is stored transposed, a column of its tile is
+    contiguous. Row by row, each element would go to another cache line. Lines that are 2 or 4 kB apart share few cache
+    sets, so all of them would be evicted before the next row. ::
+
+        for c in range(0, 32):            # in place of for r: for c:
+            for r in range(0, 14):
+                o0[c + 32*q, r + 14*t] = tile0[r, c]
+    """
+    if most == 1:
+        return For("c", 0, columns, tuple(inner))
+    if _goes_by_columns(inner):
+        return For("c", 0, columns, (For("r", 0, rows, tuple(inner)),))
+    return For("r", 0, rows, (For("c", 0, columns, tuple(inner)),))
+
+
+def _goes_by_columns(inner: Sequence[Stmt]) -> bool:
+    """Return True if every store is contiguous along the rows, and not along the columns."""
+    stores = [s for s in inner if isinstance(s, Store)]
+    return bool(stores) and all(_is_along_rows(s) for s in stores)
+
+
+def _is_along_rows(store: Store) -> bool:
+    large = [i for i, size in zip(store.index, store.buffer.shape) if size != 1]
+    used = {s.name for s in symbols(large[-1])} if large else set()
+    return "r" in used and "c" not in used

@@ -1,14 +1,20 @@
-"""``dft`` on a GPU: a block of threads transforms one signal in shared memory, or one thread transforms several.
+"""Lower ``dft``: one grid item transforms one signal, or a block of neighbouring ones.
 
-Each thread computes a few butterflies of a stage in registers. A barrier separates the reads of a stage from its
-writes, so one shared buffer is enough. The first stage reads the signal, the last one writes the result.
+On a CPU it calls the function of the transform (:mod:`aotc.ir.loop.forms.fft`). Kernels do not contain its loops: a few
+numbers define it completely.
+
+On a GPU a block of threads transforms one signal in shared memory, or one thread transforms several. Each thread
+computes a few butterflies of a stage in registers. A barrier separates the reads of a stage from its writes, so one
+shared buffer is enough. The first stage reads the signal, the last one writes the result.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from aotc.ir.dims.algebra import Dim, product, static, sym
 from aotc.ir.loop.forms.butterflies import Butterfly, Pair
-from aotc.ir.loop.forms.fft import FftStage, stages
+from aotc.ir.loop.forms.fft import FftStage, Transform, stages
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.thresholds import BANKS
@@ -16,8 +22,9 @@ from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, nest
 from aotc.lowering.elements.elements import Elements, all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
-from aotc.lowering.plans.linalg.dft import BlockDftPlan, ThreadDftPlan
+from aotc.lowering.plans.linalg.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
 from aotc.lowering.regions.common.bank_padding import padded
+from aotc.lowering.regions.common.library_call import LibraryCall
 
 
 def lower_block_dft(b: RegionBuilder, plan: BlockDftPlan) -> Kernel:
@@ -181,3 +188,28 @@ class _ThreadDft(_Dft):
             return
         for buffer, part in zip(self.scratch[number % 2], value):
             e.block.append(Store(buffer, (position * self.rows.block + v,), part))
+
+
+def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
+    """Return the kernel whose items call the function of the transform."""
+    attrs, (x, table), (out,) = b.the_op("dft").attrs, b.inputs, b.outputs
+    n, stride = prod(attrs["radices"]), product(x.shape[attrs["axis"] + 1 :])
+    rows = RowBlocks(x.shape, attrs["axis"], plan.most)
+    pitch, width = plan.pitch, 0
+    if pitch:
+        even = isinstance(stride, int) and stride % rows.block == 0
+        width = rows.block if even else rows.width if isinstance(rows.width, int) else 0
+    across = stride if pitch and isinstance(stride, int) else 0
+    transform = Transform(
+        table.dtype, attrs["radices"], attrs["inverse"], float(attrs["scale"]), attrs["real"], pitch, width, across
+    )
+    call = LibraryCall(b)
+    call.args += [(x, rows.place(0, 0)), (table, (0, 0)), (out, rows.place(0, 0))]
+    if transform.work:
+        call.args.append((call.memory(table.dtype, (transform.work,)), (0,)))
+    numbers: list[tuple[int, Dim]] = [(width, rows.width), (across, stride)] if pitch else []
+    for known, value in numbers:
+        if not known:
+            call.number(value)
+    work = product(x.shape) * DFT_WORK.value * max(n.bit_length() - 1, 1)
+    return b.grid(rows.items, call.statements(transform), work)

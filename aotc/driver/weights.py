@@ -1,7 +1,15 @@
-"""Weights stored for the bound arguments of a bundle: the values of the examples that it was compiled with."""
+"""Weights of a bundle: values of bound arguments, and constants outside the bundle.
+
+Values of bound arguments are the examples that the bundle was compiled with.
+
+Constants outside the bundle are a safetensors file in the layout of the program. The loader maps the file and uses the
+tensors in place. The format allows no gaps between tensors, so padding for alignment is stored as tensors named
+``__align_N``.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +17,14 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.guard import guard
+from aotc.ir.program.ir import Constants
 from aotc.options import UNPACKED, Options
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.host.files import write_whole
 from aotc.vmfb.weights.own import places_of, with_weights
+from aotc.vmfb.weights.safetensors import encode_header, make_row
 
 Values = Mapping[str, Sequence[Any]]
 
@@ -41,9 +53,7 @@ def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, O
         try:
             places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
             arrays = {
-                path: _array(values[name][n], path)
-                for name, own in places.functions.items()
-                for path, n in own.items()
+                path: _array(values[name][n], path) for name, own in places.functions.items() for path, n in own.items()
             }
             return with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
         except (BundleError, VmError) as error:
@@ -55,3 +65,38 @@ def _array(value: Any, path: str) -> Any:
         what = f"weights: the example of {path} is a {type(value).__name__}, which has no values to keep"
         raise CompileError.at(UNKNOWN, what, hint="arrays as examples; or weights='inline', and aotc update-weights")
     return value
+
+
+def write_weights(path: str, constants: Constants) -> dict[str, Any]:
+    """Write ``constants`` to ``path`` and return their manifest entry.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an existing file is then unchanged.
+    """
+    header: dict[str, Any] = {}
+    parts: list[Any] = []
+    tensors = []
+    at = 0
+    for number, (name, array, offset) in enumerate(constants.arrays):
+        _fill(header, parts, at, offset)
+        dtype = from_numpy(array.dtype)
+        data = array.reshape(-1).view("u1").data
+        key = f"{number}_{name}"
+        shape, at = list(array.shape), offset + array.nbytes
+        header[key] = make_row(dtype, shape, offset)
+        parts.append(data)
+        digest = hashlib.sha256(data).digest()
+        tensors.append(
+            {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
+        )
+    _fill(header, parts, at, constants.size)
+    write_whole(path, [encode_header(header), *parts])
+    return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
+
+
+def _fill(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
+    if to > at:
+        header[f"__align_{at}"] = make_row("u8", (to - at,), at)
+        parts.append(bytes(to - at))
