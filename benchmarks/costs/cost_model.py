@@ -18,7 +18,7 @@ import typer
 
 import aotc
 from aotc.ir.loop.parser import parse_kernel
-from aotc.lowering.cost_model.predict import predict
+from aotc.lowering.cost_model.model import predict
 from aotc.targets import host
 from benchmarks import options, report, timing
 from benchmarks.costs.cases import GROUPS, Case

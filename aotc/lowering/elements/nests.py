@@ -105,6 +105,12 @@ def mergeable(
     return groups
 
 
+def merged_loops(space: Index, shape: Sequence[Dim], trial: Iterable[Stmt]) -> tuple[tuple[int, ...], ...]:
+    """Return the axes of each loop over ``space``, merged as far as the addresses of an element, ``trial``, allow."""
+    axes = [k for k, s in enumerate(space) if s != 0]
+    return tuple(mergeable(space, shape, axes, addresses(trial)))
+
+
 def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[NestAxis]:
     """Return the loop axes for groups of axes of ``shape``."""
     names = [loop_name(g[0]) if len(g) == 1 else f"{prefix}{g[0]}" for g in groups]

@@ -8,6 +8,8 @@ from aotc.ir.dims.algebra import product, static
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.contractions import sum_dtype, terms_of
 from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.contract_elements import contraction_element
+from aotc.lowering.plans.loops import LOOP_PLANNERS, AnyLoopPlan
 from aotc.lowering.plans.matmul import UNROLLED_TERMS
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize
@@ -25,10 +27,13 @@ class ElementLoopsPlan(RegionPlan):
         Are the terms of a sum written out, so that the loop around them vectorises?
     from_zero : bool
         Does a sum that is written out begin with 0, as those of CPU tiles, and not with its first term?
+    loops : LoopPlan, TransposedLoopPlan, ThreadLoopPlan or GpuTransposePlan
+        The loops over the elements.
     """
 
     is_unrolled: bool
     from_zero: bool
+    loops: AnyLoopPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,9 @@ def plan_contract_loops(b: RegionBuilder) -> DepthwisePlan | ElementLoopsPlan:
     from_zero = b.target.kind == "cpu" and kind_of(sum_dtype(b.root)) in "fc"
     if _is_depthwise(b):
         return DepthwisePlan(_lanes(b), _pixels_at_once(b), from_zero)
-    return ElementLoopsPlan(UNROLLED_TERMS.holds(terms_of(b.root)), from_zero)
+    unrolled = UNROLLED_TERMS.holds(terms_of(b.root))
+    element = contraction_element(b, b.trial_elements(), unrolled, from_zero)
+    return ElementLoopsPlan(unrolled, from_zero, LOOP_PLANNERS[b.target.kind](b, element))
 
 
 def _lanes(b: RegionBuilder) -> int:

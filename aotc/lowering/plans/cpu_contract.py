@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.dims.algebra import Dim, minimum, product, static
+from aotc.ir.dims.algebra import Dim, minimum, product, static, sym
+from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.ir import Buffer, Load, Store
 from aotc.ir.tensor.ir import Op
+from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
 from aotc.lowering.cost_model.machines import MATRIX_WORK
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
-from aotc.lowering.elements.builder import RegionBuilder
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.elements.elements import provide
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
 from aotc.lowering.plans.region_plan import RegionPlan
@@ -65,6 +69,8 @@ class RegisterTilePlan(RegionPlan):
         Does the loop over row tiles enclose that over panels?
     copied_pitch : int
         Elements from row to row of the private copy of a tile's rows; 0: rows are read in place.
+    by_columns : bool
+        Does an epilogue store a tile column by column, because its columns are contiguous in memory?
     """
 
     height: int
@@ -75,6 +81,7 @@ class RegisterTilePlan(RegionPlan):
     own_epilogues: bool = False
     rows_outer: bool = False
     copied_pitch: int = 0
+    by_columns: bool = False
 
 
 def plan_cpu_contract(b: RegionBuilder) -> RegisterTilePlan | DepthwisePlan | ElementLoopsPlan:
@@ -99,7 +106,38 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
     pitch = 0
     if matrix and op.name == "packed_matmul" and not op.attrs["lhs_transposed"]:
         pitch = _copied_pitch(b.target, p, rows.most, panel_block)
-    return RegisterTilePlan(rows.height, rows.tall, row_block, panel_block, only and p.is_whole, matrix, matrix, pitch)
+    direct = only and p.is_whole
+    by_columns = not direct and rows.most > 1 and _stores_columns(b, p, rows)
+    return RegisterTilePlan(rows.height, rows.tall, row_block, panel_block, direct, matrix, matrix, pitch, by_columns)
+
+
+def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:
+    """Return True if every store of an epilogue is contiguous along the rows of a tile, and not along its columns.
+
+    This is so if the result is stored transposed. Row by row, each element would go to another cache line. Lines that
+    are 2 or 4 kB apart share few cache sets, so all of them would be evicted before the next row. ::
+
+        for c in range(0, 32):            # in place of for r: for c:
+            for r in range(0, 14):
+                o0[c + 32*q, r + 14*t] = tile0[r, c]
+    """
+    e = b.trial_elements()
+    r, c = sym("r", 0, rows.most), sym("c", 0, p.cols)
+    tile = sym("t", 0, rows.tiles) if rows.tiles != 1 else 0
+    panel = sym("q", 0, p.panels) if p.panels != 1 else 0
+    outer = tuple(delinearize(grid_item(product(p.outer)), p.outer))
+    block = e.new_block()
+    tile_of_sums = Buffer("tile", p.form.out, (rows.most, p.cols), "private")
+    e.anchor(b.root.result, provide(Load(tile_of_sums, (r, c))))
+    store_results(b, e, p.place(outer, rows.start(tile) + r, panel * p.cols + c))
+    stores = [s for s in block if isinstance(s, Store)]
+    return bool(stores) and all(_is_along_rows(s) for s in stores)
+
+
+def _is_along_rows(store: Store) -> bool:
+    large = [i for i, size in zip(store.index, store.buffer.shape) if size != 1]
+    used = {s.name for s in symbols(large[-1])} if large else set()
+    return "r" in used and "c" not in used
 
 
 ITEM_FLOPS = BlockSize(

@@ -16,7 +16,7 @@ from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.cost_model.work import work_of
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, addresses, coefficient, make_axes, mergeable, place, split_grid
+from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, place, split_grid
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, plan_blocks
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
@@ -52,12 +52,6 @@ class LoopPlan(RegionPlan):
     cuts: tuple[int, ...] = ()
 
 
-def merged_loops(b: RegionBuilder, trial: Sequence[Stmt]) -> tuple[tuple[int, ...], ...]:
-    """Return the axes of each loop over a region whose element ``trial`` computes: merged as far as addresses allow."""
-    axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
-    return tuple(mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
-
-
 TURNED_ROWS = BlockSize(
     16,
     "result rows per grid item of a transposing copy: reads are strided along a row, contiguous across rows",
@@ -81,7 +75,7 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
     """
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
-    groups = merged_loops(b, trial)
+    groups = merged_loops(b.anchors.space, b.shape, trial)
     if not groups:
         return LoopPlan(())
     outer, inner = split_grid(make_axes(b.shape, groups), ITEM_ELEMENTS.value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.loop.ir import Load
 from aotc.ir.opset import ACCUMULATED, SCALARS
+from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowStages
@@ -281,7 +282,7 @@ def _plan_single_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> 
     stages = b.row_stages()
     unrolled = _is_written_out(b, stages)
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    stored = stored_values(b, stages, in_results=not unrolled)
+    stored = stored_values(b, stages, kept_values(stages, b.target), in_results=not unrolled)
     tail = _rows_of_one_item(b, kept, inner)
     lanes = 0 if unrolled or stored else _lanes(b, stages, tail)
     return RowPlan(tuple(kept), tuple(reduced), inner, stored, len(tail), unrolled, lanes)
@@ -335,13 +336,14 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
     for k in (*reversed(kept), *before):
         found = _transposed_loads(b, loads, k, inner[-1][-1])
         if found:
-            height = _rows_together(b, stages, k, product(b.shape[j] for j in inner[-1]), found)
             break
     else:
         return None
+    values = kept_values(stages, b.target)
+    height = _rows_together(b, values, k, product(b.shape[j] for j in inner[-1]), found)
     if not height:
         return None
-    stored = stored_values(b, stages, in_results=True)
+    stored = stored_values(b, stages, values, in_results=True)
     if k not in kept:
         tail = len(_rows_of_one_item(b, kept, inner))
         return TransposedRowPlan(tuple(kept), tuple(reduced), inner, stored, tail, k, height)
@@ -356,13 +358,13 @@ def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int
     return [x for x in loads if beside and along and is_turned(x, beside, along)]
 
 
-def _rows_together(b: RegionBuilder, stages: RowStages, k: int, length: Dim, found: Sequence[Load]) -> int:
-    """Return how many neighbouring rows are transposed together, 0 for none."""
+def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]) -> int:
+    """Return how many neighbouring rows are transposed together, 0 for none; ``values`` are stored between loops."""
     extent = b.shape[k]
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
         return 0
     height = line_of(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in found))
     turned = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
-    kept = length * sum(size_of(v.type.dtype) for v in kept_values(stages, b.target))
+    kept = length * sum(size_of(v.type.dtype) for v in values)
     fits = turned + kept <= memory_limits(b.target)["scratch"][1]
     return height if fits and TURNED_OPERANDS.holds(len(found)) else 0

@@ -12,8 +12,7 @@ from aotc.ir.loop.ir import Buffer, Let, Stmt, Store
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, place
-from aotc.lowering.plans.cpu_loops import merged_loops
+from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, place
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import LANE_BYTES, LANE_THREADS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -70,7 +69,7 @@ def plan_gpu_loops(b: RegionBuilder, emit: Emit) -> ThreadLoopPlan | GpuTranspos
     """Return the loops of a region for a GPU; ``emit(block, index)`` adds the statements of one element."""
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
-    groups = merged_loops(b, trial)
+    groups = merged_loops(b.anchors.space, b.shape, trial)
     if not groups or not _is_flat(trial):
         return ThreadLoopPlan(groups)
     merged = make_axes(b.shape, groups)

@@ -87,7 +87,8 @@ def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuCo
     if columns is not None:
         return columns
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored_values(b, stages, in_results=False))
+    stored = stored_values(b, stages, kept_values(stages, b.target), in_results=False)
+    return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored)
 
 
 # --- a group of threads per row ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.loop.ir import Buffer, Load, Stmt, Store
@@ -13,7 +13,6 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import addresses, mergeable
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.region_work import kept_values
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -92,10 +91,12 @@ def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt])
     return tuple(mergeable(b.anchors.space, b.shape, reduced, addresses(trial)))
 
 
-def stored_values(b: RegionBuilder, stages: RowStages, in_results: bool) -> tuple[StoredValue, ...]:
-    """Return the values to store between loops, with ``in_results`` in the place of results where that is possible."""
+def stored_values(
+    b: RegionBuilder, stages: RowStages, values: Iterable[Value], in_results: bool
+) -> tuple[StoredValue, ...]:
+    """Return ``values``, to be stored between loops; with ``in_results`` in the place of results if possible."""
     replaced: dict[Value, Value] = {}
-    for v in (kept := kept_values(stages, b.target)):
+    for v in (kept := tuple(values)):
         result = _last_reader(b, stages, v, replaced) if in_results else None
         if result is not None:
             replaced[v] = result

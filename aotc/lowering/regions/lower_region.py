@@ -15,6 +15,7 @@ from aotc.lowering.plans.attention.cpu_products import (
     AttentionByRowsPlan,
     BlockedAttentionPlan,
     DecodeAttentionPlan,
+    IntegerAttentionPlan,
 )
 from aotc.lowering.plans.attention.gpu import TensorCoreAttentionPlan
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
@@ -143,6 +144,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     GroupRowPlan: lower_group_rows,
     HouseholderPlan: lower_householder,
     InsertionPlan: lower_insertion,
+    IntegerAttentionPlan: lower_decode_attention,
     LapackCallPlan: lower_lapack_call,
     LoopPlan: lower_loops,
     MatrixSolvePlan: lower_matrix_solve,

@@ -37,8 +37,6 @@ class DecodeAttentionPlan(RegionPlan):
         The terms of a step of the weighted sum of values, and the columns of its tile by pairs of bf16; 0: no tile.
     keys_ahead, values_ahead : int
         The terms from a key or value to the one that is prefetched with it.
-    digit_terms : int
-        The terms of a tile of integer weights and values; 0: values are not multiplied as integers.
     """
 
     blocks: DecodeBlocks
@@ -48,7 +46,19 @@ class DecodeAttentionPlan(RegionPlan):
     value_columns: int
     keys_ahead: int
     values_ahead: int
-    digit_terms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerAttentionPlan(DecodeAttentionPlan):
+    """Attention of few rows whose keys and values are multiplied as integers.
+
+    Attributes
+    ----------
+    digit_terms : int
+        The terms of a tile of integer weights and values; 0: there is no tile, as values are not in memory.
+    """
+
+    digit_terms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +227,12 @@ def _plan_few(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttention
     in_rows = values is not None and values.depth == 1
     width = _pair_columns(b.target, blocks, static(columns), queries) if in_rows else 0
     value_terms = PAIR_TERMS.value if width else 1 if plain[1] else VALUE_TERMS.value
-    digit_terms = BYTE_TERMS.value if blocks.digits and values is not None else 0
+    digit_terms = BYTE_TERMS.value if values is not None else 0
     if heads == 1:  # adjacent heads are read in order, in small tiles
         digit_terms *= max(BYTE_VALUES.value // static(columns), 1)
     key_terms = _key_terms(b.target, blocks, form, static(depth), queries, plain[0])
-    return DecodeAttentionPlan(
-        blocks, form, key_terms, value_terms, width, keys_ahead, values_ahead, digit_terms,
-    )  # fmt: skip
+    sizes = form, key_terms, value_terms, width, keys_ahead, values_ahead
+    return IntegerAttentionPlan(blocks, *sizes, digit_terms) if blocks.digits else DecodeAttentionPlan(blocks, *sizes)
 
 
 def _is_plain(operand: Value, queries: int, side_by_side: bool) -> bool:

@@ -34,6 +34,7 @@ from aotc.lowering.plans.attention.cpu_products import (
     AttentionByRowsPlan,
     BlockedAttentionPlan,
     DecodeAttentionPlan,
+    IntegerAttentionPlan,
 )
 from aotc.lowering.regions.attention.cpu_blocked_products import AttentionBlocks
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
@@ -64,7 +65,10 @@ def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kern
 
 
 def _few_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
-    return (AttentionIntegers if plan.blocks.digits else AttentionRows)(b, b.the_op("attention"), plan).item(at, part)
+    op = b.the_op("attention")
+    if isinstance(plan, IntegerAttentionPlan):
+        return AttentionIntegers(b, op, plan).item(at, part)
+    return AttentionRows(b, op, plan).item(at, part)
 
 
 Item = Callable[[Index, Dim, Dim], list[Stmt]]

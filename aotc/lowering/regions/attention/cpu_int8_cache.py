@@ -23,7 +23,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import DecodeAttentionPlan
+from aotc.lowering.plans.attention.cpu_products import IntegerAttentionPlan
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
 from aotc.vmfb.dtypes import size_of
 
@@ -38,7 +38,9 @@ _SPARE = 4  # numbers at the end of the range that are left free for rounding up
 class AttentionIntegers(AttentionRows):
     """Emitter of a grid item of few rows with integer keys and values."""
 
-    def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
+    plan: IntegerAttentionPlan
+
+    def __init__(self, b: RegionBuilder, op: Op, plan: IntegerAttentionPlan) -> None:
         super().__init__(b, op, plan)
         self.lanes = b.target.vector_bytes // size_of("i32")
         keys, count = [self.sizes[a] for a in self.heads], self.blocks.digits * len(self.queries)

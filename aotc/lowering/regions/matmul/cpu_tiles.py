@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import Dim, Expr, maximum, minimum, product, sym
-from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -171,39 +170,17 @@ class _Tiles:
         self.e.enter(inner)
         self.e.anchor(self.op.result, provide(Load(tile, (r, c + dropped))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
-        block.append(loops_of_tile(inner, count, width, most))
+        block.append(self._stores(inner, count, width, most))
+
+    def _stores(self, inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
+        """Return the loops that store ``rows`` (at most ``most``) by ``columns`` of a tile in the order of the plan."""
+        if most == 1:
+            return For("c", 0, columns, tuple(inner))
+        if self.plan.by_columns:
+            return For("c", 0, columns, (For("r", 0, rows, tuple(inner)),))
+        return For("r", 0, rows, (For("c", 0, columns, tuple(inner)),))
 
 
 def _loop(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
     """Return a loop for ``at``, or its body if ``at`` is a constant."""
     return [For(name, start, stop, tuple(body))] if isinstance(at, Expr) else body
-
-
-def loops_of_tile(inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
-    """Return the loops over ``columns`` (``c``) and ``rows`` (``r``, at most ``most``) that store a tile.
-
-    The inner loop is along the contiguous axis of memory. If the result is stored transposed, a column of its tile is
-    contiguous. Row by row, each element would go to another cache line. Lines that are 2 or 4 kB apart share few cache
-    sets, so all of them would be evicted before the next row. ::
-
-        for c in range(0, 32):            # in place of for r: for c:
-            for r in range(0, 14):
-                o0[c + 32*q, r + 14*t] = tile0[r, c]
-    """
-    if most == 1:
-        return For("c", 0, columns, tuple(inner))
-    if _goes_by_columns(inner):
-        return For("c", 0, columns, (For("r", 0, rows, tuple(inner)),))
-    return For("r", 0, rows, (For("c", 0, columns, tuple(inner)),))
-
-
-def _goes_by_columns(inner: Sequence[Stmt]) -> bool:
-    """Return True if every store is contiguous along the rows, and not along the columns."""
-    stores = [s for s in inner if isinstance(s, Store)]
-    return bool(stores) and all(_is_along_rows(s) for s in stores)
-
-
-def _is_along_rows(store: Store) -> bool:
-    large = [i for i, size in zip(store.index, store.buffer.shape) if size != 1]
-    used = {s.name for s in symbols(large[-1])} if large else set()
-    return "r" in used and "c" not in used

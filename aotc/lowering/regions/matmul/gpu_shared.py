@@ -24,9 +24,9 @@ from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.contractions import contraction_of, sum_dtype
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
+from aotc.lowering.elements.contract_elements import conv_element
 from aotc.lowering.elements.elements import constant_scalar, provide
 from aotc.lowering.plans.gpu_contract import SLICE_PAD, SharedTilePlan
-from aotc.lowering.regions.matmul.loops import conv_element
 from aotc.vmfb.dtypes import to_numpy
 
 
