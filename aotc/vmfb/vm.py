@@ -236,6 +236,7 @@ class LoadedFunction:
             if early is None:
                 replay(arrays, made)
             else:
+                early.stays = stays
                 self._early_replay(shapes, plan)(arrays, made, early)
             if key is not None and self.resident is not None:
                 self.resident.learn(plan, replay, key, arrays, made, out)

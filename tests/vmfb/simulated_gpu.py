@@ -10,7 +10,7 @@ from typing import ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
-from support.simulated_host import PageLock, page_locked
+from support.simulated_host import LOCKED, PageLock, page_locked
 
 from aotc.ir.dims.symbols import evaluate
 from aotc.ir.loop.parser import parse_kernel
@@ -21,6 +21,7 @@ from aotc.vmfb.devices.cuda import array as cuda_array
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.stream_order import Mark
+from aotc.vmfb.devices.mixed import early_results
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.interruption import Watch
 
@@ -50,7 +51,7 @@ class SimulatedGpu:
 
     LATE, EARLY = "late", "early"
     multiprocessors = 4
-    is_turning = False  # its loops end in the thread that waits
+    is_turning = has_ended_loops = False  # its loops end in the thread that waits
     conditions: ClassVar[bool] = True
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
@@ -218,6 +219,15 @@ class SimulatedGpu:
     def copy(self, to, source, size):
         self._do("copy", self.copying(to, source, size))
 
+    def signal(self, address):
+        self._do("signal", self.signalling(address))
+
+    def signalling(self, address):
+        """Return what stores a word in page-locked memory of the host."""
+        assert any(block.ctypes.data <= address <= block.ctypes.data + len(block) - 4 for block in LOCKED)
+        word = ctypes.c_uint32.from_address(address)
+        return lambda: setattr(word, "value", 1)
+
     def copying(self, to, source, size):
         """Return what copies on the GPU."""
         assert self._holds(to, size)
@@ -315,6 +325,9 @@ class SimulatedGraph:
     def copy(self, after, to, source, size):
         return self._add(after, "copy", self.gpu.copying(to, source, size))
 
+    def signal(self, after, address):
+        return self._add(after, "signal", self.gpu.signalling(address))
+
     def join(self, after):
         return self._add(after, "join", lambda: None)
 
@@ -384,6 +397,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(SimulatedGpu, "order", order)
     monkeypatch.setattr(cuda_driver, "Gpu", SimulatedGpu)
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
+    monkeypatch.setattr(early_results, "_IDLE", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
     monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
     monkeypatch.setattr(cuda_driver, "PageLock", PageLock)

@@ -3,12 +3,14 @@
 The command buffer is copied with an additional command for each result: after the last command that writes the result,
 a *mark* copies a word to a table that the host polls. The graph's edges order the mark like any command, so results
 need no other synchronisation. Results are read-only until the call ends, because its other commands may read them too.
+
+A GPU stores its marks in page-locked memory (:mod:`aotc.vmfb.devices.mixed.early_results`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +20,7 @@ from aotc.vmfb.commands import all_commands
 
 Marks: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 
-_MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
+MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
 
 
 class EarlyResults:
@@ -28,12 +30,16 @@ class EarlyResults:
     ----------
     stage : int
         Number of completed submissions of the call's plan whose assertions have all been checked.
+    stays : sequence of bool
+        For each result whether it stays on a GPU that has computed it.
     """
 
-    __slots__ = ("_arrays", "_is_stopped", "_marks", "_needed", "_ready", "stage")
+    __slots__ = ("_arrays", "_fetch", "_is_stopped", "_marks", "_needed", "_ready", "stage", "stays")
 
     def __init__(self) -> None:
         self.stage = 0
+        self.stays: Sequence[bool] = ()
+        self._fetch: Callable[[int], None] | None = None
         self._arrays: Sequence[Any] = ()
         self._needed: Sequence[int] = ()
         self._marks: Sequence[int] | Marks = ()
@@ -41,8 +47,9 @@ class EarlyResults:
         self._ready: frozenset[int] | None = None  # set when the call fails or is stopped: final
 
     def begin(
-        self, arrays: Sequence[Any], marks: Marks, needed: Sequence[int], is_stopped: Callable[[], bool]
-    ) -> None:
+        self, arrays: Sequence[Any], marks: Marks, needed: Sequence[int], is_stopped: Callable[[], bool],
+        fetch: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         """Register the results of the call.
 
         Parameters
@@ -54,8 +61,10 @@ class EarlyResults:
             For each result the minimum ``stage`` at which it can be read.
         is_stopped : callable
             Returns True if commands may have ended without completing their work.
+        fetch : callable, optional
+            Copies a result that is ready from a GPU to its array, if it must be copied.
         """
-        self._marks, self._needed, self._is_stopped = marks, needed, is_stopped
+        self._marks, self._needed, self._is_stopped, self._fetch = marks, needed, is_stopped, fetch
         self._arrays = arrays  # last: another thread checks this field first
 
     def is_ready(self, number: int) -> bool:
@@ -75,17 +84,22 @@ class EarlyResults:
 
     def result(self, number: int) -> Any:
         """Return a ready result as a read-only array."""
+        if self._fetch is not None:
+            self._fetch(number)
         found = self._arrays[number]
         if not isinstance(found, np.ndarray):
-            return found
+            found = found.early(is_running=self._ready is None)
+            if self.stays[number]:
+                return found
+            found = found.numpy()
         view = found.view()
         view.flags.writeable = False
         return view
 
 
 def with_marks(
-    nodes: Sequence[Node], slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, states: int,
-    shares: bool,
+    nodes: Sequence[Node], slots: Mapping[int, int], written: Callable[[Command], Iterable[int]], table: int,
+    states: int, shares: bool,
 ) -> tuple[list[Node], int]:  # fmt: skip
     """Return a command buffer with marks, and the number of cells that it needs.
 
@@ -135,8 +149,8 @@ def _is_writer(command: Command | Control, slot: int, written: Callable[[Command
 
 def _mark(number: int, table: int, predecessors: int) -> Command:
     one = constant(1)
-    places = [(table, constant(0)), (table, constant(_MARK_BYTES * (1 + number)))]
-    return Command(COPY, 0, one, one, predecessors, (), places, [constant(_MARK_BYTES)])
+    places = [(table, constant(0)), (table, constant(MARK_BYTES * (1 + number)))]
+    return Command(COPY, 0, one, one, predecessors, (), places, [constant(MARK_BYTES)])
 
 
 def _marked_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from math import prod
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -59,8 +59,14 @@ class Keeper:
         """Copy elements to a host array, and wait."""
         with self._lock:
             self.gpu.enter()
-            buffer.wait_on(self.gpu)
-            download(self.gpu, address_of(array), buffer.address, array.nbytes)
+            buffer.wait_for_writer(self.gpu)
+            self.fetch(array, buffer.address)
+
+    def fetch(self, array: np.ndarray, address: int) -> None:
+        """Copy elements that the GPU has computed to a host array, and wait."""
+        with self._lock:
+            self.gpu.enter()
+            download(self.gpu, address_of(array), address, array.nbytes)
             self.gpu.wait()
 
     def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
@@ -76,7 +82,7 @@ class Keeper:
         with self._lock:
             self.gpu.enter()
             to.wait_on(self.gpu)
-            source.wait_on(self.gpu)
+            source.wait_for_writer(self.gpu)
             self.gpu.copy(to.address, source.address, size)
             self.gpu.wait()
 
@@ -273,6 +279,18 @@ class CudaArray(DeviceArray):
         super().lose()
         changed()
 
+    def early(self, is_running: bool) -> CudaArray:
+        """Return a read-only array of the same memory, which a call has computed and may still read.
+
+        If the call is running, readers do not wait for its other work; who writes to the memory does.
+        """
+        made = EarlyArray(self)
+        if is_running:
+            made.buffer.writer = None
+        if self._reader is None:
+            self._reader = made
+        return made
+
     def _twin(self) -> CudaArray:
         return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
@@ -312,3 +330,32 @@ class CudaArray(DeviceArray):
         elif stream != _WAITS_ITSELF:
             buffer.hand_over(gpu, stream)
         return made
+
+
+class EarlyArray(CudaArray):
+    """A result on a GPU that was read before its call ended: read-only, so a call that it is donated to copies it."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: CudaArray) -> None:
+        super().__init__(result.buffer, result.shape, result.dtype, result.device)
+        self.kind = None
+        self._result = ref(result)
+
+    @property
+    def read_only(self) -> bool:
+        """True: the call may still read the memory."""
+        return True
+
+    def wait(self) -> CudaArray:
+        """Return this array, whose elements have been computed."""
+        return self
+
+    def _twin(self) -> CudaArray:
+        return EarlyArray(self)
+
+    def _share(self) -> CudaBuffer:
+        result = self._result()
+        if result is not None and not result.donated:
+            result._share()
+        return super()._share()

@@ -68,6 +68,15 @@ class CopyCommand(GpuCommand):
         return found
 
 
+class SignalCommand(GpuCommand):
+    """A store of 1 to a word of page-locked host memory at an address that never changes; no command waits for it."""
+
+    __slots__ = ()
+
+    def __init__(self, executable: LoadedGpu, address: int) -> None:
+        super().__init__(executable, ("signal", (address,)), [])
+
+
 class LaunchCommand(GpuCommand):
     """A kernel launch; its parameters are tensor maps, pointers, dims and the size of the grid."""
 

@@ -188,7 +188,11 @@ class Gpu(GraphStream):
         The stream's mark on memory that it may access.
     enter_quickly : callable
         The operation of :meth:`enter`; returns the driver's status.
+    has_ended_loops : bool
+        True if loops were stopped, so that later work of the stream has computed on incomplete values.
     """
+
+    has_ended_loops = False
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -268,6 +272,10 @@ class Gpu(GraphStream):
         """Copy on the GPU, asynchronously."""
         if size:
             call("cuMemcpyDtoDAsync_v2", to, source, size, self.stream)
+
+    def signal(self, address: int) -> None:
+        """Store 1 in a word of page-locked host memory when the stream has completed all its current work."""
+        call("cuMemsetD32Async", address, 1, 1, self.stream)
 
     def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
         """Copy from memory of ``other``, possibly the same GPU, on this GPU's stream."""
@@ -375,6 +383,7 @@ class Gpu(GraphStream):
     def end_loops(self) -> None:
         """Stop running loops, and wait for the stream."""
         if self.is_turning:
+            self.has_ended_loops = True
             self.loops.end()
             self._have_turned()
 

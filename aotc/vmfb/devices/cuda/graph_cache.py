@@ -67,15 +67,15 @@ class RecordedPrograms:
     Parameters
     ----------
     make : callable
-        Returns the program for a command buffer's number and its parameters.
+        Returns the program for a command buffer's number, its parameters, and the results that it marks.
     submissions : sequence
-        The plan's submissions.
+        The plan's submissions, each with the results that it marks.
     slots : sequence of int
         For each address its slot in the pointer table.
     """
 
     def __init__(
-        self, make: Callable[..., PlacedProgram], submissions: Sequence[tuple[int, Any]], slots: Sequence[int]
+        self, make: Callable[..., PlacedProgram], submissions: Sequence[tuple[int, Any, Any]], slots: Sequence[int]
     ) -> None:
         self._make, self._submissions, self._slots = make, submissions, slots
         self._rows: dict[Key, AddressedPrograms] = {}
@@ -120,7 +120,8 @@ class RecordedPrograms:
         return self._add(AddressedPrograms(key, addresses, self._programs(record=True)))
 
     def _programs(self, record: bool) -> list[PlacedProgram]:
-        return [self._make(number=n, parameters=values, record=record) for n, values in self._submissions]
+        rows = self._submissions
+        return [self._make(number=n, parameters=values, marked=marked, record=record) for n, values, marked in rows]
 
     def _note(self, key: Key) -> None:
         """Record that a key occurred without getting its own graphs."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.commands import all_commands, all_nodes
-from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchCommand
+from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchCommand, SignalCommand
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker, Recording
@@ -110,7 +110,7 @@ class CudaProgram:
     The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Older
     drivers lack conditional nodes: then each graph between loops and branches is recorded separately, and the host
     reads the conditions. ``record=False`` launches commands directly, for addresses that are used only once. A recorded
-    graph can be retargeted to other addresses.
+    graph can be retargeted to other addresses. Copies in slot ``marks`` are marks of early results.
 
     Attributes
     ----------
@@ -128,9 +128,10 @@ class CudaProgram:
         parameters: Sequence[int],
         recordings: Recordings,
         record: bool = True,
+        marks: int = -1,
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
-        self._recordings, self._record = recordings, record
+        self._recordings, self._record, self._marks = recordings, record, marks
         self._flag = np.zeros(8, np.uint8)
         # By slot: positions of addresses in node parameters, each with its byte offset from the slot's address, and
         # commands.
@@ -200,9 +201,9 @@ class CudaProgram:
         rows: list[tuple[Command, GpuCommand, int]] = []
 
         def added(command: Command, work: GpuCommand, node: int, maker: GraphMaker) -> None:
-            if maker is graph:
+            if maker is graph and work.cells:
                 rows.append((command, work, node))
-            else:
+            elif work.cells:
                 self.fixed.update(slot for slot, _ in command.places)
 
         try:
@@ -230,6 +231,8 @@ class CudaProgram:
         """Return the GPU command of a command; None for an empty copy or launch."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
+        if command.kind == COPY and command.places[1][0] == self._marks:
+            return SignalCommand(self._executable, addresses[1])
         if command.kind == COPY:
             return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
         kernel, items = self._executable.kernels[command.kernel], self._value(command.items)

@@ -114,6 +114,12 @@ class Tracked:
             mark.lead(gpu)
         return bool(others)
 
+    def wait_for_writer(self, gpu: MarkedStream) -> None:
+        """Let a stream wait for the last write; only for reads that the host waits for."""
+        writer = self.writer
+        if writer is not None and writer is not gpu.mark:
+            writer.lead(gpu)
+
     def hand_over(self, gpu: MarkedStream, stream: int) -> None:
         """Let a stream of another library wait for the accesses of all streams."""
         for mark in tuple(self.users):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from ctypes import c_void_p
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -18,7 +18,8 @@ from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.staging import download, locked, upload
 from aotc.vmfb.devices.cuda.streams import CallStreams
-from aotc.vmfb.devices.early import EarlyResults, Marks, marks_for
+from aotc.vmfb.devices.early import EarlyResults
+from aotc.vmfb.devices.mixed.early_results import Download, Downloads, LockedMarks
 from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
@@ -33,6 +34,8 @@ _BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of mem
 class PlacedCall:
     """A plan of a ``PlacedExecutable`` on one set of streams.
 
+    With ``marked`` its programs mark results, for calls whose results can be read before the call ends.
+
     Attributes
     ----------
     recorded : RecordedPrograms
@@ -41,7 +44,7 @@ class PlacedCall:
         To this object; the streams identify it by this.
     """
 
-    def __init__(self, executable: CallContext, streams: CallStreams, plan: Plan) -> None:
+    def __init__(self, executable: CallContext, streams: CallStreams, plan: Plan, marked: bool = False) -> None:
         self._executable, self._streams, self._plan = executable, streams, plan
         self.me = ref(self)
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
@@ -57,15 +60,21 @@ class PlacedCall:
         self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
         self._judged = plan.judged_after()
         writes = [executable.writes[number] for number, _ in plan.submissions]
-        self._last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
-        self._needed = [last + 1 if self._judged[last + 1] else 0 for last in self._last]
+        last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
+        self._needed = [n + 1 if self._judged[n + 1] else 0 for n in last]
+        self._marks = LockedMarks(len(plan.results)) if marked else None
+        if self._marks is not None:
+            self._call.slots[self._call.marks] = addressof(self._marks.table)
+        rows = [*enumerate(zip(self._places, last))] if marked else []  # results with slots and last submissions
         self._read = partial(read_scalar, streams.spaces, self._call)
         self._sent: list[tuple[Gpu, c_void_p]] = []  # recorded after the uploads of host arguments
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
         self._on_gpus = (False,) * len(self._slots)  # the key of a call with all arrays on GPUs
         self._laid: tuple[tuple[bool, ...], int] = (), -1  # key of what the table has of working memory
         make = partial(PlacedProgram, streams.spaces, self._call, executable.buffers)
-        self.recorded = RecordedPrograms(make, plan.submissions, self._slots)
+        marks = [{result: slot for result, (slot, n) in rows if n == stage} for stage in range(len(plan.submissions))]
+        submissions = [(*row, found) for row, found in zip(plan.submissions, marks)]
+        self.recorded = RecordedPrograms(make, submissions, self._slots)
         for space, loaded in enumerate(streams.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
             self._call.slots[layout.constants_of(space)] = constants
@@ -73,9 +82,8 @@ class PlacedCall:
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan; see :meth:`aotc.vmfb.devices.mixed.executable.PlacedExecutable.replay`."""
         self._call.pending.clear()
-        marks = marks_for(len(results))
         end_if_stopped()
-        arena = None
+        arena = downloads = None
         try:
             addresses, shared = self._bind(arrays, results)
             arena = self._take_arena()
@@ -85,21 +93,25 @@ class PlacedCall:
             self._upload(arrays)
             judge(self._judged[0], self._read)
             if early is not None:
-                early.begin(results, marks, self._needed, bool)
+                downloads = self._begin_early(early, results)
             for number, (program, after) in enumerate(zip(programs, self._judged[1:])):
-                if early is None:
-                    program.run()
-                    judge(after, self._read)
-                else:
-                    program.run(self._markers(number, marks))
-                    judge(after, self._read)
+                program.run()
+                judge(after, self._read)
+                if early is not None:
                     early.stage = number + 1
             end_if_stopped()
-            fetched = self._download(results)
-            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops that only a waiting host can stop
-            self._finish(waits=shared or fetched or turning or is_submitted())
+            if early is not None and downloads is not None:
+                self._finish_early(early, downloads)
+            else:
+                fetched = self._download(results)
+                turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops that only a waiting host can stop
+                self._finish(waits=shared or fetched or turning or is_submitted())
         except BaseException:  # GPUs may still access memory that is about to be freed
+            if early is not None:
+                early.freeze()  # loops that are stopped leave incomplete values
             self._streams.abandon()
+            if early is not None and downloads is not None:
+                downloads.close(early.is_ready)
             self._give_events()
             raise
         if arena is not None:  # after a failed call a copy may still access it
@@ -121,14 +133,36 @@ class PlacedCall:
             gpu.give_events([event])
         self._sent = []
 
-    def _markers(self, program: int, marks: Marks) -> dict[int, Callable[[], None]]:
-        """Return callbacks by slot that mark results in host memory that this program is the last to write."""
+    # ------------------------------------------------------------ early results
 
-        def mark(number: int) -> None:
-            marks[1 + number] = 1
+    def _begin_early(self, early: EarlyResults, results: Sequence[Array]) -> Downloads:
+        """Let results be read from now on, each when it is marked; return those to be copied to the host."""
+        assert self._marks is not None
+        self._marks.set_all(0)
+        gpus = self._streams.gpus
+        for gpu in gpus:
+            gpu.has_ended_loops = False
+        rows = {
+            number: Download(loaded.gpu, self._call.slots[slot], x)
+            for number, (slot, x) in enumerate(zip(self._places, results, strict=True))
+            if (loaded := self._gpus[slot]) is not None and isinstance(x, np.ndarray)
+        }
+        downloads = Downloads(rows)
+        is_stopped = lambda: any(gpu.has_ended_loops for gpu in gpus)
+        early.begin(results, self._marks.table, self._needed, is_stopped, downloads.fetch)
+        return downloads
 
-        rows = enumerate(zip(self._places, self._last))
-        return {slot: partial(mark, n) for n, (slot, last) in rows if last == program and self._gpus[slot] is None}
+    def _finish_early(self, early: EarlyResults, downloads: Downloads) -> None:
+        """Wait for the GPUs, and copy each one's results to the host when it is done."""
+        assert self._marks is not None
+        for gpu in self._streams.gpus:
+            gpu.enter()
+            gpu.wait()
+            downloads.finish(gpu)
+        self._streams.busy = False
+        self._give_events()
+        self._marks.set_all(1)
+        early.freeze()  # before the next call clears the marks
 
     def forget(self) -> None:
         """Drop the graphs."""

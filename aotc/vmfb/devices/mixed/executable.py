@@ -117,12 +117,12 @@ class PlacedExecutable:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True if results of the CPU can be read while GPUs work."""
-        return self.host is not None
+        """Return True: each device of a call completes its results in its own time."""
+        return True
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
-        run, check = PlacedPlan(self, plan).run, check_of(self._mapped)
+        run, check = PlacedPlan(self, plan, marked=True).run, check_of(self._mapped)
 
         def checked(arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults) -> None:
             check()
@@ -215,17 +215,17 @@ class PlacedExecutable:
 
 
 class PlacedPlan:
-    """A plan, run on any free streams."""
+    """A plan, run on any free streams; see :class:`PlacedCall`."""
 
-    def __init__(self, executable: PlacedExecutable, plan: Plan) -> None:
-        self._executable, self._plan = executable, plan
+    def __init__(self, executable: PlacedExecutable, plan: Plan, marked: bool = False) -> None:
+        self._executable, self._plan, self._marked = executable, plan, marked
         self._calls: dict[int, PlacedCall] = {}  # by id of the streams, which live as long as the executable
 
     def on(self, streams: CallStreams) -> PlacedCall:
         """Return the plan on these streams."""
         call = self._calls.get(id(streams))
         if call is None:
-            call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan)
+            call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan, self._marked)
         return call
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:

@@ -3,6 +3,8 @@
 Consecutive nodes of one memory become one native call on the CPU, or work on the stream of a GPU. A copy between
 memories is work on a stream too. A stream runs in order; work that depends on another stream waits for an *event*. The
 host waits only before it accesses bytes that a copy still reads or writes.
+
+Marks of early results (:mod:`aotc.vmfb.devices.early`) are stored by what runs the last step that writes the result.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, take_branch, turn_loop
 from aotc.vmfb.devices.cuda.streams import CallStreams, StreamPool
+from aotc.vmfb.devices.early import MARK_BYTES, with_marks
 from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.spaces import Spaces, space_of
 from aotc.vmfb.dtypes import to_numpy
@@ -85,6 +88,8 @@ class CallState:
     ----------
     layout : Slots
     slots : ctypes array of int64
+        Its last entry, number ``marks``, is the address of the marks of early results.
+    marks : int
     scratch : ctypes.c_void_p
         Scratch memory of the CPU's kernels.
     pending : Pending
@@ -92,9 +97,18 @@ class CallState:
 
     def __init__(self, layout: Slots) -> None:
         self.layout = layout
-        self.slots = (ctypes.c_int64 * layout.count)()
+        self.marks = layout.count
+        self.slots = (ctypes.c_int64 * (layout.count + 1))()
         self.scratch = ctypes.c_void_p()
         self.pending = Pending()
+
+    def address_of_mark(self, number: int) -> int:
+        """Return the address of the mark of a result."""
+        return self.slots[self.marks] + MARK_BYTES * (1 + number)
+
+    def mark(self, number: int) -> None:
+        """Mark a result that the host has completed."""
+        ctypes.c_int64.from_address(self.address_of_mark(number)).value = 1
 
 
 class CallContext(Protocol):
@@ -149,6 +163,9 @@ class PlacedProgram:
     parameters : sequence of int
     record : bool
         Record CUDA graphs, for later calls with the same addresses.
+    marked : dict of int to int
+        By number the slots of results to mark as soon as they are complete, as far as the program writes them. A result
+        in host memory that a loop over several memories writes last has no mark.
 
     Attributes
     ----------
@@ -158,7 +175,7 @@ class PlacedProgram:
 
     def __init__(
         self, spaces: Sequence[LoadedGpu | HostPart], call: CallState, buffers: Buffers, number: int,
-        parameters: Sequence[int], record: bool = True,
+        parameters: Sequence[int], record: bool = True, marked: Mapping[int, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._spaces, self._call, self._buffers, self._record = spaces, call, buffers, record
         self._words, self._parameters = buffers.words[number], parameters
@@ -166,29 +183,14 @@ class PlacedProgram:
         self._states = max((n.state + len(n.commands) for n in all_nodes(nodes) if isinstance(n, Graph)), default=0)
         self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
         self._programs: list[CudaProgram] = []
-        self._steps = self._steps_of(nodes)
-        self._written, self._on_host = self._writes(nodes)
+        self._steps = self._steps_of(nodes, marked)
         self.fixed = {slot for program in self._programs for slot in program.fixed}
 
-    def run(self, markers: Mapping[int, Callable[[], None]] = MappingProxyType({})) -> None:
-        """Run the CPU's steps and launch the GPUs'; start no further step once the call is to be stopped.
-
-        ``markers`` maps a slot to a callback, called when the CPU has run the last step that writes the slot.
-        """
-        behind: dict[int, list[Callable[[], None]]] = {}
-        for slot, mark in markers.items():
-            if (last := self._last_step(slot)) >= 0:
-                behind.setdefault(last, []).append(mark)
-        for number, step in enumerate(self._steps):
+    def run(self) -> None:
+        """Run the CPU's steps and launch the GPUs'; start no further step once the call is to be stopped."""
+        for step in self._steps:
             end_if_stopped()
             step()
-            for mark in behind.get(number, ()):
-                mark()
-
-    def _last_step(self, slot: int) -> int:
-        """Return the last step that writes a slot if the CPU runs it, else -1: a copy from a GPU may be pending."""
-        last = max((n for n, written in enumerate(self._written) if slot in written), default=-1)
-        return last if last in self._on_host else -1
 
     def move(self, slots: Iterable[int]) -> None:
         """Update recorded graphs to the current addresses of these slots; other work reads the pointer table."""
@@ -210,44 +212,70 @@ class PlacedProgram:
         loaded = self._spaces[space]
         return loaded.gpu if isinstance(loaded, LoadedGpu) else None
 
-    def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
-        steps: list[Step] = []
+    def _steps_of(self, nodes: Sequence[Node], marked: Mapping[int, int] = MappingProxyType({})) -> list[Step]:
+        groups: list[tuple[int, list[Node]]] = []
         for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
             group = list(found)
-            steps += [self._segment(space, group)] if space >= 0 else map(self._between, group)
-        return steps
+            groups += [(space, group)] if space >= 0 else [(space, [node]) for node in group]
+        last: dict[int, dict[int, int]] = {}  # by step: the results that it writes last, with slots
+        for number, slot in marked.items():
+            writers = [n for n, (_, group) in enumerate(groups) if self._writes(group, slot)]
+            if writers:
+                last.setdefault(writers[-1], {})[number] = slot
+        return [self._step(space, group, last.get(n, {})) for n, (space, group) in enumerate(groups)]
 
-    def _writes(self, nodes: Sequence[Node]) -> tuple[list[frozenset[int]], frozenset[int]]:
-        """Return the slots that each step writes, and the steps of the CPU: those complete when they return."""
-        written: list[frozenset[int]] = []
-        on_host = set()
-        for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
-            group = list(found)
-            for some in [group] if space >= 0 else [[node] for node in group]:
-                if space >= 0 and not isinstance(self._spaces[space], LoadedGpu):
-                    on_host.add(len(written))
-                written.append(frozenset(slot for command in all_commands(some) for slot in self._outputs(command)))
-        return written, frozenset(on_host)
+    def _writes(self, nodes: Sequence[Node], slot: int) -> bool:
+        return any(slot in self._outputs(command) for command in all_commands(nodes))
+
+    def _step(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+        if space >= 0:
+            return self._segment(space, nodes, marked)
+        step = self._between(nodes[0])
+        for number, slot in marked.items():
+            gpu = self._gpu_behind(nodes[0], slot)
+            step = step if gpu is None else self._signalling(step, gpu, number)
+        return step
+
+    def _gpu_behind(self, node: Node, slot: int) -> Gpu | None:
+        """Return the GPU whose stream completes a slot after a node of several memories; None if no single one does."""
+        gpu = self._gpu(self._call.layout.home(slot))
+        if gpu is None and isinstance(node, Graph):  # a copy to the host is on the stream of the GPU that it reads
+            gpu = self._gpu(self._call.layout.home(node.leaves[0].places[0][0]))
+        return gpu
+
+    def _signalling(self, step: Step, gpu: Gpu, number: int) -> Step:
+        call = self._call
+
+        def run() -> None:
+            step()
+            gpu.enter()
+            gpu.signal(call.address_of_mark(number))
+
+        return run
 
     def _outputs(self, command: Command) -> list[int]:
         inputs = 1 if command.kind == COPY else self._buffers.kernels[command.kernel].inputs
         return [slot for slot, _ in command.places[inputs:]]
 
-    def _segment(self, space: int, nodes: Sequence[Node]) -> Step:
+    def _segment(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
         """Return a step that runs nodes of one memory."""
-        loaded, slots, parameters = self._spaces[space], self._call.slots, self._parameters
+        loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
-            program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record)
+            if marked:
+                nodes, _ = with_marks(nodes, marked, self._outputs, marks, 0, shares=False)
+            program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record, marks)
             self._programs.append(program)
             return _within(loaded.gpu, program.run)
         touches = list(self._touches(nodes))
         call = loaded.call_of_nodes(self._words, nodes, self._states, slots, parameters, self._call.scratch)
-        pending = self._call.pending
+        pending, mark = self._call.pending, self._call.mark
 
         def run() -> None:
             pending.settle(touches)
             call()
+            for number in marked:
+                mark(number)
 
         return run
 

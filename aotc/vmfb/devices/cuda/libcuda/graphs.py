@@ -116,6 +116,19 @@ class CopyParameters(Structure):
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
 
+class _Fill(Structure):
+    """CUDA_MEMSET_NODE_PARAMS."""
+
+    _fields_ = (
+        ("target", c_uint64),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("element", c_uint),
+        ("width", c_size_t),
+        ("height", c_size_t),
+    )
+
+
 def kernel_parameters(function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Structure:
     """Return the node parameters of a kernel; ``table`` is an array of pointers to its parameters."""
     return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
@@ -202,6 +215,11 @@ class GraphMaker:
     def copy(self, after: After, to: int, source: int, size: int) -> Node:
         """Copy on the GPU."""
         return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
+
+    def signal(self, after: After, address: int) -> Node:
+        """Store 1 in a word of page-locked host memory."""
+        made = _Fill(address, 0, 1, 4, 1, 1)
+        return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
 
     def join(self, after: After) -> Node:
         """Add an empty node."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from aotc.vmfb.abi import Case, Command, Graph, Node, Place, WhileNode
-from aotc.vmfb.devices.cuda.commands import GpuCommand
+from aotc.vmfb.devices.cuda.commands import GpuCommand, SignalCommand
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker
 
@@ -55,7 +55,8 @@ class GraphRecorder:
         for command, before in zip(commands, waits, strict=True):
             earlier = tuple(dict.fromkeys(node for n in before for node in ends[n])) if before else begin
             work = self._work(command)
-            ends.append(earlier if work is None else (self._node(maker, command, work, earlier),))
+            node = earlier if work is None else (self._node(maker, command, work, earlier),)
+            ends.append(earlier if isinstance(work, SignalCommand) else node)
         waited = {n for before in waits for n in before}
         last = [end for n, end in enumerate(ends) if n not in waited]
         return tuple(dict.fromkeys(node for end in last for node in end)) if last else after
