@@ -385,6 +385,12 @@ def ordinal_of(address):
     return next(gpu.ordinal for gpu in list(SimulatedGpu.every) if gpu._holds(address, 1))
 
 
+def locked_by_a_gpu(size):
+    """The address of page-locked memory, which is allocated by a thread that has entered a GPU."""
+    assert hasattr(SimulatedGpu.thread, "here")
+    return page_locked(size)
+
+
 def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE, driver=(13, 0)):
     """Put ``count`` simulated GPUs in the driver's place for the bundle ``data``."""
     manifest = open_bundle(data).manifest
@@ -399,7 +405,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(early_results, "_IDLE", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
-    monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
+    monkeypatch.setattr(cuda_driver, "page_locked", locked_by_a_gpu)
     monkeypatch.setattr(cuda_driver, "PageLock", PageLock)
     monkeypatch.setattr(tensor_map, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(tensor_map, "move_map", lambda *_: None)

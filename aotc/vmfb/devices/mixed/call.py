@@ -62,7 +62,7 @@ class PlacedCall:
         writes = [executable.writes[number] for number, _ in plan.submissions]
         last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
         self._needed = [n + 1 if self._judged[n + 1] else 0 for n in last]
-        self._marks = LockedMarks(len(plan.results)) if marked else None
+        self._marks = LockedMarks(len(plan.results), streams.gpus[0]) if marked else None
         if self._marks is not None:
             self._call.slots[self._call.marks] = addressof(self._marks.table)
         rows = [*enumerate(zip(self._places, last))] if marked else []  # results with slots and last submissions

@@ -35,12 +35,13 @@ class LockedMarks:
     table : Marks
     """
 
-    def __init__(self, results: int) -> None:
+    def __init__(self, results: int, gpu: Gpu) -> None:
         size = 1 << (MARK_BYTES * (1 + results) - 1).bit_length()
         idle = _IDLE.setdefault(size, [])
         try:
             address = idle.pop()
         except IndexError:
+            gpu.enter()
             address = cuda_driver.page_locked(size)
         self.table: Marks = (ctypes.c_int64 * (1 + results)).from_address(address)
         self._release = Release(idle.append, address)
