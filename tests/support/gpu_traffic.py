@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import product
-from aotc.ir.program.ir import Branch, Buffered, Copy, Loop, Step
+from aotc.ir.loop.ir import Buffer, Kernel
+from aotc.ir.program.ir import Branch, Buffered, Copy, Launch, Loop, Step
 from aotc.ir.tensor.ir import Function, Region, Value
 from aotc.vmfb.dtypes import size_of
 
@@ -46,19 +47,33 @@ def written(function: Function) -> int:
     return sum(sum(t.writes) for t in traffic(function))
 
 
+def nbytes_of(buffer: Buffer) -> int:
+    """Return the bytes of a buffer of known size."""
+    size = product(buffer.shape)
+    assert isinstance(size, int), buffer
+    return size * size_of(buffer.dtype)
+
+
+def kernels(program: Buffered) -> list[Kernel]:
+    """Return the kernel of each launch of a program, those of loops and branches once."""
+    return [step.kernel for step in _leaves(program.steps) if isinstance(step, Launch)]
+
+
 def copies(program: Buffered) -> list[int]:
     """Return the bytes of each copy of a program, those of loops and branches once."""
-    return list(_copies(program.steps))
+    sizes = [step.size for step in _leaves(program.steps) if isinstance(step, Copy)]
+    known = [size for size in sizes if isinstance(size, int)]
+    assert len(known) == len(sizes)
+    return known
 
 
-def _copies(steps: Sequence[Step]) -> Iterator[int]:
+def _leaves(steps: Sequence[Step]) -> Iterator[Step]:
     for step in steps:
         match step:
-            case Copy(size=size):
-                assert isinstance(size, int)
-                yield size
             case Loop(cond=condition, body=body):
-                yield from _copies((*condition, *body))
+                yield from _leaves((*condition, *body))
             case Branch(branches=branches):
                 for branch in branches:
-                    yield from _copies(branch)
+                    yield from _leaves(branch)
+            case _:
+                yield step

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support.gpu_traffic import copies
+from support.gpu_traffic import copies, kernels, nbytes_of
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
@@ -94,6 +94,28 @@ def lowered(model, batch, dtype, cache, **flags):
     module = run_passes(import_raw(fetch(donated, (x, weights, caches, caches, at), {}), options=options), options)
     (function,) = (f for f in module.functions.values() if f.public)
     return lower(module, resolve(GPU)[0], options).steps[function.name]
+
+
+# Kernels that copy the layer's keys and values in each iteration: attention reads addresses that are known when the
+# graph of the loop is recorded (decision 263).
+SLICES = {unrolled: 0, by_rows: 0, scanned: 2, carried: 2}
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+@pytest.mark.parametrize(
+    ("model", "cache"), [(unrolled, "each"), (scanned, "stack"), (carried, "stack"), (by_rows, "one")]
+)
+def test_no_kernel_copies_a_cache_but_slices_of_a_scan(model, cache, batch):
+    program = lowered(model, batch, jnp.bfloat16, cache)
+    size = batch * LENGTH * SHARED * WIDTH * 2
+    sizes = {size, LAYERS * size}  # of a cache and of a stack of caches: no weights are as large
+    moving = [
+        kernel for kernel in kernels(program)
+        if all(any(nbytes_of(x) in sizes for x in buffers) for buffers in (kernel.inputs, kernel.outputs))
+    ]  # fmt: skip
+    assert len(moving) == SLICES[model]
+    assert all("dynamic_slice" in kernel.name for kernel in moving)
+    assert all(nbytes_of(buffer) == size for kernel in moving for buffer in kernel.outputs)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
