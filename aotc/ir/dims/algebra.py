@@ -279,6 +279,11 @@ def _called(fn: str, x: Interval, y: Interval) -> Interval:
     return None, None
 
 
+def alone(atom: Atom) -> Expr:
+    """Return the expression that is a single atom."""
+    return Expr(0, (((atom,), 1),))
+
+
 def lone_atom(e: Dim) -> Atom | None:
     """Return the atom if ``e`` is a single one, else None."""
     match e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
+from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, alone, floordiv, maximum, minimum, mod, product
 from aotc.support.memoize import kept
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
@@ -86,7 +86,7 @@ def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
 def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if isinstance(atom, Sym):
         value = value_of(atom)
-        return Expr(0, (((atom,), 1),)) if value is None else value
+        return alone(atom) if value is None else value
     return _CALLS[atom.fn](_replace(atom.a, value_of), _replace(atom.b, value_of))
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, bounds
+from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, alone, bounds
 from aotc.ir.dims.symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop.access import dims_of
 from aotc.ir.loop.ir import Buffer, For, Let, walk
@@ -163,7 +163,7 @@ class Indices:
     def _atom(self, atom: Sym | Call) -> ir.Value:
         if isinstance(atom, Sym):
             return self._name(atom.name)
-        key = Expr(0, (((atom,), 1),))
+        key = alone(atom)
         for frame in reversed(self._known):
             if key in frame:
                 return frame[key]

@@ -12,7 +12,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Monomial, Sym, bounds, floordiv, maximum, minimum, product, sym
+from aotc.ir.dims.algebra import (
+    Atom,
+    Call,
+    Dim,
+    Expr,
+    Monomial,
+    Sym,
+    alone,
+    bounds,
+    floordiv,
+    maximum,
+    minimum,
+    product,
+    sym,
+)
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.access import AccessWalker, Levels
 from aotc.ir.loop.ir import Buffer, For, Kernel
@@ -94,7 +108,7 @@ def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
     for monomial, coefficient in e.terms:
         rest = [a for a in monomial if not (isinstance(a, Sym) and a.name == ITEM)]
         if len(rest) == len(monomial) - 1:
-            slope = slope + product(_alone(a) for a in rest) * coefficient
+            slope = slope + product(alone(a) for a in rest) * coefficient
     start = e - slope * sym(ITEM)
     return None if _has_item(start) or _has_item(slope) else ItemLine(slope, start)
 
@@ -106,10 +120,6 @@ def _has_item(e: Dim) -> bool:
 def _never_negative(e: Dim) -> bool:
     low = bounds(e)[0]
     return low is not None and low >= 0
-
-
-def _alone(atom: Atom) -> Dim:
-    return Expr(0, (((atom,), 1),))
 
 
 @dataclass
@@ -208,7 +218,7 @@ class _LineWalker(AccessWalker[_Lines]):
 
     def monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of a product, or None: non-negative sizes stay as they are, other factors become bounds."""
-        fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(_alone(a))]
+        fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(alone(a))]
         moving = [a for a in monomial if a not in fixed]
         ends = [self.atom(a, scope, sign) for a in moving]
         if len(moving) > 1:  # only for non-negative factors is the product of the bounds a bound of the product
@@ -216,20 +226,20 @@ class _LineWalker(AccessWalker[_Lines]):
             if not all(e is not None and _never_negative(e) for e in least):
                 return None
         known = [e for e in ends if e is not None]
-        return product((*map(_alone, fixed), *known)) if len(known) == len(ends) else None
+        return product((*map(alone, fixed), *known)) if len(known) == len(ends) else None
 
     def is_fixed(self, atom: Atom) -> bool:
         """Return True if an atom consists only of sizes of the call."""
-        return {s.name for s in symbols(_alone(atom))} <= self.sizes - {ITEM}
+        return {s.name for s in symbols(alone(atom))} <= self.sizes - {ITEM}
 
     def atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of an atom, or None if none is known; record divisors of the item number in ``parts``."""
         if isinstance(atom, Sym):
             if atom.name in scope.ends:
                     return scope.ends[atom.name][sign > 0]
-            return _alone(atom) if atom.name in self.sizes else None
+            return alone(atom) if atom.name in self.sizes else None
         if self.is_fixed(atom):
-            return _alone(atom)
+            return alone(atom)
         if atom.fn in ("//", "%") and _has_item(atom.a):
             self.parts.add(atom.b)
         match atom:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims.algebra import Dim, Expr, Sym, minimum, product, sym
+from aotc.ir.dims.algebra import Dim, Expr, Sym, alone, minimum, product, sym
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import bounds_of, leaves, operands
 from aotc.ir.loop.ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
@@ -65,27 +66,13 @@ def coefficient(e: Dim, axis: Sym) -> Dim | None:
     for monomial, c in e.terms:
         rest = [a for a in monomial if a != axis]
         if len(rest) == len(monomial):
-            if any(_mentions(a, axis) for a in monomial):
+            if any(axis in symbols(alone(a)) for a in monomial):
                 return None
             continue
-        if len(rest) < len(monomial) - 1 or any(_mentions(a, axis) for a in rest):
+        if len(rest) < len(monomial) - 1 or any(axis in symbols(alone(a)) for a in rest):
             return None
         total = total + Expr(0, ((tuple(rest), c),)) if rest else total + c
     return total
-
-
-def _mentions(atom: object, axis: Sym) -> bool:
-    stack: list[object] = [atom]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Sym):
-            if x == axis:
-                return True
-        elif isinstance(x, Expr):
-            stack += [a for monomial, _ in x.terms for a in monomial]
-        elif not isinstance(x, int):
-            stack += [x.a, x.b]  # type: ignore[attr-defined]
-    return False
 
 
 def mergeable(

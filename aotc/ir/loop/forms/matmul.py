@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aotc.ir.dims.algebra import Dim, Expr, bounds, mod, product, sym
+from aotc.ir.dims.algebra import Dim, Expr, alone, bounds, mod, product, sym
 from aotc.ir.dims.compare import largest
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.access import leaves
@@ -87,12 +87,12 @@ class View:
         offset: Dim = self.start.const
         found: list[tuple[Dim, Dim, Dim]] = []
         for monomial, coefficient in self.start.terms:
-            moving = [a for a in monomial if any(s.name == batch for s in symbols(Expr(0, (((a,), 1),))))]
-            rest = product(Expr(0, (((a,), 1),)) for a in monomial if a not in moving) * coefficient
+            moving = [a for a in monomial if any(s.name == batch for s in symbols(alone(a)))]
+            rest = product(alone(a) for a in monomial if a not in moving) * coefficient
             if not moving:
                 offset = offset + rest
             elif len(moving) == 1:
-                value = Expr(0, (((moving[0],), 1),))
+                value = alone(moving[0])
                 last = largest(value, {batch: extent})
                 if last is None or not _is_forward(rest):
                     return None
@@ -290,7 +290,7 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
 
     start = at(0, 0)
     row, term = at(1, 0) - start, at(0, 1) - start
-    own = {s.name: Expr(0, (((s,), 1),)) for s in symbols(flat)}
+    own = {s.name: alone(s) for s in symbols(flat)}
     i, j = own.get(outer, 0), own.get(k, 0)
     moved = {s.name for e in (row, term) for s in symbols(e)} & loops
     whole = at(i, j) - start - i * row - j * term == 0  # a text may have 0 in another form, as `z // 2` where z < 2
