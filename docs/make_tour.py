@@ -58,7 +58,8 @@ def tour() -> str:
             parts += [f"## After `{step.name}`\n", _summary(step), _block("text", after)]
         before = after
     variant = pipeline.lower(module, resolve(TARGET)[0], options)
-    parts.append("## Loop IR\n\nEach region becomes a kernel. This is the Python function that Numba compiles.\n")
+    parts.append("## Loop IR\n\nEach region becomes a kernel: a Python function, from which aotc emits LLVM IR. A code")
+    parts.append("generator on Numba's compiles that to machine code.\n")
     parts += [_block("python", print_kernel(kernel)) for kernel in variant.kernels]
     names = [kernel.name for kernel in variant.kernels]
     parts.append("## The schedule\n\nWhat the executor runs, with the order that it must keep.\n")
