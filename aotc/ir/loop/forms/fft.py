@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from aotc.ir.limits import TRANSFORM_LANES
-from aotc.ir.loop.forms.records import Record
+from aotc.ir.loop.forms.records import TextRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def stages(radices: tuple[int, ...]) -> list[FftStage]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Transform(Record):
+class Transform(TextRecord):
     """A function that transforms one signal with contiguous points, or several neighbouring signals.
 
     Attributes

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 
-class Record:
+class TextRecord:
     """Base of a frozen dataclass whose ``repr`` omits defaults; :func:`read_record` reads it back."""
 
     __slots__ = ()

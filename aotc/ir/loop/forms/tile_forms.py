@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.loop.forms.records import Record
+from aotc.ir.loop.forms.records import TextRecord
 from aotc.vmfb.dtypes import DTYPES
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TileForm(Record):
+class TileForm(TextRecord):
     """A kind of matmul, by its dtypes and the layout of the right operand.
 
     Attributes

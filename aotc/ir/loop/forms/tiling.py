@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from aotc.ir.loop.forms.records import Record
+from aotc.ir.loop.forms.records import TextRecord
 
 FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 """The tensor core names of 8-bit floats."""
@@ -23,7 +23,7 @@ def stored_dtypes(operands: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Window(Record):
+class Window(TextRecord):
     """The window of a convolution with known sizes, except for the number of images.
 
     Attributes
@@ -62,7 +62,7 @@ class Window(Record):
         return prod(taps) * -(-channels // depth) // self.parts
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Wgmma(Record):
+class Wgmma(TextRecord):
     """The matmul of warpgroups on Hopper, by ``wgmma`` instructions and copies of the tensor memory accelerator.
 
     Attributes
@@ -78,22 +78,22 @@ class Wgmma(Record):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Mma(Record):
+class Mma(TextRecord):
     """The matmul of single warps on Ampere and later, by ``mma`` instructions."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WgmmaAttention(Record):
+class WgmmaAttention(TextRecord):
     """Flash attention of warpgroups on Hopper."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MmaAttention(Record):
+class MmaAttention(TextRecord):
     """Flash attention of single warps on Ampere and later."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DecodeAttention(Record):
+class DecodeAttention(TextRecord):
     """Split-KV attention: all warps have the same 16 queries and split the keys; their scores count as 16 rows each.
 
     Attributes
@@ -111,7 +111,7 @@ ATTENTION = (WgmmaAttention, MmaAttention, DecodeAttention)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Tiling(Record):
+class Tiling(TextRecord):
     """How a matmul is distributed to the tensor cores of a GPU.
 
     Attributes

@@ -29,6 +29,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, ProductTiles
+from aotc.kernels.cuda.templates.records import TilePlace
 from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 from aotc.vmfb.dtypes import to_numpy
 
@@ -114,7 +115,7 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
         high = i32(min(i32(down - first), i32(together)))
         at = i32(tile - i32(group * i32(together * across)))
         column = quotient(at, high)
-        return z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
+        return TilePlace(z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols))
 
     return place
 

@@ -56,6 +56,7 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import (
 from aotc.kernels.cuda.templates.attention.tiles import FewAttention
 from aotc.kernels.cuda.templates.attention.wgmma_steps import load
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.records import HeadGrid, KeyRange, Ring, Sizes, WarpRing, WarpRows, next_stage
 from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
 
 
@@ -158,7 +159,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
     load_keys, load_values = load(tiles, 1), load(tiles, 2)
     multiply, add_values = products(tiles), weigh(tiles)
     score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
-    clear = zeros(tiles.width // 2)
+    clear, following = zeros(tiles.width // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
     def fetch(maps, pointers, dims, to, barrier, z, term):
@@ -167,35 +168,34 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
         load_values(maps, pointers, dims, i32(to + key_bytes), barrier, z, term)
 
     @cuda.jit(device=True, inline="always")
-    def begin(maps, pointers, dims, ring, barriers, lane, z, first, turns):
+    def begin(maps, pointers, dims, ring, lane, z, keys):
         if lane == 0:
             for s in range(stages):
-                barrier_init(i32(barriers + 8 * s), i32(1))
+                barrier_init(i32(ring.barriers + 8 * s), i32(1))
             barriers_made()
             s = i32(0)
-            while s < min(turns, i32(stages)):
-                fetch(maps, pointers, dims, i32(ring + s * stage), i32(barriers + 8 * s), z, i32(first + s * step))
+            while s < min(keys.turns, i32(stages)):
+                to, barrier = i32(ring.stages + s * stage), i32(ring.barriers + 8 * s)
+                fetch(maps, pointers, dims, to, barrier, z, i32(keys.first + s * step))
                 s = i32(s + 1)
         warp_meet()
 
     @cuda.jit(device=True, inline="always")
-    def attend(maps, pointers, dims, queries, ring, barriers, lane, z, row, first, turns, whole, m, n):
-        sums, known = clear(), unknown()
-        turn, at, parity, term = i32(0), i32(0), i32(0), first
+    def attend(maps, pointers, dims, queries, ring, warp, keys, sizes):
+        sums, known, lane, turns = clear(), unknown(), warp.lane, keys.turns
+        turn, at, term = i32(0), Ring(i32(0), i32(0)), keys.first
         while turn < turns:
-            place, barrier = i32(ring + at * stage), i32(barriers + 8 * at)
-            barrier_wait(barrier, parity)
+            place, barrier = i32(ring.stages + at.stage * stage), i32(ring.barriers + 8 * at.stage)
+            barrier_wait(barrier, at.parity)
             scores = multiply(queries, place, lane)
-            if i32(term + terms) > whole:
-                scores = score(scores, z, row, lane, term, m, n, pointers, dims)
+            if i32(term + terms) > keys.whole:
+                scores = score(scores, warp, term, sizes, pointers, dims)
             weights, known = know(scores, known)
             sums = add_values(shorten(sums, known), pack_weights(weights), i32(place + key_bytes), lane)
             warp_meet()
             if lane == 0 and i32(turn + stages) < turns:
-                fetch(maps, pointers, dims, place, barrier, z, i32(term + stages * step))
-            turn, at, term = i32(turn + 1), i32(at + 1), i32(term + step)
-            if at == stages:
-                at, parity = i32(0), i32(parity ^ 1)
+                fetch(maps, pointers, dims, place, barrier, warp.z, i32(term + stages * step))
+            turn, at, term = i32(turn + 1), following(at), i32(term + step)
         return sums, known
 
     return begin, attend
@@ -240,7 +240,8 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         down, tile, rank = quotient(i32(m + rows - 1), i32(rows)), i32(cuda.blockIdx.x), i32(0)
         if cluster > 1:
             tile, rank = quotient(tile, i32(cluster)), cluster_rank()
-        z, row, end = place(pointers, dims, tile, down, heads, m, n)
+        sizes, grid = Sizes(m, n), HeadGrid(i32(down * heads), down, heads)
+        z, row, end = place(pointers, dims, tile, grid, sizes)
         begin = begin_of(pointers, dims, z, row)
         pieces = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         mine = i32(rank * warps + warp)
@@ -249,10 +250,10 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         if plain:
             whole = i32(min(end_of(pointers, dims, z, row), n))
         ring, own, first = i32(base + warp * ring_bytes), i32(base + barriers + warp * (8 * stages)), i32(mine * terms)
-        first = i32(begin + first)
-        start(maps, pointers, dims, ring, own, lane, z, first, turns)
+        slots, keys = WarpRing(ring, own), KeyRange(i32(begin + first), turns, whole)
+        start(maps, pointers, dims, slots, lane, z, keys)
         queries = queries_of(pointers, dims, base, thread, z, row, m)
-        sums, known = attend(maps, pointers, dims, queries, ring, own, lane, z, row, first, turns, whole, m, n)
+        sums, known = attend(maps, pointers, dims, queries, slots, WarpRows(z, row, lane), keys, sizes)
         cuda.syncthreads()
         put_down(sums, known, i32(base + warp * bytes_of_sums), lane)
         put_together(pointers, dims, base, thread, rank, z, row, m)

@@ -38,6 +38,7 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import (
 )
 from aotc.kernels.cuda.templates.attention.tiles import WarpAttention
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.records import HeadGrid, Sizes, WarpRows
 from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
 
 
@@ -87,11 +88,13 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
-        down = quotient(i32(m + rows - 1), i32(rows))
-        z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), down, heads, m, n)
+        down, sizes = quotient(i32(m + rows - 1), i32(rows)), Sizes(m, n)
+        grid = HeadGrid(i32(down * heads), down, heads)
+        z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), grid, sizes)
         begin = begin_of(pointers, dims, z, first_row)
         turns = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         row, lane = i32(first_row + (thread >> 5) * 16), i32(thread & 31)
+        warp = WarpRows(z, row, lane)
         for s in range(stages - 1):
             copy(pointers, dims, i32(base + s * stage), thread, z, i32(begin + s * terms), end)
             copies_commit()
@@ -111,7 +114,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
             place_of_keys = i32(base + at * stage)
             scores = multiply(queries, place_of_keys, lane)
             if turn >= whole:
-                scores = score(scores, z, row, lane, i32(begin + turn * terms), m, n, pointers, dims)
+                scores = score(scores, warp, i32(begin + turn * terms), sizes, pointers, dims)
             weights, known = know(scores, known)
             sums = add_values(shorten(sums, known), pack_weights(weights), i32(place_of_keys + key_bytes), lane)
             turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
@@ -122,6 +125,6 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         wait_all()
         cuda.syncthreads()
         means = divide(sums, known)
-        store(means, known, i32(base + (thread >> 5) * STAGING), lane, z, row, m, pointers, dims)
+        store(means, known, i32(base + (thread >> 5) * STAGING), warp, m, pointers, dims)
 
     return attention

@@ -22,6 +22,7 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths,
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import (
     PACK,
     TO_TF32,
@@ -297,14 +298,16 @@ def store_rows(tiles: WarpAttention) -> Any:
 
     def generate(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
-        known, staging, lane, z, row, rows, *tables = arguments[1:]
+        known, staging, warp, rows, *tables = arguments[1:]
+        z, row, lane = members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         if tiles.parted:
-            _emit_rest(builder, tiles, known, lane, z, row, rows, tables)
+            _emit_rest(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
-    @emitted(lambda sums, known, *given: NOTHING(sums, STATE, *[INT] * 5, *given[-2:]), generate)
-    def store(sums, known, staging, lane, z, row, rows, pointers, dims):
+    @emitted(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), generate)
+    def store(sums, known, staging, warp, rows, pointers, dims):
+        z, row, lane = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
         if tiles.parted:
             wholes = sums_of_weights(known)
@@ -318,10 +321,11 @@ def store_rows(tiles: WarpAttention) -> Any:
 
 
 def _emit_rest(
-    b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, lane: ir.Value, z: ir.Value, row: ir.Value,
+    b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, warp: tuple[ir.Value, ir.Value, ir.Value],
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
     """Emit what one lane of four stores of each of its rows."""
+    z, row, lane = warp
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, 2 + half)
         top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))

@@ -22,6 +22,7 @@ from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_elements
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
@@ -75,15 +76,16 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
     rows, causal, i32 = tiles.rows, tiles.causal, types.int32
 
     @cuda.jit(device=True, inline="always")
-    def place(pointers, dims, tile, down, heads, m, n):
+    def place(pointers, dims, tile, grid, sizes):
+        down, n = grid.down, sizes.cols
         if causal:
             group = quotient(tile, i32(HEADS_TOGETHER * down))
             first = i32(group * HEADS_TOGETHER)
-            wide = i32(min(i32(heads - first), i32(HEADS_TOGETHER)))
+            wide = i32(min(i32(grid.heads - first), i32(HEADS_TOGETHER)))
             at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
             turn = quotient(at, wide)
             z, row = i32(first + i32(at - i32(turn * wide))), i32(i32(down - 1 - turn) * rows)
-            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), m) - 1)), n))
+            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), sizes.rows) - 1)), n))
             end = i32(max(end, i32(0)))
         else:
             z = quotient(tile, down)
@@ -318,8 +320,8 @@ def judge(tiles: AttentionTiles, there: bool = False) -> Any:
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
-        products, z, row, lane, first, m, n, pointers, dims = arguments
-        b, tables = builder, (pointers, dims)
+        products, warp, first, sizes, *tables = arguments
+        b, (z, row, lane), (m, n) = builder, members(builder, warp), members(builder, sizes)
         rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
         rows = [b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))) for r in rows]
         wide = [b.sext(x, I64) for x in (z, *rows)]
@@ -340,8 +342,9 @@ def judge(tiles: AttentionTiles, there: bool = False) -> Any:
             found.append(value)
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda products, *given: kept(kept, *[INT] * 6, *given[-2:]), generate)
-    def step(products, z, row, lane, first, m, n, pointers, dims):
+    @emitted(lambda products, warp, first, *given: kept(kept, warp, INT, *given), generate)
+    def step(products, warp, first, sizes, pointers, dims):
+        (z, row, _), (m, n) = warp, sizes
         functions, found = here().block.functions, products.copy()
         for at, (i, j) in enumerate(zip(*own_elements(tiles.terms))):
             place = int(z), min(int(row + i), int(m) - 1), int(first + j)

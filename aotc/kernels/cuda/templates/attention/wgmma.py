@@ -37,6 +37,15 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import end_of, judge, p
 from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.attention.wgmma_steps import load, products, settled, store_rows, weigh
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.records import (
+    Consumer,
+    HeadGrid,
+    KeyStages,
+    Ring,
+    Sizes,
+    WarpRows,
+    next_stage,
+)
 from aotc.kernels.cuda.templates.steps import extent, zeros
 
 _TURN, _STORE = 1, 5  # named barriers: each consumer's turn, and the start of its staging
@@ -70,13 +79,13 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     query_bytes, i32 = tiles.query_bytes, types.int32
     of_values, of_queries = barriers + 16 * stages, barriers + 32 * stages
     load_queries, load_keys, load_values = (load(tiles, n) for n in range(3))
-    place = tile_order(cuda, tiles)
+    place, following = tile_order(cuda, tiles), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def copy_tiles(maps, pointers, dims, base, count, down, heads, m, n):
-        tile, q_parity, k, k_parity, v, v_parity = i32(cuda.blockIdx.x), i32(0), i32(0), i32(0), i32(0), i32(0)
-        while tile < count:
-            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+    def copy_tiles(maps, pointers, dims, base, grid, sizes):
+        tile, q_parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
+        while tile < grid.count:
+            z, row, end = place(pointers, dims, tile, grid, sizes)
             turns = quotient(i32(end + terms - 1), i32(terms))
             if turns > 0:
                 barrier_wait(i32(base + of_queries + 8), i32(q_parity ^ 1))
@@ -86,21 +95,19 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
             turn = turns
             while turn >= 0 and turns > 0:
                 if turn > 0:
-                    full = i32(base + barriers + 8 * k)
-                    barrier_wait(i32(full + 8 * stages), i32(k_parity ^ 1))
+                    full = i32(base + barriers + 8 * k.stage)
+                    barrier_wait(i32(full + 8 * stages), i32(k.parity ^ 1))
                     barrier_expect(full, i32(key_bytes))
-                    load_keys(maps, pointers, dims, i32(base + keys + k * key_bytes), full, z, i32((turn - 1) * terms))
-                    k = i32(k + 1)
-                    if k == stages:
-                        k, k_parity = i32(0), i32(k_parity ^ 1)
+                    to = i32(base + keys + k.stage * key_bytes)
+                    load_keys(maps, pointers, dims, to, full, z, i32((turn - 1) * terms))
+                    k = following(k)
                 if turn < turns:
-                    full = i32(base + of_values + 8 * v)
-                    barrier_wait(i32(full + 8 * stages), i32(v_parity ^ 1))
+                    full = i32(base + of_values + 8 * v.stage)
+                    barrier_wait(i32(full + 8 * stages), i32(v.parity ^ 1))
                     barrier_expect(full, i32(value_bytes))
-                    load_values(maps, pointers, dims, i32(base + values + v * value_bytes), full, z, i32(turn * terms))
-                    v = i32(v + 1)
-                    if v == stages:
-                        v, v_parity = i32(0), i32(v_parity ^ 1)
+                    to = i32(base + values + v.stage * value_bytes)
+                    load_values(maps, pointers, dims, to, full, z, i32(turn * terms))
+                    v = following(v)
                 turn = i32(turn - 1)
             tile = i32(tile + cuda.gridDim.x)
 
@@ -120,42 +127,37 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
     score, pack_weights = judge(tiles, there=True), pack(tiles)
     wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
+    following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def turn_of(
-        pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known, k, kp, v, vp
-    ):  # fmt: skip
-        barrier_wait(i32(base + barriers + 8 * k), kp)
+    def turn_of(own, warp, turn, sums, packed, known, k, v):
+        base = own.base
+        barrier_wait(i32(base + barriers + 8 * k.stage), k.parity)
         if consumers > 1:
-            group_wait(i32(_TURN + mine), i32(256))
+            group_wait(i32(_TURN + own.number), i32(256))
         products_fence()
-        scores = multiply(queries, i32(base + keys + k * key_bytes))
+        scores = multiply(own.queries, i32(base + keys + k.stage * key_bytes))
         products_commit()
-        barrier_wait(i32(base + of_values + 8 * v), vp)
-        sums = add_values(sums, packed, i32(base + values + v * value_bytes))
+        barrier_wait(i32(base + of_values + 8 * v.stage), v.parity)
+        sums = add_values(sums, packed, i32(base + values + v.stage * value_bytes))
         products_commit()
         if consumers > 1:
-            following = i32(mine + 1)
-            if following == consumers:
-                following = i32(0)
-            group_arrive(i32(_TURN + following), i32(256))
+            next_consumer = i32(own.number + 1)
+            if next_consumer == consumers:
+                next_consumer = i32(0)
+            group_arrive(i32(_TURN + next_consumer), i32(256))
         scores = wait_scores(scores)
-        if leads:
-            barrier_arrive(i32(base + barriers + 8 * (stages + k)))
+        if own.leads:
+            barrier_arrive(i32(base + barriers + 8 * (stages + k.stage)))
         if judged:
-            scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
+            scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
         sums, weights = wait_both(sums, weights)
-        if leads:
-            barrier_arrive(i32(base + of_values + 8 * (stages + v)))
+        if own.leads:
+            barrier_arrive(i32(base + of_values + 8 * (stages + v.stage)))
         packed = pack_weights(weights)
         sums = shorten(sums, known)
-        k, v = i32(k + 1), i32(v + 1)
-        if k == stages:
-            k, kp = i32(0), i32(kp ^ 1)
-        if v == stages:
-            v, vp = i32(0), i32(vp ^ 1)
-        return sums, packed, known, k, kp, v, vp
+        return sums, packed, known, following(k), following(v)
 
     return turn_of
 
@@ -165,23 +167,21 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _places(tiles)
     multiply, know, score, pack_weights = products(tiles), soften(tiles), judge(tiles), pack(tiles)
-    wait_scores = settled(0, terms // 2)
+    wait_scores, following = settled(0, terms // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def first_of(pointers, dims, base, queries, leads, lane, z, row, m, n, turn, known, k, kp):
-        barrier_wait(i32(base + barriers + 8 * k), kp)
+    def first_of(own, warp, turn, known, k):
+        barrier_wait(i32(own.base + barriers + 8 * k.stage), k.parity)
         products_fence()
-        scores = multiply(queries, i32(base + keys + k * key_bytes))
+        scores = multiply(own.queries, i32(own.base + keys + k.stage * key_bytes))
         products_commit()
         scores = wait_scores(scores)
-        if leads:
-            barrier_arrive(i32(base + barriers + 8 * (stages + k)))
-        k = i32(k + 1)
-        if k == stages:
-            k, kp = i32(0), i32(kp ^ 1)
-        scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
+        if own.leads:
+            barrier_arrive(i32(own.base + barriers + 8 * (stages + k.stage)))
+        k = following(k)
+        scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
-        return pack_weights(weights), known, k, kp
+        return pack_weights(weights), known, k
 
     return first_of
 
@@ -191,19 +191,17 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _places(tiles)
     of_values, add_values, wait_sums = barriers + 16 * stages, weigh(tiles), settled(0, tiles.width // 2)
+    following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def last_of(base, leads, sums, packed, v, vp):
-        barrier_wait(i32(base + of_values + 8 * v), vp)
-        sums = add_values(sums, packed, i32(base + values + v * value_bytes))
+    def last_of(own, sums, packed, v):
+        barrier_wait(i32(own.base + of_values + 8 * v.stage), v.parity)
+        sums = add_values(sums, packed, i32(own.base + values + v.stage * value_bytes))
         products_commit()
         sums = wait_sums(sums)
-        if leads:
-            barrier_arrive(i32(base + of_values + 8 * (stages + v)))
-        v = i32(v + 1)
-        if v == stages:
-            v, vp = i32(0), i32(vp ^ 1)
-        return sums, v, vp
+        if own.leads:
+            barrier_arrive(i32(own.base + of_values + 8 * (stages + v.stage)))
+        return sums, following(v)
 
     return last_of
 
@@ -215,30 +213,22 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
     turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
 
     @cuda.jit(device=True, inline="always")
-    def add_terms(
-        pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp, k, kp, v, vp
-    ):  # fmt: skip
-        barrier_wait(i32(base + of_queries), qp)
-        turn, whole = i32(turns - 1), i32(0)
-        packed, known, k, kp = first(pointers, dims, base, queries, leads, lane, z, own, m, n, turn, known, k, kp)
+    def add_terms(own, warp, tile, sums, known, k, v):
+        barrier_wait(i32(own.base + of_queries), tile.parity)
+        turn, whole = i32(tile.turns - 1), i32(0)
+        packed, known, k = first(own, warp, turn, known, k)
         if masked:
             if plain:
-                whole = quotient(i32(max(end_of(pointers, dims, z, row), i32(0))), i32(terms))
+                whole = quotient(i32(max(end_of(own.pointers, own.dims, warp.z, tile.row), i32(0))), i32(terms))
             while turn > whole:
                 turn = i32(turn - 1)
-                sums, packed, known, k, kp, v, vp = turn_judged(
-                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
-                    k, kp, v, vp,
-                )  # fmt: skip
+                sums, packed, known, k, v = turn_judged(own, warp, turn, sums, packed, known, k, v)
         if plain:
             while turn > 0:
                 turn = i32(turn - 1)
-                sums, packed, known, k, kp, v, vp = turn_plain(
-                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
-                    k, kp, v, vp,
-                )  # fmt: skip
-        sums, v, vp = last(base, leads, sums, packed, v, vp)
-        return sums, known, k, kp, v, vp
+                sums, packed, known, k, v = turn_plain(own, warp, turn, sums, packed, known, k, v)
+        sums, v = last(own, sums, packed, v)
+        return sums, known, k, v
 
     return add_terms
 
@@ -250,25 +240,24 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
 
     @cuda.jit(device=True, inline="always")
-    def attend(pointers, dims, base, thread, m, n, count, down, heads):
+    def attend(pointers, dims, base, thread, grid, sizes):
         mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
         leads, queries = (thread & 127) == 0, i32(base + mine * 64 * CHUNK)
-        tile, qp, k, kp, v, vp = i32(cuda.blockIdx.x), i32(0), i32(0), i32(0), i32(0), i32(0)
+        tile, parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
+        consumer = Consumer(pointers, dims, sizes, base, queries, mine, leads)
         if consumers > 1 and mine == 0:
             group_arrive(i32(_TURN), i32(256))
-        while tile < count:
-            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+        while tile < grid.count:
+            z, row, end = place(pointers, dims, tile, grid, sizes)
             turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * 64 + warp * 16)
-            sums, known = clear(), unknown()
+            sums, known, warp_rows = clear(), unknown(), WarpRows(z, own, lane)
             if turns > 0:
-                sums, known, k, kp, v, vp = add_terms(
-                    pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp,
-                    k, kp, v, vp,
-                )  # fmt: skip
-                qp = i32(qp ^ 1)
+                keys = KeyStages(row, turns, parity)
+                sums, known, k, v = add_terms(consumer, warp_rows, keys, sums, known, k, v)
+                parity = i32(parity ^ 1)
             means = divide(sums, known)
             group_wait(i32(_STORE + mine), i32(128))
-            store(means, i32(queries + warp * STAGING), lane, z, own, m, pointers, dims)
+            store(means, i32(queries + warp * STAGING), warp_rows, sizes.rows, pointers, dims)
             if turns > 0:
                 writes_shown()
                 if lane == 0:
@@ -310,7 +299,7 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
         thread = i32(cuda.threadIdx.x)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
         down = quotient(i32(m + rows - 1), i32(rows))
-        count = i32(down * heads)
+        grid, sizes = HeadGrid(i32(down * heads), down, heads), Sizes(m, n)
         if thread == 0:
             for s in range(stages):
                 for ring in range(2):
@@ -325,10 +314,10 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
             if shares:
                 give_registers()
             if thread == 0:
-                copy_tiles(maps, pointers, dims, base, count, down, heads, m, n)
+                copy_tiles(maps, pointers, dims, base, grid, sizes)
         else:
             if shares:
                 take_registers()
-            attend(pointers, dims, base, thread, m, n, count, down, heads)
+            attend(pointers, dims, base, thread, grid, sizes)
 
     return attention

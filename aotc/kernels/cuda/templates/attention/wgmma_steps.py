@@ -24,6 +24,7 @@ from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, read
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
@@ -188,12 +189,14 @@ def store_rows(tiles: WarpgroupAttention) -> Any:
 
     def generate(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
-        staging, lane, z, row, rows, *tables = arguments[1:]
+        staging, warp, rows, *tables = arguments[1:]
+        z, row, lane = members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         return context.get_dummy_value()
 
-    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 5, *given[-2:]), generate)
-    def store(sums, staging, lane, z, row, rows, pointers, dims):
+    @emitted(lambda sums, _, warp, rows, p, d: NOTHING(sums, INT, warp, INT, p, d), generate)
+    def store(sums, staging, warp, rows, pointers, dims):
+        z, row, _ = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
 
     return store

@@ -23,6 +23,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, parts, piece_of
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import ELEMENT, ELEMENTS, PACK, REGISTERS, dtype_in_python
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -47,7 +48,8 @@ def compute_stage(tiles: WarpTiles) -> Any:
     each = PIECE // tiles.size
 
     def generate(context, builder, signature, arguments):
-        tables, (thread, z, row, column, depth, m, n, k) = arguments[:2], arguments[2:]
+        tables, (thread, tile, depth, extents) = arguments[:2], arguments[2:]
+        (z, row, column), (m, n, k) = members(builder, tile), members(builder, extents)
         b, own = builder, ScalarValue(builder, thread)
         found: list[ir.Value] = []
         for operand, number, by_rows, _ in pieces:
@@ -63,8 +65,9 @@ def compute_stage(tiles: WarpTiles) -> Any:
 
     kept = types.UniTuple(INT, words)
 
-    @emitted(lambda pointers, dims, *given: kept(pointers, dims, *[INT] * 8), generate)
-    def compute(pointers, dims, thread, z, row, column, depth, m, n, k):
+    @emitted(lambda p, d, thread, tile, depth, extents: kept(p, d, INT, tile, INT, extents), generate)
+    def compute(pointers, dims, thread, tile, depth, extents):
+        (z, row, column), (m, n, k) = tile, extents
         functions, found = here().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
         for p, (operand, number, by_rows, _) in enumerate(pieces):
             _, outer, inner = piece_of(tiles, int(thread), number, operand)

@@ -18,6 +18,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import I64
 
@@ -83,8 +84,8 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
     kernel = [row for row in boxes(tiles) if row[0] == 1]
 
     def generate(context, builder, signature, arguments):
-        maps_, _, _, to, barrier, z, row, column, depth = arguments
-        b = builder
+        maps_, _, _, to, barrier, tile, depth = arguments
+        b, (z, row, column) = builder, members(builder, tile)
         maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
         at, offsets, tap = _places(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
         taps = [b.trunc(v.raw, ir.IntType(16)) for v in offsets]
@@ -98,8 +99,9 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
             assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
         return context.get_dummy_value()
 
-    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
-    def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
+    @emitted(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    def copy(maps, pointers, dims, to, barrier, tile, depth):
+        z, row, column = tile
         at, offsets, tap = _places(tiles, window, int(z), int(row), int(depth))
         copy_patches(rank)(to, maps[0], barrier, *at, *offsets)
         for _, offset, by_rows, part in kernel:

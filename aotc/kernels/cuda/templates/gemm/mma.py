@@ -19,6 +19,7 @@ from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.gemm.computed_operands import compute_stage, put_stage
 from aotc.kernels.cuda.templates.gemm.mma_steps import copy_stage, multiply, store_tile
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpTiles
+from aotc.kernels.cuda.templates.records import Extents, Sizes, TilePlace
 from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
 
 
@@ -53,14 +54,14 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        turns = quotient(i32(k + depth - 1), i32(depth))
-        z, row, column = place(i32(cuda.blockIdx.x), down, across)
+        turns, extents = quotient(i32(k + depth - 1), i32(depth)), Extents(m, n, k)
+        tile = place(i32(cuda.blockIdx.x), down, across)
         for s in range(stages - 1):
             begin, first = i32(base + s * stage), i32(s * depth)
-            copy(pointers, dims, begin, thread, z, row, column, first, m, n, k)
+            copy(pointers, dims, begin, thread, tile, first, extents)
             copies_commit()
             if first < k:
-                put(compute(pointers, dims, thread, z, row, column, first, m, n, k), begin, thread)
+                put(compute(pointers, dims, thread, tile, first, extents), begin, thread)
         warp = i32(thread >> 5)
         warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
         warp_col = i32((warp & (across_warps - 1)) * warp_cols)
@@ -71,9 +72,9 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
             cuda.syncthreads()
             following, to = i32((turn + stages - 1) * depth), i32(base + ahead * stage)
             if following < k:
-                copy(pointers, dims, to, thread, z, row, column, following, m, n, k)
+                copy(pointers, dims, to, thread, tile, following, extents)
             copies_commit()
-            held = compute(pointers, dims, thread, z, row, column, following, m, n, k)
+            held = compute(pointers, dims, thread, tile, following, extents)
             begin = i32(base + at * stage)
             sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & 31), warp_row, warp_col)
             put(held, to, thread)
@@ -85,6 +86,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         wait_all()
         cuda.syncthreads()
         own, lane = i32(base + warp * STAGING), i32(thread & 31)
-        store(sums, own, lane, z, i32(row + warp_row), i32(column + warp_col), m, n, pointers, dims)
+        part = TilePlace(tile.z, i32(tile.row + warp_row), i32(tile.col + warp_col))
+        store(sums, own, lane, part, Sizes(m, n), pointers, dims)
 
     return gemm

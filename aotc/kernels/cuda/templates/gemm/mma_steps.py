@@ -18,6 +18,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource, WarpTiles
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import (
     GATHERED,
     PITCH,
@@ -65,7 +66,8 @@ def copy_stage(tiles: WarpTiles) -> Any:
     copied = [(n, *row) for n, row in enumerate(parts(tiles)) if not row[0].computed]
 
     def generate(context, builder, signature, arguments):
-        pointers, dims, to, thread, z, row, column, depth, m, n, k = arguments
+        pointers, dims, to, thread, tile, depth, extents = arguments
+        (z, row, column), (m, n, k) = members(builder, tile), members(builder, extents)
         b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
         for operand, found, by_rows, count, begin in copied:
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
@@ -90,9 +92,9 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 9), generate)
-    def copy(pointers, dims, to, thread, z, row, column, depth, m, n, k):
-        functions = here().block.functions
+    @emitted(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), generate)
+    def copy(pointers, dims, to, thread, tile, depth, extents):
+        functions, (z, row, column), (m, n, k) = here().block.functions, tile, extents
         for operand, found, by_rows, count, begin in copied:
             source, (first, size) = pointers[found.pointer], ((row, m), (column, n))[operand]
             for number in range(count * PIECES // tiles.threads):
@@ -297,17 +299,20 @@ def store_tile(tiles: WarpTiles) -> Any:
     count = tiles.warp_cols // 2  # accumulators of 16 rows
 
     def generate(context, builder, signature, arguments):
-        sums, staging, lane, z, row, *others = arguments
+        sums, staging, lane, place, sizes, *tables = arguments
+        z, row, col = members(builder, place)
+        others = [col, *members(builder, sizes), *tables]
         for i in range(tiles.warp_rows // 16):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
             pieces = StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others])
             pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 
-    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
-    def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
+    @emitted(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), generate)
+    def store(sums, staging, lane, place, sizes, pointers, dims):
+        z, row, col = place
         for i in range(tiles.warp_rows // 16):
             own = sums[i * count : (i + 1) * count]
-            store_meaning(tiles, own, (z, row + 16 * i, col), tiles.warp_cols, (rows, cols), pointers)
+            store_meaning(tiles, own, (z, row + 16 * i, col), tiles.warp_cols, sizes, pointers)
 
     return store

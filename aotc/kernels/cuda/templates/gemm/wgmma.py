@@ -40,6 +40,7 @@ from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_held, nothing, settle
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
+from aotc.kernels.cuda.templates.records import Ring, Sizes, TileGrid, TilePlace, next_stage
 from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
 
 _TURN = 1  # and the next: named barriers of two consumers that alternate between tiles
@@ -66,24 +67,21 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
     Invariant: stage s is written only after its empty barrier completed the phase of its last use. ``parity`` flips
     whenever the ring buffer wraps around.
     """
-    rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
-    _, full, empty = _places(tiles)
+    rows, cols, depth, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stage_bytes
+    (_, full, empty), following = _places(tiles), next_stage(cuda, tiles.stages)
     copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def copy_tiles(maps, pointers, dims, base, count, down, across, turns):
-        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
-        while tile < count:
-            z, row, column = place(tile, down, across)
-            turn = i32(0)
-            while turn < turns:
-                barrier_wait(i32(base + empty + 8 * s), i32(parity ^ 1))
-                barrier = i32(base + full + 8 * s)
+    def copy_tiles(maps, pointers, dims, base, grid):
+        tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
+        while tile < grid.count:
+            own, turn = place(tile, grid.down, grid.across), i32(0)
+            while turn < grid.turns:
+                barrier_wait(i32(base + empty + 8 * ring.stage), i32(ring.parity ^ 1))
+                barrier = i32(base + full + 8 * ring.stage)
                 barrier_expect(barrier, i32(stage))
-                copy(maps, pointers, dims, i32(base + s * stage), barrier, z, row, column, i32(turn * depth))
-                turn, s = i32(turn + 1), i32(s + 1)
-                if s == stages:
-                    s, parity = i32(0), i32(parity ^ 1)
+                copy(maps, pointers, dims, i32(base + ring.stage * stage), barrier, own, i32(turn * depth))
+                turn, ring = i32(turn + 1), following(ring)
             tile = i32(tile + cuda.gridDim.x)
 
     return copy_tiles
@@ -99,76 +97,73 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
     ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
-    place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
+    place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
     shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # between consumers
 
     @cuda.jit(device=True, inline="always")
-    def after(s, parity, turns):
-        """Return the stage, and its parity, ``turns`` after ``s``: it skips the other consumer's tile."""
-        rounds = quotient(i32(s + turns), i32(stages))
-        return i32(s + turns - rounds * stages), i32(parity ^ (rounds & 1))
+    def after(ring, turns):
+        """Return the position ``turns`` stages later: it skips the other consumer's tile."""
+        rounds = quotient(i32(ring.stage + turns), i32(stages))
+        return Ring(i32(ring.stage + turns - rounds * stages), i32(ring.parity ^ (rounds & 1)))
 
     @cuda.jit(device=True, inline="always")
-    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
+    def multiply_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
         leads = (thread & 127) == 0
-        own = i32(base + staging + (mine * 4 + warp) * STAGING)
-        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        own, turns = i32(base + staging + (mine * 4 + warp) * STAGING), grid.turns
+        tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         if every == 2 and mine == 1:
             tile = i32(tile + cuda.gridDim.x)
-            s, parity = after(s, parity, turns)
+            ring = after(ring, turns)
             group_arrive(i32(_TURN), i32(256))
-        while tile < count:
-            z, row, column = place(tile, down, across)
-            own_row, other, high, wide = locate(row, column, i32(mine * tall + warp * 16), m, n)
-            ahead = ask(lane, z, own_row, other, high, wide, pointers, dims)
+        while tile < grid.count:
+            part, ends = locate(place(tile, grid.down, grid.across), i32(mine * tall + warp * 16), sizes)
+            ahead = ask(lane, part, ends, pointers, dims)
             sums = clear()
             turn, before = i32(0), i32(0)
             if every == 2:
                 group_wait(i32(_TURN + mine), i32(256))
             while turn < turns:
-                barrier_wait(i32(base + full + 8 * s), parity)
+                barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
                 products_fence()
-                at = i32(base + s * stage)
+                at = i32(base + ring.stage * stage)
                 sums = steps(sums, i32(at + first + mine * shift), i32(at + second), turn)
                 products_commit()
                 if turn > 0:
                     wait_but_one()
                     if leads:
                         barrier_arrive(i32(base + empty + 8 * before))
-                before = s
-                turn, s = i32(turn + 1), i32(s + 1)
-                if s == stages:
-                    s, parity = i32(0), i32(parity ^ 1)
+                before = ring.stage
+                turn, ring = i32(turn + 1), following(ring)
             if every == 2:
                 group_arrive(i32(_TURN + 1 - mine), i32(256))
             wait_all()
             if turns > 0 and leads:
                 barrier_arrive(i32(base + empty + 8 * before))
-            store(sums, ahead, own, lane, z, own_row, other, high, wide, pointers, dims)
+            store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
-                s, parity = after(s, parity, turns)
+                ring = after(ring, turns)
 
     return multiply_tiles
 
 
-def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
-    """Return the device function of a warp's first row and column, and of the extents, in instruction order."""
+def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
+    """Return the device function of a warp's part of a tile, and of the extents, in instruction order."""
     turned, i32 = tiles.turned, types.int32
 
     @cuda.jit(device=True, inline="always")
-    def locate(row, column, own, m, n):
+    def locate(tile, own, sizes):
         if turned:
-            return i32(column + own), row, n, m
-        return i32(row + own), column, m, n
+            return TilePlace(tile.z, i32(tile.col + own), tile.row), Sizes(sizes.cols, sizes.rows)
+        return TilePlace(tile.z, i32(tile.row + own), tile.col), sizes
 
     return locate
 
 
 def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return :func:`_multiplier` for a first operand in registers; here each warp releases a stage by itself."""
-    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
+    rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
     load, nothing_held, wait, ask = hold(tiles), nothing(), settle(tiles), ask_ahead(tiles)
@@ -176,34 +171,31 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
+    def multiply_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
-        own = i32(base + staging + (mine * 4 + warp) * STAGING)
+        own, turns = i32(base + staging + (mine * 4 + warp) * STAGING), grid.turns
         begin = i32(base + first + mine * 64 * CHUNK)
-        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
-        while tile < count:
-            z, row, column = place(tile, down, across)
-            low, other, high, wide = locate(row, column, i32(mine * 64 + warp * 16), m, n)
-            ahead = ask(lane, z, low, other, high, wide, pointers, dims)
+        tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
+        while tile < grid.count:
+            part, ends = locate(place(tile, grid.down, grid.across), i32(mine * 64 + warp * 16), sizes)
+            ahead = ask(lane, part, ends, pointers, dims)
             sums, held, turn = clear(), nothing_held(), i32(0)
             if turns > 0:
-                barrier_wait(i32(base + full + 8 * s), parity)
-                held = load(i32(begin + s * stage), thread)
+                barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
+                held = load(i32(begin + ring.stage * stage), thread)
             while turn < turns:
-                sums = steps(sums, held, i32(base + s * stage + second), turn)
+                sums = steps(sums, held, i32(base + ring.stage * stage + second), turn)
                 products_commit()
-                following, before = held, s
-                turn, s = i32(turn + 1), i32(s + 1)
-                if s == stages:
-                    s, parity = i32(0), i32(parity ^ 1)
+                loaded, before = held, ring.stage
+                turn, ring = i32(turn + 1), following(ring)
                 if turn < turns:
-                    barrier_wait(i32(base + full + 8 * s), parity)
-                    following = load(i32(begin + s * stage), thread)
+                    barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
+                    loaded = load(i32(begin + ring.stage * stage), thread)
                 sums = wait(sums, held)
                 if lane == 0:
                     barrier_arrive(i32(base + empty + 8 * before))
-                held = following
-            store(sums, ahead, own, lane, z, low, other, high, wide, pointers, dims)
+                held = loaded
+            store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
 
     return multiply_tiles
@@ -231,6 +223,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
         turns = quotient(i32(k + depth - 1), i32(depth))
         count = i32(i32(down * across) * z_of(pointers, dims))
+        grid = TileGrid(count, down, across, turns)
         if thread == 0:
             for s in range(stages):
                 barrier_init(i32(base + full + 8 * s), i32(1))
@@ -240,9 +233,9 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         if thread < 128:
             give_registers()
             if thread == 0:
-                copy_tiles(maps, pointers, dims, base, count, down, across, turns)
+                copy_tiles(maps, pointers, dims, base, grid)
         else:
             take_registers()
-            multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns)
+            multiply_tiles(pointers, dims, base, thread, Sizes(m, n), grid)
 
     return gemm

@@ -20,6 +20,7 @@ from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.gemm.im2col_loads import boxes, load_window
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
     REGISTERS,
@@ -46,7 +47,8 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
     sources = (tiles.a, tiles.b)
 
     def generate(context, builder, signature, arguments):
-        maps_, pointers, dims, to, barrier, z, row, column, depth = arguments
+        maps_, pointers, dims, to, barrier, tile, depth = arguments
+        z, row, column = members(builder, tile)
         maps = [builder.ptrtoint(builder.extract_value(maps_, n), I64) for n in range(2)]
         product = builder.sext(z, I64)
         others = [
@@ -63,9 +65,9 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
-    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
-    def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
-        functions = here().block.functions
+    @emitted(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    def copy(maps, pointers, dims, to, barrier, tile, depth):
+        functions, (z, row, column) = here().block.functions, tile
         for number, offset, by_rows, part in boxes(tiles):
             first = (row, column)[number] + part
             others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
@@ -165,17 +167,19 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):
-        sums, first, *place = arguments
+        sums, first, staging, lane, tile, sizes, *tables = arguments
+        place = [staging, lane, *members(builder, tile), *members(builder, sizes), *tables]
         own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
         held = [builder.extract_value(first, n) for n in range(len(_loaded_ahead(tiles)))]
         StorePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
-    @emitted(lambda sums, first, *given: NOTHING(sums, first, *[INT] * 7, *given[-2:]), generate)
-    def store(sums, first, staging, lane, z, row, col, rows, cols, pointers, dims):
+    @emitted(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), generate)
+    def store(sums, first, staging, lane, place, sizes, pointers, dims):
+        z, row, col = place
         for part in range(tiles.parts):
             own = sums[part * count : (part + 1) * count]
-            store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, (rows, cols), pointers)
+            store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, sizes, pointers)
 
     return store
 
@@ -187,9 +191,11 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
     """
 
     def generate(context, builder, signature, arguments):
-        lane, z, row, *others = arguments
+        lane, tile, sizes, *tables = arguments
+        z, row, col = members(builder, tile)
+        others = [col, *members(builder, sizes), *tables]
         nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
-        found = StorePieces(builder, tiles, nothing, [i32(0), *arguments]).first(tiles.ahead)
+        found = StorePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
         for part in range(tiles.parts):
             place = [lane, z, builder.add(row, i32(64 * part)), *others]
             ask_for_operands(builder, tiles, tiles.width, place)
@@ -197,8 +203,8 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
 
     kept = types.Tuple(_loaded_ahead(tiles))
 
-    @emitted(lambda *given: kept(*[INT] * 6, *given[-2:]), generate)
-    def ask(lane, z, row, col, rows, cols, pointers, dims):
+    @emitted(lambda lane, *given: kept(INT, *given), generate)
+    def ask(lane, place, sizes, pointers, dims):
         return ()
 
     return ask
