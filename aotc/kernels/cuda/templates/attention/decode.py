@@ -58,6 +58,7 @@ from aotc.kernels.cuda.templates.attention.wgmma_steps import load
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import HeadGrid, KeyRange, Ring, Sizes, WarpRing, WarpRows, next_stage
 from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, LANE_MASK, SUM_BYTES, WARP_BITS
 
 
 @cache
@@ -86,8 +87,8 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
 
         @cuda.jit(device=True, inline="always")
         def merge(base, row, col):
-            own = i32(base + tops + row * 4)
-            at = i32(i32(base + row * pitch) + col * 4)
+            own = i32(base + tops + row * SUM_BYTES)
+            at = i32(i32(base + row * pitch) + col * SUM_BYTES)
             top = read(own, 0)
             for n in range(1, count):
                 top = highest(top, read(own, n))
@@ -95,7 +96,7 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
             value, whole = f32(0), f32(0)
             for n in range(count):
                 share = power(f32(f32(read(own, n) - floor) * f32(factor)))
-                whole = f32(whole + f32(share * read(i32(own + 4 * ROWS), n)))
+                whole = f32(whole + f32(share * read(i32(own + SUM_BYTES * ROWS), n)))
                 value = f32(value + f32(share * read(at, n)))
             return value, top, whole
 
@@ -129,10 +130,10 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
             if cluster == 1:
                 finish(pointers, dims, z, i32(first_row + row), col, value, top, whole)
             else:
-                put(i32(i32(base + area + row * pitch) + col * 4), value)
+                put(i32(i32(base + area + row * pitch) + col * SUM_BYTES), value)
                 if col == 0:
-                    put(i32(base + area + tops + row * 4), top)
-                    put(i32(base + area + tops + 4 * ROWS + row * 4), whole)
+                    put(i32(base + area + tops + row * SUM_BYTES), top)
+                    put(i32(base + area + tops + SUM_BYTES * ROWS + row * SUM_BYTES), whole)
             e = i32(e + threads)
         if cluster > 1:
             cluster_meet()
@@ -171,11 +172,11 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
     def begin(maps, pointers, dims, ring, lane, z, keys):
         if lane == 0:
             for s in range(stages):
-                barrier_init(i32(ring.barriers + 8 * s), i32(1))
+                barrier_init(i32(ring.barriers + BARRIER_BYTES * s), i32(1))
             barriers_made()
             s = i32(0)
             while s < min(keys.turns, i32(stages)):
-                to, barrier = i32(ring.stages + s * stage), i32(ring.barriers + 8 * s)
+                to, barrier = i32(ring.stages + s * stage), i32(ring.barriers + BARRIER_BYTES * s)
                 fetch(maps, pointers, dims, to, barrier, z, i32(keys.first + s * step))
                 s = i32(s + 1)
         warp_meet()
@@ -185,7 +186,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
         sums, known, lane, turns = clear(), unknown(), warp.lane, keys.turns
         turn, at, term = i32(0), Ring(i32(0), i32(0)), keys.first
         while turn < turns:
-            place, barrier = i32(ring.stages + at.stage * stage), i32(ring.barriers + 8 * at.stage)
+            place, barrier = i32(ring.stages + at.stage * stage), i32(ring.barriers + BARRIER_BYTES * at.stage)
             barrier_wait(barrier, at.parity)
             scores = multiply(queries, place, lane)
             if i32(term + terms) > keys.whole:
@@ -208,14 +209,14 @@ def _queries(tiles: FewAttention) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def held(pointers, dims, base, thread, z, row, m):
-        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+        return fetch(pointers, dims, z, row, i32(thread & LANE_MASK), m)
 
     @cuda.jit(device=True, inline="always")
     def staying(pointers, dims, base, thread, z, row, m):
-        line = i32(thread >> 5)
+        line = i32(thread >> WARP_BITS)
         while line < ROWS:
             own = i32(min(i32(row + line), i32(m - 1)))
-            put_one(pointers, dims, i32(base + begin), z, own, line, i32(thread & 31))
+            put_one(pointers, dims, i32(base + begin), z, own, line, i32(thread & LANE_MASK))
             line = i32(line + warps)
         cuda.syncthreads()
         return i32(base + begin)
@@ -235,7 +236,7 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
     def attention(maps, pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
-        warp, lane = i32(thread >> 5), i32(thread & 31)
+        warp, lane = i32(thread >> WARP_BITS), i32(thread & LANE_MASK)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
         down, tile, rank = quotient(i32(m + rows - 1), i32(rows)), i32(cuda.blockIdx.x), i32(0)
         if cluster > 1:
@@ -249,7 +250,8 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         whole = i32(0)
         if plain:
             whole = i32(min(end_of(pointers, dims, z, row), n))
-        ring, own, first = i32(base + warp * ring_bytes), i32(base + barriers + warp * (8 * stages)), i32(mine * terms)
+        ring, first = i32(base + warp * ring_bytes), i32(mine * terms)
+        own = i32(base + barriers + warp * (BARRIER_BYTES * stages))
         slots, keys = WarpRing(ring, own), KeyRange(i32(begin + first), turns, whole)
         start(maps, pointers, dims, slots, lane, z, keys)
         queries = queries_of(pointers, dims, base, thread, z, row, m)

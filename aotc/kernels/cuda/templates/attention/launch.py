@@ -12,6 +12,7 @@ from aotc.ir.loop.ir import Kernel, Store
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.gemm.launch import map_of_lines
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource
+from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.interface import size_entry
 
 
@@ -43,7 +44,8 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
         return WarpgroupAttention(**given | dict(zip("qkv", sources)))
     if isinstance(tiling.template, DecodeAttention):
         sources = [_source(view, found, buffers) for view in views[1:]]
-        given |= dict(zip("kv", sources)) | {"rows": 16, "warps": tiling.rows // 16, "cluster": tiling.cluster}
+        given |= dict(zip("kv", sources)) | {"rows": WARP_TILE, "warps": tiling.rows // WARP_TILE}
+        given["cluster"] = tiling.cluster
         return FewAttention(**given | {"in_lines": False, "parted": bool(found.rest)})
     if not all(view is not None and view.in_lines for view in views[1:]):
         raise ValueError("keys or values do not lie in pieces of 16 bytes")

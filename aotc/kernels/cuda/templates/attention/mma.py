@@ -40,6 +40,7 @@ from aotc.kernels.cuda.templates.attention.tiles import WarpAttention
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import HeadGrid, Sizes, WarpRows
 from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS, WARP_TILE
 
 
 @cache
@@ -52,17 +53,17 @@ def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str
 def _queries(tiles: WarpAttention) -> Callable[..., Any]:
     """Return the device function that loads a warp's queries: to registers, or to shared memory."""
     fetch, put, i32 = load_queries(tiles), put_query(tiles), types.int32
-    stay, begin, each = tiles.queries_stay, tiles.queries, 16 * tiles.key_chunks * CHUNK
+    stay, begin, each = tiles.queries_stay, tiles.queries, WARP_TILE * tiles.key_chunks * CHUNK
 
     @cuda.jit(device=True, inline="always")
     def held(pointers, dims, base, thread, z, row, m):
-        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+        return fetch(pointers, dims, z, row, i32(thread & LANE_MASK), m)
 
     @cuda.jit(device=True, inline="always")
     def staying(pointers, dims, base, thread, z, row, m):
-        to, line = i32(i32(base + begin) + i32(thread >> 5) * each), i32(0)
-        while line < 16:
-            put(pointers, dims, to, z, i32(min(i32(row + line), i32(m - 1))), line, i32(thread & 31))
+        to, line = i32(i32(base + begin) + i32(thread >> WARP_BITS) * each), i32(0)
+        while line < WARP_TILE:
+            put(pointers, dims, to, z, i32(min(i32(row + line), i32(m - 1))), line, i32(thread & LANE_MASK))
             line = i32(line + 1)
         warp_meet()
         return to
@@ -93,7 +94,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), grid, sizes)
         begin = begin_of(pointers, dims, z, first_row)
         turns = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
-        row, lane = i32(first_row + (thread >> 5) * 16), i32(thread & 31)
+        row, lane = i32(first_row + (thread >> WARP_BITS) * WARP_TILE), i32(thread & LANE_MASK)
         warp = WarpRows(z, row, lane)
         for s in range(stages - 1):
             copy(pointers, dims, i32(base + s * stage), thread, z, i32(begin + s * terms), end)
@@ -125,6 +126,6 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         wait_all()
         cuda.syncthreads()
         means = divide(sums, known)
-        store(means, known, i32(base + (thread >> 5) * STAGING), warp, m, pointers, dims)
+        store(means, known, i32(base + (thread >> WARP_BITS) * STAGING), warp, m, pointers, dims)
 
     return attention

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from aotc.ir.loop.forms.attention import few_sums, queries_stay
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
+from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, WARPGROUP, WARPGROUP_TILE
+from aotc.vmfb.dtypes import size_of
+
+# Bytes of a row that a tensor core instruction multiplies, for any dtype. PTX ISA, shapes of mma and wgmma.
+STEP_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class AttentionTiles:
     @property
     def result_size(self) -> int:
         """Bytes of an element of the result."""
-        return 2 if self.result in ("bf16", "f16") else 4
+        return size_of(self.result)
 
     @property
     def threads(self) -> int:
@@ -90,7 +96,7 @@ class AttentionTiles:
     @property
     def steps(self) -> int:
         """Tensor core instructions along a key: 32 bytes each."""
-        return -(-self.depth * self.size // 32)
+        return -(-self.depth * self.size // STEP_BYTES)
 
     @property
     def key_bytes(self) -> int:
@@ -120,18 +126,18 @@ class WarpgroupAttention(AttentionTiles):
     @property
     def consumers(self) -> int:
         """Consumer warpgroups."""
-        return self.rows // 64
+        return self.rows // WARPGROUP_TILE
 
     @property
     def threads(self) -> int:
         """Threads of a block: one warpgroup copies (the producer)."""
-        return 128 * (self.consumers + 1)
+        return WARPGROUP * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory: queries, both ring buffers, two barriers for each stage and for the queries."""
         ring = self.stages * (self.key_bytes + self.value_bytes)
-        return SWIZZLE_BYTES + self.query_bytes + ring + 8 * (4 * self.stages + 2)
+        return SWIZZLE_BYTES + self.query_bytes + ring + BARRIER_BYTES * (2 * 2 * self.stages + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class FewAttention(AttentionTiles):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.warps
+        return WARP * self.warps
 
     @property
     def stage_bytes(self) -> int:
@@ -181,7 +187,7 @@ class FewAttention(AttentionTiles):
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return SWIZZLE_BYTES + self.barriers + 8 * self.warps * self.stages
+        return SWIZZLE_BYTES + self.barriers + BARRIER_BYTES * self.warps * self.stages
 
 
 @dataclass(frozen=True, slots=True)

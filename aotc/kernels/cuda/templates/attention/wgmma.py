@@ -47,16 +47,37 @@ from aotc.kernels.cuda.templates.records import (
     next_stage,
 )
 from aotc.kernels.cuda.templates.steps import extent, zeros
+from aotc.kernels.cuda.templates.threads import (
+    BARRIER_BYTES,
+    LANE_MASK,
+    THREAD_MASK,
+    TWO_WARPGROUPS,
+    WARP_BITS,
+    WARP_MASK,
+    WARP_TILE,
+    WARPGROUP,
+    WARPGROUP_BITS,
+    WARPGROUP_TILE,
+    WARPGROUP_WARPS,
+)
 
-_TURN, _STORE = 1, 5  # named barriers: each consumer's turn, and the start of its staging
+# Named barriers: those of each consumer's turn, then those of the start of its staging. There are 16, and barrier 0 is
+# that of __syncthreads. PTX ISA, bar.
+_TURN, _STORE = 1, 5
+# Consumer warpgroups at most; more would not fit the registers of a multiprocessor.
+THREE = 3
+# Operands with a tensor map: queries, keys and values.
+OPERANDS = 3
+# Bytes for each stage before the barriers of values, and of queries: two barriers of keys, and two of values.
+VALUE_BARRIERS, QUERY_BARRIERS = 2 * BARRIER_BYTES, 4 * BARRIER_BYTES
 
 
 @cache
 def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
     """Return the IR of the kernel; it calls the device functions that :mod:`.softmax_steps` names."""
     byte = types.CPointer(types.uint8)
-    tables = (types.UniTuple(byte, 3), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=3))
+    tables = (types.UniTuple(byte, OPERANDS), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
 
 
 def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
@@ -77,8 +98,8 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     terms, stages, key_bytes, value_bytes = tiles.terms, tiles.stages, tiles.key_bytes, tiles.value_bytes
     keys, values, barriers = _places(tiles)
     query_bytes, i32 = tiles.query_bytes, types.int32
-    of_values, of_queries = barriers + 16 * stages, barriers + 32 * stages
-    load_queries, load_keys, load_values = (load(tiles, n) for n in range(3))
+    of_values, of_queries = barriers + VALUE_BARRIERS * stages, barriers + QUERY_BARRIERS * stages
+    load_queries, load_keys, load_values = (load(tiles, n) for n in range(OPERANDS))
     place, following = tile_order(cuda, tiles), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -88,22 +109,22 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
             z, row, end = place(pointers, dims, tile, grid, sizes)
             turns = quotient(i32(end + terms - 1), i32(terms))
             if turns > 0:
-                barrier_wait(i32(base + of_queries + 8), i32(q_parity ^ 1))
+                barrier_wait(i32(base + of_queries + BARRIER_BYTES), i32(q_parity ^ 1))
                 barrier_expect(i32(base + of_queries), i32(query_bytes))
                 load_queries(maps, pointers, dims, base, i32(base + of_queries), z, row)
                 q_parity = i32(q_parity ^ 1)
             turn = turns
             while turn >= 0 and turns > 0:
                 if turn > 0:
-                    full = i32(base + barriers + 8 * k.stage)
-                    barrier_wait(i32(full + 8 * stages), i32(k.parity ^ 1))
+                    full = i32(base + barriers + BARRIER_BYTES * k.stage)
+                    barrier_wait(i32(full + BARRIER_BYTES * stages), i32(k.parity ^ 1))
                     barrier_expect(full, i32(key_bytes))
                     to = i32(base + keys + k.stage * key_bytes)
                     load_keys(maps, pointers, dims, to, full, z, i32((turn - 1) * terms))
                     k = following(k)
                 if turn < turns:
-                    full = i32(base + of_values + 8 * v.stage)
-                    barrier_wait(i32(full + 8 * stages), i32(v.parity ^ 1))
+                    full = i32(base + of_values + BARRIER_BYTES * v.stage)
+                    barrier_wait(i32(full + BARRIER_BYTES * stages), i32(v.parity ^ 1))
                     barrier_expect(full, i32(value_bytes))
                     to = i32(base + values + v.stage * value_bytes)
                     load_values(maps, pointers, dims, to, full, z, i32(turn * terms))
@@ -123,7 +144,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
-    of_values, terms, i32 = barriers + 16 * stages, tiles.terms, types.int32
+    of_values, terms, i32 = barriers + VALUE_BARRIERS * stages, tiles.terms, types.int32
     multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
     score, pack_weights = judge(tiles, there=True), pack(tiles)
     wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
@@ -132,29 +153,29 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def turn_of(own, warp, turn, sums, packed, known, k, v):
         base = own.base
-        barrier_wait(i32(base + barriers + 8 * k.stage), k.parity)
+        barrier_wait(i32(base + barriers + BARRIER_BYTES * k.stage), k.parity)
         if consumers > 1:
-            group_wait(i32(_TURN + own.number), i32(256))
+            group_wait(i32(_TURN + own.number), i32(TWO_WARPGROUPS))
         products_fence()
         scores = multiply(own.queries, i32(base + keys + k.stage * key_bytes))
         products_commit()
-        barrier_wait(i32(base + of_values + 8 * v.stage), v.parity)
+        barrier_wait(i32(base + of_values + BARRIER_BYTES * v.stage), v.parity)
         sums = add_values(sums, packed, i32(base + values + v.stage * value_bytes))
         products_commit()
         if consumers > 1:
             next_consumer = i32(own.number + 1)
             if next_consumer == consumers:
                 next_consumer = i32(0)
-            group_arrive(i32(_TURN + next_consumer), i32(256))
+            group_arrive(i32(_TURN + next_consumer), i32(TWO_WARPGROUPS))
         scores = wait_scores(scores)
         if own.leads:
-            barrier_arrive(i32(base + barriers + 8 * (stages + k.stage)))
+            barrier_arrive(i32(base + barriers + BARRIER_BYTES * (stages + k.stage)))
         if judged:
             scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
         sums, weights = wait_both(sums, weights)
         if own.leads:
-            barrier_arrive(i32(base + of_values + 8 * (stages + v.stage)))
+            barrier_arrive(i32(base + of_values + BARRIER_BYTES * (stages + v.stage)))
         packed = pack_weights(weights)
         sums = shorten(sums, known)
         return sums, packed, known, following(k), following(v)
@@ -171,13 +192,13 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def first_of(own, warp, turn, known, k):
-        barrier_wait(i32(own.base + barriers + 8 * k.stage), k.parity)
+        barrier_wait(i32(own.base + barriers + BARRIER_BYTES * k.stage), k.parity)
         products_fence()
         scores = multiply(own.queries, i32(own.base + keys + k.stage * key_bytes))
         products_commit()
         scores = wait_scores(scores)
         if own.leads:
-            barrier_arrive(i32(own.base + barriers + 8 * (stages + k.stage)))
+            barrier_arrive(i32(own.base + barriers + BARRIER_BYTES * (stages + k.stage)))
         k = following(k)
         scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
@@ -190,17 +211,17 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the last iteration: the last weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _places(tiles)
-    of_values, add_values, wait_sums = barriers + 16 * stages, weigh(tiles), settled(0, tiles.width // 2)
+    of_values, add_values, wait_sums = barriers + VALUE_BARRIERS * stages, weigh(tiles), settled(0, tiles.width // 2)
     following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
     def last_of(own, sums, packed, v):
-        barrier_wait(i32(own.base + of_values + 8 * v.stage), v.parity)
+        barrier_wait(i32(own.base + of_values + BARRIER_BYTES * v.stage), v.parity)
         sums = add_values(sums, packed, i32(own.base + values + v.stage * value_bytes))
         products_commit()
         sums = wait_sums(sums)
         if own.leads:
-            barrier_arrive(i32(own.base + of_values + 8 * (stages + v.stage)))
+            barrier_arrive(i32(own.base + of_values + BARRIER_BYTES * (stages + v.stage)))
         return sums, following(v)
 
     return last_of
@@ -209,7 +230,7 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
 def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of a consumer's rows of a tile: the loop over all keys, masked iterations first."""
     terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
-    first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + 32 * tiles.stages
+    first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
     turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
 
     @cuda.jit(device=True, inline="always")
@@ -235,33 +256,35 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return a consumer's loop: 64 queries of all tiles of the block."""
-    terms, i32, consumers, of_queries = tiles.terms, types.int32, tiles.consumers, _places(tiles)[2] + 32 * tiles.stages
+    terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
+    of_queries = _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
     divide, clear, store = shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
     place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
 
     @cuda.jit(device=True, inline="always")
     def attend(pointers, dims, base, thread, grid, sizes):
-        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
-        leads, queries = (thread & 127) == 0, i32(base + mine * 64 * CHUNK)
+        mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
+        lane = i32(thread & LANE_MASK)
+        leads, queries = (thread & THREAD_MASK) == 0, i32(base + mine * WARPGROUP_TILE * CHUNK)
         tile, parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
         consumer = Consumer(pointers, dims, sizes, base, queries, mine, leads)
         if consumers > 1 and mine == 0:
-            group_arrive(i32(_TURN), i32(256))
+            group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
-            turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * 64 + warp * 16)
+            turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * WARPGROUP_TILE + warp * WARP_TILE)
             sums, known, warp_rows = clear(), unknown(), WarpRows(z, own, lane)
             if turns > 0:
                 keys = KeyStages(row, turns, parity)
                 sums, known, k, v = add_terms(consumer, warp_rows, keys, sums, known, k, v)
                 parity = i32(parity ^ 1)
             means = divide(sums, known)
-            group_wait(i32(_STORE + mine), i32(128))
+            group_wait(i32(_STORE + mine), i32(WARPGROUP))
             store(means, i32(queries + warp * STAGING), warp_rows, sizes.rows, pointers, dims)
             if turns > 0:
                 writes_shown()
                 if lane == 0:
-                    barrier_arrive(i32(base + of_queries + 8))
+                    barrier_arrive(i32(base + of_queries + BARRIER_BYTES))
             tile = i32(tile + cuda.gridDim.x)
 
     return attend
@@ -288,8 +311,8 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     barriers = _places(tiles)[2]
     copy_tiles, attend = _copier(tiles), _attender(tiles)
     shares = consumers > 1
-    few = COPY_REGISTERS_OF_THREE if consumers == 3 else COPY_REGISTERS_OF_ATTENTION
-    many = ATTENTION_REGISTERS_OF_THREE if consumers == 3 else ATTENTION_REGISTERS
+    few = COPY_REGISTERS_OF_THREE if consumers == THREE else COPY_REGISTERS_OF_ATTENTION
+    many = ATTENTION_REGISTERS_OF_THREE if consumers == THREE else ATTENTION_REGISTERS
     give_registers, take_registers = registers("dec", few), registers("inc", many)
     m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
@@ -303,14 +326,15 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
         if thread == 0:
             for s in range(stages):
                 for ring in range(2):
-                    barrier = i32(base + barriers + 8 * (2 * stages * ring + s))
+                    barrier = i32(base + barriers + BARRIER_BYTES * (2 * stages * ring + s))
                     barrier_init(barrier, i32(1))
-                    barrier_init(i32(barrier + 8 * stages), i32(consumers))
-            barrier_init(i32(base + barriers + 32 * stages), i32(1))
-            barrier_init(i32(base + barriers + 32 * stages + 8), i32(4 * consumers))
+                    barrier_init(i32(barrier + BARRIER_BYTES * stages), i32(consumers))
+            of_queries = i32(base + barriers + QUERY_BARRIERS * stages)
+            barrier_init(of_queries, i32(1))
+            barrier_init(i32(of_queries + BARRIER_BYTES), i32(WARPGROUP_WARPS * consumers))
             barriers_made()
         cuda.syncthreads()
-        if thread < 128:
+        if thread < WARPGROUP:
             if shares:
                 give_registers()
             if thread == 0:

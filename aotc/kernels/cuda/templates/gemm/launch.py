@@ -14,6 +14,7 @@ from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import result_pieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
+from aotc.kernels.cuda.templates.threads import PIECE_BYTES, WARPGROUP_TILE
 from aotc.kernels.interface import size_entry
 
 _COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # element types of a tensor map
@@ -53,10 +54,10 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 def _warpgroups(tiling: Tiling) -> dict[str, Any]:
     """Return the distribution of rows to consumer warpgroups."""
     if tiling.is_ping_pong:
-        return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
+        return {"consumers": 2, "parts": tiling.rows // WARPGROUP_TILE, "in_turn": True}
     if tiling.is_transposed:
-        return {"consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
-    return {"consumers": tiling.rows // 64}
+        return {"consumers": tiling.cols // WARPGROUP_TILE, "turned": True, "high": tiling.rows}
+    return {"consumers": tiling.rows // WARPGROUP_TILE}
 
 
 def _tiling(kernel: Kernel) -> Tiling:
@@ -86,7 +87,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
         return OperandSource(buffers.index(view.buffer.name))
     if (gathered := product.gathered(right=bool(number))) is not None:
         return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
-    in_pieces = is_multiple(product.k[1], 16 // ELEMENT_BYTES[product.operands])
+    in_pieces = is_multiple(product.k[1], PIECE_BYTES // ELEMENT_BYTES[product.operands])
     in_pieces = in_pieces and product.is_widened(right=bool(number))
     return OperandSource(number, computed=True, in_pieces=in_pieces, turned=view is not None and view.by_rows)
 

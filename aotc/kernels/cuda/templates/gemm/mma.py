@@ -13,6 +13,7 @@ from functools import cache
 from numba import cuda
 from numba.cuda import types
 
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import copies_commit, copies_wait
 from aotc.kernels.cuda.front_end import kernel_ir
 from aotc.kernels.cuda.ptx import quotient, shared_base
@@ -21,6 +22,7 @@ from aotc.kernels.cuda.templates.gemm.mma_steps import copy_stage, multiply, sto
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpTiles
 from aotc.kernels.cuda.templates.records import Extents, Sizes, TilePlace
 from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS
 
 
 @cache
@@ -42,7 +44,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
     warp_rows, warp_cols = tiles.warp_rows, tiles.warp_cols
     copy, steps, store = copy_stage(tiles), multiply(tiles), store_tile(tiles)
     compute, put = compute_stage(tiles), put_stage(tiles)
-    clear = zeros(warp_rows * warp_cols // 32, tiles.sum)
+    clear = zeros(warp_rows * warp_cols // WARP, tiles.sum)
     wait_ready, wait_all = copies_wait(stages - 2), copies_wait(0)
     place = tile_order(cuda, rows, cols, tiles.batched)
     m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
@@ -62,7 +64,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
             copies_commit()
             if first < k:
                 put(compute(pointers, dims, thread, tile, first, extents), begin, thread)
-        warp = i32(thread >> 5)
+        warp = i32(thread >> WARP_BITS)
         warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
         warp_col = i32((warp & (across_warps - 1)) * warp_cols)
         sums = clear()
@@ -76,7 +78,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
             copies_commit()
             held = compute(pointers, dims, thread, tile, following, extents)
             begin = i32(base + at * stage)
-            sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & 31), warp_row, warp_col)
+            sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & LANE_MASK), warp_row, warp_col)
             put(held, to, thread)
             turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
             if at == stages:
@@ -85,7 +87,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
                 ahead = i32(0)
         wait_all()
         cuda.syncthreads()
-        own, lane = i32(base + warp * STAGING), i32(thread & 31)
+        own, lane = i32(base + warp * STAGING), i32(thread & LANE_MASK)
         part = TilePlace(tile.z, i32(tile.row + warp_row), i32(tile.col + warp_col))
         store(sums, own, lane, part, Sizes(m, n), pointers, dims)
 

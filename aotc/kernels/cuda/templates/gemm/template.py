@@ -29,14 +29,18 @@ from aotc.kernels.cuda.templates.steps import (
     START,
     STORE,
 )
+from aotc.kernels.cuda.templates.threads import PIECE_BYTES
 from aotc.targets import Target
+
+# Terms of an f64 instruction from Hopper on; Ampere has 4. PTX ISA, mma.m16n8k8 with .f64.
+WIDE_F64_TERMS = 8
 
 
 def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
     """Return the IR of the template of ``kernel``, which has a tiling, and the device functions that it calls."""
     tiles = tiles_of(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
-        tiles = replace(tiles, terms=8)
+        tiles = replace(tiles, terms=WIDE_F64_TERMS)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
     texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
@@ -96,7 +100,7 @@ def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], 
     match value:
         case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
-    count, (name, extent) = 16 // ELEMENT_BYTES[product.operands], product.k
+    count, (name, extent) = PIECE_BYTES // ELEMENT_BYTES[product.operands], product.k
     place = sym(PIECE, 0, extent // count) * count + sym(LANE, 0, count)
     each = Substitution({name: place}).scalar(value)
     return LoadFunction(ELEMENTS[number], (*axes, (PIECE, "i64")), ((each, count),), LANE)

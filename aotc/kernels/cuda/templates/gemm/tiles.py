@@ -8,6 +8,7 @@ from typing import Any
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Window
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ONE_BY_ONE, ResultPieces
+from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, WARPGROUP, WARPGROUP_TILE, WARPGROUP_WARPS
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import size_of
 
@@ -20,6 +21,8 @@ CHUNK = 128
 STAGING = 16 * CHUNK
 # Rows of accumulators that a warp stages at a time: with 128 bytes of each they fill its staging area (STAGING).
 ROWS = 16
+# Bits of a register, and of a byte.
+WORD_BITS, BYTE_BITS = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class WarpgroupTiles(ProductTiles):
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return self.high if self.turned else 64 * (self.parts if self.in_turn else self.consumers)
+        return self.high if self.turned else WARPGROUP_TILE * (self.parts if self.in_turn else self.consumers)
 
     @property
     def width(self) -> int:
@@ -181,7 +184,7 @@ class WarpgroupTiles(ProductTiles):
     @property
     def in_registers(self) -> bool:
         """True if warps load the first operand to registers: f32 that is contiguous along its rows."""
-        return self.size == 4 and (self.b_by_rows if self.turned else self.a_by_rows)
+        return self.operands == "tf32" and (self.b_by_rows if self.turned else self.a_by_rows)
 
     @property
     def registers(self) -> int:
@@ -196,19 +199,20 @@ class WarpgroupTiles(ProductTiles):
         1 to :data:`MOST_AHEAD`.
         """
         chunks = self.parts * max(self.width // self.staged, 1)
-        bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
+        bits = sum(BYTE_BITS * size_of(dtype) * count for dtype, count in self.pieces.held) * self.steps
         left = self.registers - self.parts * self.width // 2 - STEP_REGISTERS * (2 if self.in_registers else 1)
-        return min(max(32 * left // max(bits, 1), 1), chunks, MOST_AHEAD)
+        return min(max(WORD_BITS * left // max(bits, 1), 1), chunks, MOST_AHEAD)
 
     @property
     def threads(self) -> int:
         """Threads of a block: one warpgroup copies (the producer)."""
-        return 128 * (self.consumers + 1)
+        return WARPGROUP * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the ring buffer, a staging area for each warp, two barriers for each stage."""
-        return SWIZZLE_BYTES + self.ring_bytes + 16 * self.stages + self.consumers * 4 * STAGING
+        barriers = 2 * BARRIER_BYTES * self.stages
+        return SWIZZLE_BYTES + self.ring_bytes + barriers + self.consumers * WARPGROUP_WARPS * STAGING
 
     @property
     def resident(self) -> int:
@@ -253,7 +257,7 @@ class WarpTiles(ProductTiles):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.warps_down * (self.cols // self.warp_cols)
+        return WARP * self.warps_down * (self.cols // self.warp_cols)
 
     def turn(self, line: Any, by_rows: bool) -> Any:
         """Return the swizzle of a line, such that lanes that read at the same time access different banks.
@@ -269,4 +273,4 @@ class WarpTiles(ProductTiles):
     @property
     def shared(self) -> int:
         """Bytes of shared memory: the ring buffer, which the staging areas of the warps reuse at the end."""
-        return SWIZZLE_BYTES + max(self.ring_bytes, self.threads // 32 * STAGING)
+        return SWIZZLE_BYTES + max(self.ring_bytes, self.threads // WARP * STAGING)

@@ -42,6 +42,19 @@ from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
 from aotc.kernels.cuda.templates.records import Ring, Sizes, TileGrid, TilePlace, next_stage
 from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
+from aotc.kernels.cuda.templates.threads import (
+    BARRIER_BYTES,
+    LANE_MASK,
+    THREAD_MASK,
+    TWO_WARPGROUPS,
+    WARP_BITS,
+    WARP_MASK,
+    WARP_TILE,
+    WARPGROUP,
+    WARPGROUP_BITS,
+    WARPGROUP_TILE,
+    WARPGROUP_WARPS,
+)
 
 _TURN = 1  # and the next: named barriers of two consumers that alternate between tiles
 
@@ -57,8 +70,8 @@ def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ..
 def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
     """Return the offsets in shared memory of the staging areas, of the full barriers and of the empty barriers."""
     staging = tiles.ring_bytes
-    full = staging + tiles.consumers * 4 * STAGING
-    return staging, full, full + 8 * tiles.stages
+    full = staging + tiles.consumers * WARPGROUP_WARPS * STAGING
+    return staging, full, full + BARRIER_BYTES * tiles.stages
 
 
 def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
@@ -77,8 +90,8 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
         while tile < grid.count:
             own, turn = place(tile, grid.down, grid.across), i32(0)
             while turn < grid.turns:
-                barrier_wait(i32(base + empty + 8 * ring.stage), i32(ring.parity ^ 1))
-                barrier = i32(base + full + 8 * ring.stage)
+                barrier_wait(i32(base + empty + BARRIER_BYTES * ring.stage), i32(ring.parity ^ 1))
+                barrier = i32(base + full + BARRIER_BYTES * ring.stage)
                 barrier_expect(barrier, i32(stage))
                 copy(maps, pointers, dims, i32(base + ring.stage * stage), barrier, own, i32(turn * depth))
                 turn, ring = i32(turn + 1), following(ring)
@@ -98,7 +111,8 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
-    shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # between consumers
+    tall, every = (0, 2) if tiles.in_turn else (WARPGROUP_TILE, 1)  # rows, and tiles, from one consumer to the next
+    shift = tall * CHUNK
 
     @cuda.jit(device=True, inline="always")
     def after(ring, turns):
@@ -108,23 +122,24 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
-        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
-        leads = (thread & 127) == 0
-        own, turns = i32(base + staging + (mine * 4 + warp) * STAGING), grid.turns
+        mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
+        lane = i32(thread & LANE_MASK)
+        leads = (thread & THREAD_MASK) == 0
+        own, turns = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.turns
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         if every == 2 and mine == 1:
             tile = i32(tile + cuda.gridDim.x)
             ring = after(ring, turns)
-            group_arrive(i32(_TURN), i32(256))
+            group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
-            part, ends = locate(place(tile, grid.down, grid.across), i32(mine * tall + warp * 16), sizes)
+            part, ends = locate(place(tile, grid.down, grid.across), i32(mine * tall + warp * WARP_TILE), sizes)
             ahead = ask(lane, part, ends, pointers, dims)
             sums = clear()
             turn, before = i32(0), i32(0)
             if every == 2:
-                group_wait(i32(_TURN + mine), i32(256))
+                group_wait(i32(_TURN + mine), i32(TWO_WARPGROUPS))
             while turn < turns:
-                barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
+                barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                 products_fence()
                 at = i32(base + ring.stage * stage)
                 sums = steps(sums, i32(at + first + mine * shift), i32(at + second), turn)
@@ -132,14 +147,14 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
                 if turn > 0:
                     wait_but_one()
                     if leads:
-                        barrier_arrive(i32(base + empty + 8 * before))
+                        barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
                 before = ring.stage
                 turn, ring = i32(turn + 1), following(ring)
             if every == 2:
-                group_arrive(i32(_TURN + 1 - mine), i32(256))
+                group_arrive(i32(_TURN + 1 - mine), i32(TWO_WARPGROUPS))
             wait_all()
             if turns > 0 and leads:
-                barrier_arrive(i32(base + empty + 8 * before))
+                barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
             store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
@@ -172,16 +187,18 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
-        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
-        own, turns = i32(base + staging + (mine * 4 + warp) * STAGING), grid.turns
-        begin = i32(base + first + mine * 64 * CHUNK)
+        mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
+        lane = i32(thread & LANE_MASK)
+        own, turns = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.turns
+        begin = i32(base + first + mine * WARPGROUP_TILE * CHUNK)
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         while tile < grid.count:
-            part, ends = locate(place(tile, grid.down, grid.across), i32(mine * 64 + warp * 16), sizes)
+            own_rows = i32(mine * WARPGROUP_TILE + warp * WARP_TILE)
+            part, ends = locate(place(tile, grid.down, grid.across), own_rows, sizes)
             ahead = ask(lane, part, ends, pointers, dims)
             sums, held, turn = clear(), nothing_held(), i32(0)
             if turns > 0:
-                barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
+                barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                 held = load(i32(begin + ring.stage * stage), thread)
             while turn < turns:
                 sums = steps(sums, held, i32(base + ring.stage * stage + second), turn)
@@ -189,11 +206,11 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
                 loaded, before = held, ring.stage
                 turn, ring = i32(turn + 1), following(ring)
                 if turn < turns:
-                    barrier_wait(i32(base + full + 8 * ring.stage), ring.parity)
+                    barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                     loaded = load(i32(begin + ring.stage * stage), thread)
                 sums = wait(sums, held)
                 if lane == 0:
-                    barrier_arrive(i32(base + empty + 8 * before))
+                    barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
                 held = loaded
             store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
@@ -210,7 +227,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
-    arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
+    arrivals = WARPGROUP_WARPS * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
     copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
     give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", tiles.registers)
     m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
@@ -226,11 +243,11 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         grid = TileGrid(count, down, across, turns)
         if thread == 0:
             for s in range(stages):
-                barrier_init(i32(base + full + 8 * s), i32(1))
-                barrier_init(i32(base + empty + 8 * s), i32(arrivals))
+                barrier_init(i32(base + full + BARRIER_BYTES * s), i32(1))
+                barrier_init(i32(base + empty + BARRIER_BYTES * s), i32(arrivals))
             barriers_made()
         cuda.syncthreads()
-        if thread < 128:
+        if thread < WARPGROUP:
             give_registers()
             if thread == 0:
                 copy_tiles(maps, pointers, dims, base, grid)
