@@ -21,6 +21,7 @@ REFUSE, DROP = "refuse", "drop"  # treatment of calls back into Python
 PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of f32 matmuls and convolutions
 UNPACKED = "unpacked"  # weights in the bundle, addressed by the paths of their arguments
 QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight, by option value
+DIRECT, NUMBA = "direct", "numba"  # compilers of CPU kernels: LLVM IR from the loop IR, or Numba's front end
 HOST, DEVICE = "host", "device"  # devices that represent JAX's memory kinds, if options name both
 
 
@@ -109,6 +110,13 @@ class Options:
         below the target's; 0 means the target's.
     callbacks : str
         Calls back into Python without a registered function: ``refuse`` them, or ``drop`` those with unused results.
+    kernel_compiler : str
+        ``direct``: emit the LLVM IR of a CPU kernel from the loop IR. ``numba``: print the kernel as a Python function
+        and compile it by Numba's front end, much slower; an independent check of ``direct``.
+    replace : mapping of str to str or path
+        Python functions in place of CPU kernels: ``{"k3_row": "my_kernel.py"}``, a module (its path, or its text) that
+        defines ``k3_row`` with the parameters that ``aotc dump --kernels -o`` prints. Numba compiles the function. It
+        is refused if its results differ from the kernel's on random arguments.
     guard : bool
         Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
         default is the value of ``AOTC_GUARD`` at compile time.
@@ -146,6 +154,8 @@ class Options:
     stack_limit: int = 0
     shared_memory_limit: int = 0
     callbacks: str = REFUSE
+    kernel_compiler: str = DIRECT
+    replace: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
 
@@ -247,6 +257,12 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.callbacks not in (REFUSE, DROP):
         raise _wrong(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
+    if options.kernel_compiler not in (DIRECT, NUMBA):
+        raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
+    if not isinstance(options.replace, Mapping) or not all(
+        isinstance(name, str) and isinstance(module, str | os.PathLike) for name, module in options.replace.items()
+    ):
+        raise _wrong(f"replace is {options.replace!r}"[:80], "modules by the names of kernels: {'k3_row': 'my.py'}")
     if options.weights not in ("inline", UNPACKED) and not os.fspath(options.weights).endswith(".safetensors"):
         raise _wrong(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
     for name in _PATHS:

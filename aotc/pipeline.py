@@ -33,6 +33,7 @@ from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
 from aotc.kernels.cpu.build import start_workers
 from aotc.kernels.jobs.pool import POOL
+from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_program, digest_of_program
 from aotc.lowering.lower import Variant, check_homes, lower
@@ -262,6 +263,8 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))
     check_options(chosen, [step.name for step in PASSES])
+    if chosen.replace:
+        chosen = replace(chosen, replace=module_texts(chosen.replace))
     if chosen.host_target:  # "cpu" means a different target on each machine
         chosen = replace(chosen, host_target=host_beside((), chosen.host_target).name)
     if chosen.costs and (said := problem(chosen.costs)):

@@ -326,6 +326,10 @@ FIND = (
         "a template for GPUs, a PTX instruction and what it means",
         "`aotc/kernels/cuda/templates/`; `ptx.py`, `ampere.py`, `hopper.py`, `block.py` beside it",
     ),
+    (
+        "a kernel as a Python function for Numba, and what it imports",
+        "`aotc/kernels/numba_front/`, `aotc/kernels/runtime/`",
+    ),
     ("register tiles, the executor, linking", "`aotc/kernels/cpu/`"),
     ("the file format, the VM, devices", "`aotc/vmfb/`, `aotc/vmfb/devices/`"),
     ("a command of `aotc`", "`cli/commands/<command>.py`"),

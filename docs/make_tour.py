@@ -10,6 +10,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
+from aotc.kernels.numba_front.source import numba_source
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble
@@ -58,9 +59,10 @@ def tour() -> str:
             parts += [f"## After `{step.name}`\n", _summary(step), _block("text", after)]
         before = after
     variant = pipeline.lower(module, resolve(TARGET)[0], options)
-    parts.append("## Loop IR\n\nEach region becomes a kernel: a Python function, from which aotc emits LLVM IR. A code")
-    parts.append("generator on Numba's compiles that to machine code.\n")
+    parts.append(LOOP_IR)
     parts += [_block("python", print_kernel(kernel)) for kernel in variant.kernels]
+    parts.append(f"{PRINTED}\n")
+    parts.append(_block("python", numba_source(variant.kernels[-1]).module))
     names = [kernel.name for kernel in variant.kernels]
     parts.append("## The schedule\n\nWhat the executor runs, with the order that it must keep.\n")
     for buffer in variant.command_buffers:
@@ -68,6 +70,16 @@ def tour() -> str:
     parts.append("## The host program\n\nIt sizes the results, takes the arena and submits the schedule.\n")
     parts += [_block("text", disassemble(program.code)) for program in variant.programs.values()]
     return "\n".join(parts)
+
+
+LOOP_IR = """## Loop IR
+
+Each region becomes a kernel: a Python function, from which aotc emits LLVM IR. A code generator on Numba's compiles that
+to machine code.
+"""
+PRINTED = """`aotc dump --kernels -o kernels.py` prints kernels for Numba: each operation has its type, small floats are
+codes in unsigned integers. `python kernels.py` compares each with the bundle's machine code on random arguments.
+`aotc compile --kernel-compiler=numba` compiles CPU kernels from this text, `--kernel k1_row=my.py` one from yours."""
 
 
 def _summary(step: pipeline.Pass) -> str:

@@ -19,6 +19,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, Library, NativeCall, build_executor, imported
+from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
@@ -96,6 +97,9 @@ def assemble(
     segments: list[tuple[str, Any]] = []
     path = _path(module)
     with guard(_COMPILING, options, path=path):
+        if options.replace:
+            cpu = [k for v in variants for target, rows in _parts(v) if target.kind == "cpu" for k in v.kernels[rows]]
+            check_names(options.replace, cpu)
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
         begin(options, "keeping the model")

@@ -35,7 +35,8 @@ def applies(options: Options) -> bool:
     """Return True if the cache may serve the compilation: the bundle is its only output, and no step is observed."""
     watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
     warned = options.callbacks == DROP  # every compilation warns about the calls that it drops
-    return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
+    own = bool(options.replace) or any_registered()  # the user's functions, which may call others
+    return options.cache and not (watched or warned or own) and options.weights == "inline"
 
 
 def known(path: Path, options: Options) -> bytes | None:

@@ -3,7 +3,8 @@
 It replaces Numba's compile-time context, which would break ``numba.njit`` for a user; so kernels are never compiled in
 the user's process. Requests are msgpack maps on standard input, answers on standard output, each after a length of four
 bytes. A request is ``{"id", "target", "text"}`` with a kernel in loop IR, or ``{"id", "target", "executor": true}``, or
-a user's function: ``{"id", "target", "custom", "symbol", "arrays", "values"}``. An answer has ``object``, ``error`` or
+a user's function: ``{"id", "target", "custom", "symbol", "arrays", "values"}``. A kernel with ``"compiler": "numba"``
+may have a ``source``, a module whose function ``symbol`` replaces it. An answer has ``object``, ``error`` or
 ``refused``.
 """
 
@@ -19,8 +20,10 @@ from typing import IO, Any
 
 import msgpack
 
+from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.limits import WORKER_FRAMES
+from aotc.options import NUMBA
 from aotc.targets import Target
 
 START = f"from {__name__} import main; main()"
@@ -88,6 +91,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
             return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
+        if request.get("compiler") == NUMBA:
+            return {"id": request["id"], **_by_numba(kernel, target, request)}
         return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
@@ -102,6 +107,23 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
     except Refused as error:
         return {"refused": str(error)}
     return {"object": made}
+
+
+def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
+    """Compile a kernel's printed function, or the user's function in place of it, unless that is refused."""
+    from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
+
+    source, name = request["source"], request["symbol"]
+    if not source:
+        return {"object": compile_kernel(kernel, target)}
+    from aotc.kernels.numba_front.replacement import problem
+
+    try:
+        if reason := problem(kernel, source, name):
+            return {"refused": reason}
+        return {"object": compile_kernel(kernel, target, source, name)}
+    except KernelRefused as error:
+        return {"refused": str(error)}
 
 
 def _prepare_cuda() -> None:

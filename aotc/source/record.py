@@ -21,8 +21,9 @@ RECORDED = (
 """Options that a record may set: those that affect the code. The list is closed, as records come from untrusted files:
 an option that names a file, a folder or a process is never accepted."""
 
-OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs"})
-"""Options that affect a bundle's bytes and are stored elsewhere: in the record's targets, or in the bundle itself."""
+OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs", "kernel_compiler", "replace"})
+"""Options that affect a bundle's bytes but are not in a record: the record's targets or the bundle itself have them, or
+(how kernels are compiled) an upgrade uses the default."""
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 

@@ -15,11 +15,13 @@ import typer
 from aotc_cli.shared.compile_options import (
     BIND_HELP,
     CALLBACKS_HELP,
+    COMPILER_HELP,
     COSTS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
     FALLBACK_HELP,
     HOST_TARGET_HELP,
+    KERNEL_HELP,
     MEMORY_HELP,
     PLACE_HELP,
     PORTABLE_HELP,
@@ -36,6 +38,7 @@ from aotc_cli.shared.compile_options import (
     parse_bytes,
     parse_specialized,
     portable_target,
+    replaced_kernels,
     warnings_as_sentences,
 )
 from aotc_cli.shared.custom_calls import HELP, register_from
@@ -58,6 +61,8 @@ aotc compile model.jax -o model.vmfb --portable
 aotc compile model.mlir -o model.vmfb -O3 --timings
 
 aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+
+aotc compile model.mlir -o model.vmfb --kernel k3_row=my_kernel.py
 
 aotc compile prefill=prefill.mlir decode=decode.mlir -o model.vmfb
 
@@ -109,6 +114,8 @@ def command(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
+    kernel_compiler: str = typer.Option("direct", help=COMPILER_HELP),
+    kernel: list[str] = typer.Option([], help=KERNEL_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
@@ -126,6 +133,7 @@ def command(
         host_fallback=host_fallback, host_target=host_target,
         memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
+        kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel),
     )  # fmt: skip
     _compile(models, output, (options, _given(context)), custom_calls, quiet)
 
@@ -197,7 +205,10 @@ def _given(context: typer.Context) -> list[str]:
 
     from aotc.options import Options
 
-    others = {"portable": "target", "keep_source": "source", "device": "devices", "annotate_affinities": "print_after"}
+    others = {
+        "portable": "target", "keep_source": "source", "device": "devices", "annotate_affinities": "print_after",
+        "kernel": "replace",
+    }  # fmt: skip
     said = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     names = {others.get(name, name) for name in said}
     return [f.name for f in fields(Options) if f.name in names]

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from aotc.vmfb.abi import Command, Control, Node, Place
     from aotc.vmfb.bundle import OpenedBundle
 
+OUTPUT_HELP = "With --kernels: write the CPU kernels as Numba functions to this .py file; running it checks them."
 SUMMARY = "Print kernels, host programs and command buffers."
 EXAMPLES = """
 aotc dump model.vmfb --kernels
 
 aotc dump model.vmfb --kernels --kernel=softmax
+
+aotc dump model.vmfb --kernels -o kernels.py && python kernels.py
 
 aotc dump model.vmfb --bytecode --command-buffers
 
@@ -35,6 +38,7 @@ def command(
     source: bool = typer.Option(False, "--source", help="StableHLO, without large constants (needs aotc[compile])."),
     kernel: str = typer.Option("", help="Only kernels whose name contains this."),
     target: str = typer.Option("", help="Only variants whose target contains this."),
+    output: Path = typer.Option(None, "-o", "--output", help=OUTPUT_HELP),
 ) -> None:
     """Print kernels, host programs and command buffers of a bundle; all three by default."""
     from aotc.vmfb.bundle import open_bundle
@@ -43,6 +47,9 @@ def command(
 
     opened = open_bundle(str(bundle))
     _check_names(opened, kernel, target)
+    if output is not None:
+        _write_kernels(opened, output, kernel, target)
+        return
     every = not (kernels or bytecode or command_buffers or asm or kernel or source)
     if source:
         from aotc.recompile import source_text
@@ -76,12 +83,7 @@ def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
 
 
 def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
-    from aotc.vmfb.errors import BundleError
-
-    texts = (opened.manifest.get("debug") or {}).get("kernels")
-    if texts is None:
-        hint = "compile again without --no-debug-info"
-        raise BundleError(opened.where, "the bundle holds no kernel text", hint=hint)
+    texts = _texts(opened)
     for row in variant["kernels"]:
         if wanted in row["name"]:
             entry = texts.get(f"{variant['target']}/{row['name']}", {"text": "", "loc": ""})
@@ -89,6 +91,60 @@ def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iter
             if plan := entry.get("plan"):
                 yield f"# plan: {plan}"
             yield entry["text"]
+
+
+def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str) -> None:
+    """Write the kernels of the first variant with CPU kernels as a Python module."""
+    from aotc.ir.loop.parser import parse_kernel
+    from aotc.kernels.numba_front.module_text import module_text
+    from aotc.vmfb.errors import BundleError
+    from aotc.vmfb.host.files import write_whole
+    from aotc_cli.commands.compile import check_output
+
+    check_output(output, opened.where)
+    texts = _texts(opened)
+    parts = [
+        (v["target"], row["name"])
+        for v in opened.manifest["variants"]
+        if target in v["target"]
+        for part, rows in _code_parts(v)
+        if part.get("library") is not None
+        for row in rows
+        if wanted in row["name"]
+    ]
+    if not parts:
+        raise BundleError(opened.where, "no variant has CPU kernels with such names", hint="leave out -o to print them")
+    first = parts[0][0]
+    rows = [texts[f"{variant}/{name}"] for variant, name in parts if variant == first]
+    kernels = [(parse_kernel(row["text"]), _comments(row)) for row in rows]
+    write_whole(str(output), [module_text(kernels, opened.where).encode()])
+
+
+def _code_parts(variant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yield each part of a variant that has code, with its kernels."""
+    begin = 0
+    for part in variant.get("parts", [variant]):
+        end = begin + part.get("count", len(variant["kernels"]))
+        yield part, variant["kernels"][begin:end]
+        begin = end
+
+
+def _comments(row: dict[str, Any]) -> str:
+    """Return the lines of comments above a kernel: its source location and plan."""
+    lines = [f"# from {row['loc']}"] if row["loc"] else []
+    lines += [f"# plan: {row['plan']}"] if "plan" in row else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _texts(opened: OpenedBundle) -> dict[str, Any]:
+    """Return the texts and locations of kernels that the bundle stores."""
+    from aotc.vmfb.errors import BundleError
+
+    texts = (opened.manifest.get("debug") or {}).get("kernels")
+    if texts is None:
+        hint = "compile again without --no-debug-info"
+        raise BundleError(opened.where, "the bundle holds no kernel text", hint=hint)
+    return texts
 
 
 def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:

@@ -28,6 +28,8 @@ MEMORY_HELP = "What a call may take of each memory besides arguments, results an
 STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
 SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
 REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
+COMPILER_HELP = "Of CPU kernels: direct, or numba (each kernel through Numba's front end, to check the former)."
+KERNEL_HELP = "k3_row=my.py: your function in place of this CPU kernel, if it agrees; start from `aotc dump -o`."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 
@@ -50,6 +52,17 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
         if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
         found[name] = tuple(map(int, numbers))
+    return found
+
+
+def replaced_kernels(texts: list[str]) -> dict[str, str]:
+    """Return ``{"k3_row": "my.py"}`` for ``k3_row=my.py``."""
+    found = {}
+    for text in texts:
+        name, _, module = text.partition("=")
+        if not name or not module:
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=FILE.py", param_hint="--kernel")
+        found[name] = module
     return found
 
 

@@ -42,8 +42,8 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def run(case: Case, target: str = "cpu") -> Verdict:
-    """Run ``case`` on both sides, aotc's on ``target``, and compare.
+def run(case: Case, target: str = "cpu", **options: Any) -> Verdict:
+    """Run ``case`` on both sides, aotc's on ``target`` with ``options``, and compare.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def run(case: Case, target: str = "cpu") -> Verdict:
     """
     with jax.enable_x64(case.x64):
         jitted, args, want = by_xla(case)
-        got = run_compiled(compiled(jitted, args, target), args)
+        got = run_compiled(compiled(jitted, args, target, **options), args)
         return compare(case.group, args, got, want, lambda: reference(case.group, jitted, args, want))
 
 
@@ -72,7 +72,7 @@ def run_compiled(bundle: bytes, args: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(out) for out in aotc.load(bundle).invoke("main", *flat)]
 
 
-def compiled(jitted: Any, args: Sequence[Any], target: str, level: int = 2) -> bytes:
+def compiled(jitted: Any, args: Sequence[Any], target: str, level: int = 2, **options: Any) -> bytes:
     """Return the bundle of a jitted function; NotRun if the target has no such op.
 
     On a GPU f32 is multiplied without rounding it to TF32, which is what XLA on a CPU does.
@@ -80,7 +80,7 @@ def compiled(jitted: Any, args: Sequence[Any], target: str, level: int = 2) -> b
     exact = "highest" if target.startswith("cuda") else jax.config.jax_default_matmul_precision
     try:
         with jax.default_matmul_precision(exact):
-            return aotc.compile(jitted, *args, target=target, opt_level=level)
+            return aotc.compile(jitted, *args, target=target, opt_level=level, **options)
     except CompileError as problem:
         message = problem.findings[0].message
         if target != "cpu" and "is not supported on target" in message:

@@ -104,10 +104,10 @@ def code_is_ir() -> None:
     known: dict[tuple[str, str], bytes] = {}
 
     def compile_texts(requests: list[dict[str, Any]], named: list[Any], options: Any) -> list[bytes]:
-        for request, (text, target) in zip(requests, named, strict=True):
+        for request, (text, target, *_) in zip(requests, named, strict=True):
             if (text, target.name) not in known:
                 known[text, target.name] = unoptimised(text, target) if "text" in request else text.encode()
-        return [known[text, target.name] for text, target in named]
+        return [known[text, target.name] for text, target, *_ in named]
 
     cuda_build.compile_texts = compile_texts
     build.Compilation.begin_ahead = lambda self: None

@@ -11,16 +11,20 @@ from aotc.ir.loop.scratch import scratch_bytes
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel
+from aotc.kernels.cpu.custom import MATH_SYMBOLS
 from aotc.kernels.cpu.link import link
 from aotc.kernels.formulas.math import MAX_ULP
 from aotc.targets import host
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 
-def run(kernel, arrays, grid, dims=(), begin=0, target=None):
-    """Compile ``kernel``, for this machine or ``target``, and call it on ``arrays``, outputs last."""
+def run(kernel, arrays, grid, dims=(), begin=0, target=None, by=compile_kernel):
+    """Compile ``kernel``, for this machine or ``target``, and call it on ``arrays``, outputs last.
+
+    ``by`` is its compiler, which may use the C math library if it is not the default.
+    """
     target = target or host()
-    library = loaded(link([compile_kernel(kernel, target)], target))
+    library = loaded(link([by(kernel, target)], target, () if by is compile_kernel else MATH_SYMBOLS))
     pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
     numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
     memory = np.zeros(scratch_bytes(kernel) + 64, np.uint8)
@@ -191,10 +195,17 @@ def _log_gamma(x):
         return np.longdouble(mpmath.nstr(mpmath.loggamma(x).real, 25))
 
 
-def check_every_op(dtype, run_kernel):
-    """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once."""
+def check_every_op(dtype, run_kernel, plain=False):
+    """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once.
+
+    ``plain``: digamma is a sum in 64 bits, which loses digits beside its zeros, and complex functions are for numbers
+    of moderate size.
+    """
     rows = list(every_op(dtype))
     a, b = operands(dtype, 2)
+    if plain and kind_of(dtype) == "c":
+        moderate = (abs(a) < 100) & (abs(b) < 100)
+        a, b = a[moderate], b[moderate]
     outs = [np.zeros(len(a), to_numpy(result)) for _, result in rows]
     run_kernel(one_kernel(f"ops_{dtype}", dtype, rows, len(a)), [a, b, *outs], len(a))
     problems = []
@@ -206,7 +217,7 @@ def check_every_op(dtype, run_kernel):
             want = digamma(a).astype(want.dtype)
             if dtype == "f64":
                 terms = np.finfo(np.float64).eps * (1 + np.log1p(np.abs(a)))
-                want = np.where((a < 0) & (np.abs(np.nan_to_num(got - want)) < 3 * terms), got, want)
+                want = np.where(((a < 0) | plain) & (np.abs(np.nan_to_num(got - want)) < 3 * terms), got, want)
         try:
             agree(scalar.name, dtype, got, want)
         except AssertionError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.access import imports
 from aotc.ir.loop.ir import Kernel
@@ -17,8 +17,9 @@ from aotc.kernels.interface import interface, seal
 from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
+from aotc.kernels.numba_front.replace import module_texts
 from aotc.kernels.worker import target_fields
-from aotc.options import Options
+from aotc.options import NUMBA, Options
 from aotc.progress import begin
 from aotc.targets import Target
 
@@ -103,7 +104,9 @@ class Build:
 
         self._kernels, self._target, self._options, self._custom = kernels, target, options, custom
         self._targets = targets or [target] * len(kernels)
-        self._symbols, named = name_kernels(kernels, self._targets)
+        self._symbols, named = name_kernels(
+            kernels, self._targets, options.kernel_compiler, module_texts(options.replace)
+        )
         fields = target_fields(target)
         users = [_custom_request(c, fields) for c in custom]
         self._first = [] if target in _EXECUTORS else [Named("executor", target)]
@@ -142,8 +145,8 @@ class Build:
         try:
             objects = self._compilation.finish(rest)
         except Refusal as refusal:
-            refused = next(c for c in self._custom if c.symbol == refusal.symbol)
-            raise _refused(refused, refusal.reason) from None
+            refused = next((c for c in self._custom if c.symbol == refusal.symbol), None)
+            raise _refused(refused, refusal.reason) if refused else unfit(refusal.symbol, refusal.reason) from None
         executors = [objects.pop(0) for _ in self._first]
         begin(self._options, "linking")
         infos, table = rest()
@@ -151,7 +154,7 @@ class Build:
         self._compilation.keep()
         for made in executors:
             _link_executor(self._target, made)
-        return Library(self._linker.take(math_symbols() if self._custom else ()), infos)
+        return Library(self._linker.take(math_symbols() if self._calls_math() else ()), infos)
 
     def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
         """Return the manifest's entries of the kernels, and the object with their table."""
@@ -161,6 +164,10 @@ class Build:
         own = {c.symbol for c in self._custom}
         seals = seal(infos, self._target, described)
         return infos, function_table(self._symbols, self._target, imported(self._kernels, ()), own, seals)
+
+    def _calls_math(self) -> bool:
+        """May the library call the C math library? Kernels that are emitted directly do not."""
+        return bool(self._custom) or self._options.kernel_compiler == NUMBA or bool(self._options.replace)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
@@ -218,6 +225,12 @@ def _refused(native: NativeCall, reason: str) -> CompileError:
         hint=f"change it, or register it with native=False and pass custom_calls={{{native.name!r}: function}} "
         "to aotc.load",
     )
+
+
+def unfit(kernel: str, reason: str) -> CompileError:
+    """Return the error about a user's function that cannot replace a kernel."""
+    hint = "edit the function that `aotc dump --kernels -o kernels.py` prints, and keep its name and its parameters"
+    return CompileError.at(UNKNOWN, f"the function in place of kernel {kernel} is refused: {reason}", hint=hint)
 
 
 def build_executor(target: Target, options: Options) -> bytes:

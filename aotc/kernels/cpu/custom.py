@@ -156,7 +156,7 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
     try:
         library = aot.front_end(symbol, aot.Export(shim, types.void, signature), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
-        raise Refused(_told(error)) from error
+        raise Refused(numba_reason(error)) from error
     library.optimize()
     foreign = sorted(library.imports() - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
     if any(name.startswith("NRT_") for name in foreign):
@@ -166,7 +166,7 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
     return library.emit_native_object()
 
 
-def _told(error: Exception) -> str:
+def numba_reason(error: Exception) -> str:
     """Return the line of a Numba error that names the problem, and the line with its location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aotc.ir.loop.ir import Kernel
@@ -16,7 +17,7 @@ from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.jobs.run import CompilerRun, nothing
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.worker import begin_kernel, target_fields
-from aotc.options import Options
+from aotc.options import DIRECT, NUMBA, Options
 from aotc.support.recursion_limit import room_for
 from aotc.targets import Target
 
@@ -27,34 +28,63 @@ COMPILING = "compiling kernels"
 
 
 class Named(NamedTuple):
-    """The text of an object, which is its cache key, and its target."""
+    """The text of an object, its target, and the compiler of a kernel: ``options.DIRECT`` or ``NUMBA``.
+
+    ``source`` is a module with the user's function in place of the kernel ``replaces``.
+    """
 
     text: str
     target: Target
+    compiler: str = DIRECT
+    source: str = ""
+    replaces: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the key of the object in the cache; empty for a user's module, which may import others."""
+        if self.source:
+            return ""
+        return cache.key_of(self.text if self.compiler == DIRECT else f"{self.compiler}\n{self.text}", self.target)
 
 
-def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[list[str], dict[str, Named]]:
+def name_kernels(
+    kernels: Sequence[Kernel], targets: Sequence[Target], compiler: str = DIRECT,
+    replaced: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[list[str], dict[str, Named]]:  # fmt: skip
     """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
 
     A symbol is a digest of the kernel's text, so that equal kernels have equal bundles. If ``targets`` (the kernels'
-    targets) differ, it includes the target's name.
+    targets) differ, it includes the target's name. ``replaced`` has a user's module for some kernels, by name; the
+    symbol of such a kernel includes a digest of the module.
     """
     several = len(set(targets)) > 1
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     symbols: list[str] = []
     named: dict[str, Named] = {}
     digests = {text: sha256(text.encode()).hexdigest()[:24] for text in dict.fromkeys(texts)}
-    for text, target in zip(texts, targets, strict=True):
+    for kernel, text, target in zip(kernels, texts, targets, strict=True):
         own = f"_{_NO_LETTER.sub('_', target.name)}" if several else ""
+        source = replaced.get(kernel.name, "")
+        own += f"_{sha256(source.encode()).hexdigest()[:8]}" if source else ""
         symbols.append(f"aotc_{digests[text]}{own}")
         if symbols[-1] not in named:
-            named[symbols[-1]] = Named(text.replace("def kernel(", f"def {symbols[-1]}(", 1), target)
+            symbol_text = text.replace("def kernel(", f"def {symbols[-1]}(", 1)
+            named[symbols[-1]] = Named(symbol_text, target, NUMBA if source else compiler, source, kernel.name)
     return symbols, named
 
 
 def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
     """Return the requests to a compiler process for some kernels."""
-    return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
+    return [
+        {
+            "text": k.text,
+            "target": target_fields(k.target),
+            "compiler": k.compiler,
+            "source": k.source,
+            "symbol": k.replaces,
+        }
+        for k in named
+    ]
 
 
 def _uses_svml() -> bool:
@@ -82,7 +112,7 @@ class Compilation:
     def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:
         rows = zip(requests, named, strict=True)
         self._keys = [
-            "" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows
+            "" if "custom" in r or not options.cache else k.key for r, k in rows
         ]
         self._made = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
         self._missing = [n for n in range(len(requests)) if n not in self._made]

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels.jobs.pool import CompilerPool, ask, default_jobs
 from aotc.kernels.worker import target_from
+from aotc.options import DIRECT
 
 Finish: TypeAlias = Callable[[], dict[str, Any]]
 """LLVM's part of answering a request; returns the answer that a compiler process would give."""
@@ -268,8 +269,12 @@ OWN_TEXT = 40_000
 
 
 def _is_small(request: dict[str, Any]) -> bool:
-    """Is it a kernel for a CPU whose compilation is short enough not to delay an interrupt?"""
-    return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
+    """Is it a kernel for a CPU whose compilation is short enough not to delay an interrupt?
+
+    Numba's front end needs a process of its own.
+    """
+    direct = request.get("compiler", DIRECT) == DIRECT
+    return direct and _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
 
 
 def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:

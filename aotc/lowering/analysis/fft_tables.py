@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from aotc.ir.loop.forms.fft import stages
+
 
 def radices(n: int) -> tuple[int, ...]:
     """Return radices whose product is ``n``, the largest first; the empty tuple if a prime factor is above 13.
@@ -73,6 +75,17 @@ def twiddles(factors: tuple[int, ...], inverse: bool) -> np.ndarray:
         n = m
     flat = np.concatenate(parts) if parts else np.zeros(1)
     return np.stack([flat.real, flat.imag])
+
+
+def real_twiddles(factors: tuple[int, ...]) -> np.ndarray:
+    """Return the twiddle factors for a real signal of twice the product of ``factors``.
+
+    They are those of the transform of half the length, then the factors that separate even and odd elements.
+    """
+    half = int(np.prod(factors, dtype=np.int64))
+    turns = -0.5j * unit_roots(np.arange(half + 1), 2 * half, False)
+    count = stages(factors)[-1].table
+    return np.concatenate([twiddles(factors, False)[:, :count], [turns.real, turns.imag]], axis=1)
 
 
 def chirp(n: int, inverse: bool) -> np.ndarray:

@@ -13,9 +13,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.loop.forms.fft import stages
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.analysis.fft_tables import chirp, chirp_spectrum, radices, smooth_size, split, twiddles, unit_roots
+from aotc.lowering.analysis.fft_tables import (
+    chirp,
+    chirp_spectrum,
+    radices,
+    real_twiddles,
+    smooth_size,
+    split,
+    twiddles,
+    unit_roots,
+)
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -121,9 +129,7 @@ def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
     factors = radices(half) if n % 2 == 0 and half > 1 else ()
     if not factors or not DFT_POINTS.holds(half):
         return None
-    turns = -0.5j * unit_roots(np.arange(half + 1), n, False)
-    count = stages(factors)[-1].table
-    table = np.concatenate([twiddles(factors, False)[:, :count], [turns.real, turns.imag]], axis=1)
+    table = real_twiddles(factors)
     roots = b.constant(table, TensorType(x.type.dtype, table.shape))
     attrs = {"axis": x.type.rank - 1, "radices": factors, "inverse": False, "scale": 1.0, "real": True}
     return b.make("dft", (x, roots), attrs)

@@ -1,0 +1,55 @@
+"""Check a user's function against the kernel that it replaces, in a compiler process.
+
+Both are compiled for this machine, whatever the target, and called on random arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+from aotc.ir.loop.ir import Kernel
+from aotc.kernels.cpu.custom import MATH_SYMBOLS
+from aotc.kernels.cpu.link import link
+from aotc.kernels.numba_front.compile import compile_kernel
+from aotc.kernels.numba_front.trial import NoTrial, call_native, difference, random_arguments
+from aotc.targets import host
+from aotc.vmfb.host.files import work_folder
+
+# Random arguments on which a function must agree with the kernel that it replaces.
+TRIALS = 3
+_PRINTED, _OWN = "printed", "own"
+
+
+def problem(kernel: Kernel, source: str, name: str) -> str:
+    """Return how function ``name`` of the module ``source`` differs from ``kernel``, or an empty string.
+
+    Raises
+    ------
+    KernelRefused
+        If Numba cannot compile the function.
+    """
+    target = host()
+    objects = [
+        compile_kernel(replace(kernel, name=_PRINTED), target),
+        compile_kernel(replace(kernel, name=_OWN), target, source, name),
+    ]
+    try:
+        with work_folder() as folder:
+            path = folder / "trial.so"
+            path.write_bytes(link(objects, target, MATH_SYMBOLS))
+            return _difference(kernel, ctypes.CDLL(str(path)))
+    except NoTrial as reason:
+        return f"it cannot be checked alone: {reason}"
+
+
+def _difference(kernel: Kernel, library: ctypes.CDLL) -> str:
+    printed, own = (ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in (_PRINTED, _OWN))
+    for seed in range(TRIALS):
+        arguments = random_arguments(kernel, seed)
+        expected, found = arguments.copied(), arguments.copied()
+        call_native(printed, kernel, expected)
+        call_native(own, kernel, found)
+        if said := difference(kernel, expected, found):
+            return f"on random arguments, {said}"
+    return ""

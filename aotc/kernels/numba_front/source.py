@@ -1,0 +1,318 @@
+"""Print a kernel as a Python function that Numba compiles, with the functions of :mod:`aotc.kernels.runtime`.
+
+::
+
+    def k0(x: "f32[3, 8]", o: "f32[3]", scratch, begin, end):
+        for i in range(begin, end):
+            acc = private((1,), f32)
+            acc[0] = f32(0.0)
+            for j in range(0, 8):
+                acc[0] = acc[0] + f32(tanh(x[i, j]))
+            o[i] = acc[0]
+
+The parameters are the arrays, the kernel's dims, the worker's scratch memory (bytes), and a range of the grid. An array
+without dims has one element. Numba ignores the annotations, which are the dtypes and shapes of the loop IR. The text
+does not poll for cancellation, and omits prefetches.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import NamedTuple
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims.algebra import Dim, is_static
+from aotc.ir.loop.forms.fft import Transform
+from aotc.ir.loop.ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    Either,
+    ExternalCall,
+    For,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Prefetch,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    While,
+    is_letter,
+)
+from aotc.ir.loop.scratch import scratch_layout
+from aotc.kernels.numba_front.scalars import ScalarPrinter, bare, storage
+from aotc.vmfb.dtypes import DTYPES
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")
+_BUILTINS = {"range", "min", "max", "abs", "complex", "scratch", "begin", "end"}
+_MASKED = {"i2", "i4", "u2", "u4"}
+
+
+class NumbaSource(NamedTuple):
+    """The text of a function, and the names that it needs from the runtime."""
+
+    text: str
+    names: tuple[str, ...]
+
+    @property
+    def module(self) -> str:
+        """Return the text of a module with the function."""
+        return f"{import_line(self.names)}\n\n\n{self.text}"
+
+
+def import_line(names: tuple[str, ...]) -> str:
+    """Return the import of ``names`` from the runtime."""
+    if not names:
+        return "import aotc.kernels.runtime"
+    line = f"from aotc.kernels.runtime import {', '.join(names)}"
+    if len(line) <= 120:
+        return line
+    return "from aotc.kernels.runtime import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def numba_source(kernel: Kernel) -> NumbaSource:
+    """Return ``kernel`` as a Python function for Numba.
+
+    Raises
+    ------
+    InternalError
+        If the kernel needs threads of a GPU.
+    """
+    first = _KernelPrinter(kernel, frozenset())
+    first.function()
+    printer = _KernelPrinter(kernel, frozenset(first.scalars.used) | _BUILTINS)
+    text = printer.function()
+    return NumbaSource(text, tuple(sorted(printer.scalars.used)))
+
+
+class _KernelPrinter:
+    def __init__(self, kernel: Kernel, reserved: frozenset[str]) -> None:
+        self.kernel, self.reserved, self.scalars = kernel, reserved, ScalarPrinter()
+        self.lines: list[str] = []
+        self.kinds: dict[str, str] = {}  # of each local name, what Numba's type depends on
+        self.integers: dict[str, str] = {}  # dtypes of integers bound by Let
+        self.names: dict[str, str] = {}
+        self.scratch = scratch_layout(kernel)[0]
+        self.heap: list[list[str]] = []
+
+    def function(self) -> str:
+        kernel = self.kernel
+        arrays = [f'{self.bind_buffer(b)}: "{_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
+        match kernel.body:
+            case (For(kind="parallel") as loop,):
+                pass
+            case body:
+                loop = For("item", 0, 1, body, "parallel")
+        var = self.bind(loop.var, "i64")
+        begin, step = self.dim(loop.begin), loop.step
+        first, last = (f"{n} * {step}" if step != 1 else n for n in ("begin", "end"))
+        if loop.begin != 0:
+            first, last = f"{begin} + {first}", f"{begin} + {last}"
+        steps = f", {step}" if step != 1 else ""
+        self.lines.append(f"    for {var} in range({first}, {last}{steps}):")
+        self.block(loop.body, " " * 8)
+        header = f"def {kernel.name}({', '.join([*arrays, *dims, 'scratch', 'begin', 'end'])}):"
+        return "\n".join([header, *self.lines]) + "\n"
+
+    # --- names ---
+
+    def bind(self, name: str, kind: str) -> str:
+        """Return the local name of ``name``; one that is bound to two types has two names."""
+        local = name
+        while local in self.reserved or keyword.iskeyword(local) or self.kinds.get(local, kind) != kind:
+            local += f"_{kind}" if self.kinds.get(local, kind) != kind else "_"
+        self.kinds[local] = kind
+        self.names[name] = local
+        return local
+
+    def bind_buffer(self, buffer: Buffer) -> str:
+        return self.bind(buffer.name, f"{storage(buffer.dtype)}_{max(len(buffer.shape), 1)}")
+
+    def buffer(self, buffer: Buffer) -> str:
+        return self.names[buffer.name]
+
+    # --- indices ---
+
+    def dim(self, e: Dim) -> str:
+        return _NAME.sub(self._integer, str(e))
+
+    def _integer(self, found: re.Match[str]) -> str:
+        name = self.names.get(found[0], found[0])
+        return self.scalars.cast(name, "i64") if self.integers.get(name, "i64") != "i64" else name
+
+    def dims(self, index: tuple[Dim, ...]) -> str:
+        return ", ".join(map(self.dim, index)) if index else "0"
+
+    def shape(self, shape: tuple[Dim, ...]) -> str:
+        return f"({', '.join(map(self.dim, shape or (1,)))}{',' if len(shape) < 2 else ''})"
+
+    def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        return f"{self.buffer(buffer)}[{self.dims(index)}]"
+
+    def start(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        """Return the number of an element, in memory order."""
+        flat: Dim = 0
+        for size, at in zip(buffer.shape, index, strict=True):
+            flat = flat * size + at
+        return self.dim(flat)
+
+    # --- statements ---
+
+    def block(self, body: tuple[Stmt, ...], indent: str) -> None:
+        begin = len(self.lines)
+        self.heap.append([])
+        for stmt in body:
+            self.statement(stmt, indent)
+        for name in self.heap.pop():
+            self.lines.append(indent + self.scalars.call("release", name))
+        if len(self.lines) == begin:
+            self.lines.append(f"{indent}pass")
+
+    def statement(self, stmt: Stmt, indent: str) -> None:
+        match stmt:
+            case Let(var, value):
+                text = self.scalar(value)
+                name = self.bind(var.name, storage(var.dtype) if DTYPES[var.dtype].kind != "f" else var.dtype)
+                if DTYPES[var.dtype].kind in "iu":
+                    self.integers[name] = var.dtype
+                self.lines.append(f"{indent}{name} = {text}")
+            case Store(buffer, index, value, reduce):
+                place, text = self.place(buffer, index), self.scalar(value)
+                if reduce:
+                    old = self._loaded(place, buffer.dtype)
+                    text = self.scalars.combine(reduce, old, text, buffer.dtype)
+                self.lines.append(f"{indent}{place} = {bare(text)}")
+            case For(var, begin, end, body, _, step):
+                bounds = f"{self.dim(begin)}, {self.dim(end)}{f', {step}' if step != 1 else ''}"
+                self.lines.append(f"{indent}for {self.bind(var, 'i64')} in range({bounds}):")
+                self.block(body, indent + "    ")
+            case If(cond, then, otherwise):
+                self.lines.append(f"{indent}if {bare(self.scalar(cond))}:")
+                self.block(then, indent + "    ")
+                if otherwise:
+                    self.lines.append(f"{indent}else:")
+                    self.block(otherwise, indent + "    ")
+            case While(cond, pred, body):
+                inner = indent + "    "
+                self.lines.append(f"{indent}while True:")
+                for before in cond:
+                    self.statement(before, inner)
+                self.lines += [f"{inner}if not {self.scalar(pred)}:", f"{inner}    break"]
+                self.block(body, inner)
+            case Alloc(buffer):
+                self.lines.append(f"{indent}{self._allocation(buffer)}")
+            case Prefetch():
+                pass
+            case Tile():
+                self.lines.append(indent + self._tile(stmt))
+            case Either(buffer, cond, places):
+                shape = self.shape(buffer.shape)
+                one, other = (
+                    self.scalars.call("view", self.buffer(b), self.start(b, at), shape) for b, at in places
+                )
+                choice = f"{one} if {self.scalar(cond)} else {other}"
+                self.lines.append(f"{indent}{self.bind_buffer(buffer)} = {choice}")
+            case ExternalCall(function, args):
+                self.lines.append(indent + self._library_call(function, args))
+            case _:
+                raise InternalError(f"kernels: {type(stmt).__name__} has no text for Numba on a CPU")
+
+    def _allocation(self, buffer: Buffer) -> str:
+        shape, kind = self.shape(buffer.shape), self.scalars.name(storage(buffer.dtype))
+        if buffer.space == "private":
+            return f"{self.bind_buffer(buffer)} = {self.scalars.call('private', shape, kind)}"
+        if is_static(buffer.shape):
+            at = str(self.scratch[buffer.name])
+            return f"{self.bind_buffer(buffer)} = {self.scalars.call('scratch_at', 'scratch', at, shape, kind)}"
+        name = self.bind_buffer(buffer)
+        self.heap[-1].append(name)
+        return f"{name} = {self.scalars.call('allocate', shape, kind)}"
+
+    # --- calls ---
+
+    def _library_call(self, function: str | Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
+        if isinstance(function, Transform):
+            return self._transform(function, args)
+        places = [self._from(buffer, index) for buffer, index in args]
+        letters = sum(is_letter(buffer) for buffer, _ in args)
+        return self.scalars.call("library_call", repr(function), str(letters), f"({', '.join(places)},)")
+
+    def _from(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        """Return the memory from an element on."""
+        return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), "(1,)")
+
+    def _transform(self, t: Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
+        (x, _, out, *rest), scale = args, repr(t.scale)
+        numbers = [self.place(*argument) for argument in rest[len(rest) - t.arguments :]]
+        signals = [self._from(*x), self._from(*out)]
+        if t.real:
+            return self.scalars.call("real_transform", *signals, str(2 * t.points), scale)
+        width = str(t.width or 1) if t.width or not t.pitch else numbers.pop(0)
+        stride = str(t.stride or 1) if t.stride or not t.pitch else numbers.pop(0)
+        return self.scalars.call("transform", *signals, str(t.points), width, stride, str(t.inverse), scale)
+
+    def _tile(self, t: Tile) -> str:
+        form = t.form
+        levels = ", ".join(f"({', '.join(map(self.dim, level))})" for level in t.levels)
+        arrays = [self.buffer(b) for b in (t.out, t.a, t.b)]
+        common = {
+            "rows": str(t.rows), "cols": str(t.cols), "out_base": self.dim(t.out_base),
+            "out_row": self.dim(t.out_row), "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row),
+            "b_base": self.dim(t.b_base), "levels": f"({levels},)", "a_inner": self.dim(t.a_inner),
+            "adds": str(t.adds),
+        }  # fmt: skip
+        if form.scaled:
+            own = {"as_a": self._reader(t.a.dtype), "bits": str(form.bits), "per": str(form.group)}
+            return self.scalars.call("quantized_tile", *arrays, *_keywords(own | common))
+        inner = self.dim(t.b_inner) if t.b_inner != 0 else "1"
+        column = self.dim(t.b_column) if t.b_column != 0 else "1" if t.b_inner != 0 else str(form.group)
+        right = self.scalars.name("offset_i8") if form.offset else self._reader(t.b.dtype)
+        own = {
+            "types": f"({self.scalars.name(t.out.dtype)}, {self._reader(t.a.dtype)}, {right})",
+            "group": str(form.group), "b_inner": inner, "b_column": column,
+        }  # fmt: skip
+        return self.scalars.call("tile", *arrays, *_keywords(own | common))
+
+    def _reader(self, dtype: str) -> str:
+        """Return the function that reads an element of ``dtype``."""
+        return self.scalars.name(f"from_{dtype}" if storage(dtype) != dtype else dtype)
+
+    # --- scalars ---
+
+    def scalar(self, s: Scalar) -> str:
+        match s:
+            case Const():
+                return self.scalars.constant(s)
+            case Index(expr, dtype):
+                text = self.dim(expr)
+                return self.scalars.cast(text, "i64") if dtype == "i64" else self.scalars.convert(text, "i64", dtype)
+            case Var(name=name):
+                return self.names[name]
+            case Load(buffer, index):
+                return self._loaded(self.place(buffer, index), buffer.dtype)
+            case Apply():
+                return self.scalars.apply(s, [self.scalar(a) for a in s.args])
+
+    def _loaded(self, place: str, dtype: str) -> str:
+        if dtype in _MASKED:
+            return self.scalars.cast(place, dtype)
+        bits = DTYPES[dtype].bits
+        if DTYPES[dtype].kind == "f" and bits < 8:
+            return self.scalars.cast(f"{place} & {(1 << bits) - 1}", "u8")
+        return place
+
+
+def _type_text(buffer: Buffer) -> str:
+    return f"{buffer.dtype}[{', '.join(map(str, buffer.shape))}]"
+
+
+def _keywords(fields: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in fields.items()]

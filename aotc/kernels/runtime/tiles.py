@@ -1,0 +1,113 @@
+"""Register tiles and Fourier transforms by their plain meaning: nested loops, one operation after the other."""
+
+from __future__ import annotations
+
+import math
+
+from numba import float32, float64, int8, int32, njit, uint8
+
+from aotc.kernels.runtime.formats import bits_as
+from aotc.kernels.runtime.memory import flat
+
+
+@njit
+def offset_i8(x):
+    """Return an i8 that is stored less 128."""
+    return int32(x) + 128
+
+
+@njit
+def tile(out, a, b, types, rows, cols, out_base, out_row, a_base, a_row, b_base, levels, group, a_inner, b_inner,
+         b_column, adds):  # fmt: skip
+    """Compute the matmul ``out[i, j] = sum_k a[i, k] * b[k, j]`` of a register tile.
+
+    ``types`` are the functions that read an element of ``out``, ``a`` and ``b``; the rows of ``levels`` are extent, and
+    steps in ``a`` and ``b``, of the loops over ``k``, outermost first. Each step has ``group`` terms, ``a_inner`` and
+    ``b_inner`` apart.
+    """
+    as_out, as_a, as_b = types
+    flat_out, flat_a, flat_b = flat(out), flat(a), flat(b)
+    count = 1
+    for level in levels:
+        count *= level[0]
+    for i in range(rows):
+        for j in range(cols):
+            place = out_base + i * out_row + j
+            total = flat_out[place] if adds else as_out(0)
+            for number in range(count):
+                at_a, at_b, rest = a_base + i * a_row, b_base + j * b_column, number
+                for n in range(len(levels) - 1, -1, -1):
+                    k = rest % levels[n][0]
+                    rest = rest // levels[n][0]
+                    at_a += k * levels[n][1]
+                    at_b += k * levels[n][2]
+                for t in range(group):
+                    term = as_out(as_a(flat_a[at_a + t * a_inner])) * as_out(as_b(flat_b[at_b + t * b_inner]))
+                    total = as_out(total + term)
+            flat_out[place] = total
+
+
+@njit
+def _scale(panel, at):
+    """Return the f32 at byte ``at``."""
+    code = int32(0)
+    for n in range(4):
+        code = int32(code | int32(panel[at + n]) << (8 * n))
+    return bits_as(code, float32)
+
+
+@njit
+def quantized_tile(out, a, b, as_a, bits, per, rows, cols, out_base, out_row, a_base, a_row, b_base, levels, a_inner,
+                   adds):  # fmt: skip
+    """Compute the matmul of a register tile whose right operand is a panel of quantized weights.
+
+    A group of the panel has the scales of its columns, then its terms (:mod:`aotc.ir.loop.forms.quantized`). The levels
+    are the groups and the steps of a group; a step has ``per`` terms.
+    """
+    flat_out, flat_a, flat_b = flat(out), flat(a), flat(b)
+    (groups, a_group, chunk), (steps, a_step, _) = levels
+    for i in range(rows):
+        for j in range(cols):
+            place = out_base + i * out_row + j
+            total = flat_out[place] if adds else float32(0)
+            for g in range(groups):
+                panel = b_base + g * chunk
+                scale = _scale(flat_b, panel + 4 * j)
+                for k in range(steps * per):
+                    if bits == 8:
+                        number = int8(flat_b[panel + 4 * cols + k * cols + j])
+                    else:
+                        pair = uint8(flat_b[panel + 4 * cols + (k // 2) * cols + j])
+                        number = int8(int8(pair << 4 if k % 2 == 0 else pair) >> 4)
+                    at_a = a_base + i * a_row + g * a_group + (k // per) * a_step + (k % per) * a_inner
+                    total = float32(total + as_a(flat_a[at_a]) * (float32(number) * scale))
+            flat_out[place] = total
+
+
+@njit
+def transform(x, out, points, width, stride, inverse, scale):
+    """Write the discrete Fourier transforms of ``width`` neighbouring signals, by their definition."""
+    turn = (2.0 if inverse else -2.0) * math.pi / points
+    for w in range(width):
+        for k in range(points):
+            real = imag = 0.0
+            for n in range(points):
+                angle = turn * float64((k * n) % points)
+                cosine, sine = math.cos(angle), math.sin(angle)
+                value = x[n * stride + w]
+                real += value.real * cosine - value.imag * sine
+                imag += value.real * sine + value.imag * cosine
+            out[k * stride + w] = complex(real * scale, imag * scale)
+
+
+@njit
+def real_transform(x, out, points, scale):
+    """Write the first ``points // 2 + 1`` points of the discrete Fourier transform of a real signal."""
+    turn = -2.0 * math.pi / points
+    for k in range(points // 2 + 1):
+        real = imag = 0.0
+        for n in range(points):
+            angle = turn * float64((k * n) % points)
+            real += x[n] * math.cos(angle)
+            imag += x[n] * math.sin(angle)
+        out[k] = complex(real * scale, imag * scale)
