@@ -74,8 +74,8 @@ def tour() -> str:
 
 LOOP_IR = """## Loop IR
 
-Each region becomes a kernel: a Python function, from which aotc emits LLVM IR. A code generator on Numba's compiles that
-to machine code.
+Each region becomes a kernel: a Python function, from which aotc emits LLVM IR. A code generator on Numba's compiles
+that to machine code.
 """
 PRINTED = """`aotc dump --kernels -o kernels.py` prints kernels for Numba: each operation has its type, small floats are
 codes in unsigned integers. `python kernels.py` compares each with the bundle's machine code on random arguments.
