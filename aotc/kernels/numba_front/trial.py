@@ -34,6 +34,7 @@ from aotc.ir.opset import SCALARS
 from aotc.kernels.numba_front.scalars import storage
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 # Scalar operations for which the interpreter runs a kernel whose accesses or iterations depend on its inputs; it takes
 # about a microsecond for each.
@@ -271,8 +272,6 @@ def _array_difference(expected: np.ndarray, found: np.ndarray, dtype: str, ulps:
 
 def _unit(dtype: str) -> float:
     """Return the distance from 1 to the next number of a float, or of the parts of a complex number."""
-    from aotc.vmfb.float_formats import SMALL_FLOATS
-
     if dtype in SMALL_FLOATS:
         return 2.0 ** -SMALL_FLOATS[dtype].mantissa_bits
     return {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "c64": 2.0**-23}.get(dtype, 2.0**-52)
