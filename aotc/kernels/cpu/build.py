@@ -17,7 +17,6 @@ from aotc.kernels.interface import interface, seal
 from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.numba_front.replace import module_texts
 from aotc.kernels.worker import target_fields
 from aotc.options import NUMBA, Options
 from aotc.progress import begin
@@ -105,7 +104,7 @@ class Build:
         self._kernels, self._target, self._options, self._custom = kernels, target, options, custom
         self._targets = targets or [target] * len(kernels)
         self._symbols, named = name_kernels(
-            kernels, self._targets, options.kernel_compiler, module_texts(options.replace)
+            kernels, self._targets, options.kernel_compiler, {name: str(text) for name, text in options.replace.items()}
         )
         fields = target_fields(target)
         users = [_custom_request(c, fields) for c in custom]
