@@ -257,12 +257,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.callbacks not in (REFUSE, DROP):
         raise _wrong(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
-    if options.kernel_compiler not in (DIRECT, NUMBA):
-        raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
-    if not isinstance(options.replace, Mapping) or not all(
-        isinstance(name, str) and isinstance(module, str | os.PathLike) for name, module in options.replace.items()
-    ):
-        raise _wrong(f"replace is {options.replace!r}"[:80], "modules by the names of kernels: {'k3_row': 'my.py'}")
+    _check_kernels(options)
     if options.weights not in ("inline", UNPACKED) and not os.fspath(options.weights).endswith(".safetensors"):
         raise _wrong(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
     for name in _PATHS:
@@ -292,6 +287,16 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"{name} is {getattr(options, name)}", expected)
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+
+
+def _check_kernels(options: Options) -> None:
+    """Check the options about the compilation of kernels."""
+    if options.kernel_compiler not in (DIRECT, NUMBA):
+        raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
+    if not isinstance(options.replace, Mapping) or not all(
+        isinstance(name, str) and isinstance(module, str | os.PathLike) for name, module in options.replace.items()
+    ):
+        raise _wrong(f"replace is {options.replace!r}"[:80], "modules by the names of kernels: {'k3_row': 'my.py'}")
 
 
 def quantization(options: Options) -> tuple[int, int] | None:

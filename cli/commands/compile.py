@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "Compile a model to a bundle."
 ASSIGN = "assign-devices"
+ANNOTATE_HELP = "Print the IR with the device of each op, and why; see `aotc explain`."
 EXAMPLES = """
 aotc compile model.mlir -o model.vmfb
 
@@ -110,9 +111,7 @@ def command(
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
     stack_limit: str = typer.Option("", help=STACK_HELP),
     shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
-    annotate_affinities: bool = typer.Option(
-        False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
-    ),
+    annotate_affinities: bool = typer.Option(False, "--annotate-affinities", help=ANNOTATE_HELP),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     kernel_compiler: str = typer.Option("direct", help=COMPILER_HELP),
     kernel: list[str] = typer.Option([], help=KERNEL_HELP),
@@ -124,14 +123,13 @@ def command(
 
     options = Options(
         target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
-        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
-        bind=tuple(bind), state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
-        dump_ir=dump_ir, reproducer=reproducer,
-        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
+        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize), bind=tuple(bind),
+        state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
+        reproducer=reproducer, print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
-        host_fallback=host_fallback, host_target=host_target,
-        memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
+        host_fallback=host_fallback, host_target=host_target, memory_limit=parse_bytes(memory_limit, "--memory-limit"),
+        stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
         kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel),
     )  # fmt: skip

@@ -262,24 +262,24 @@ class _KernelPrinter:
     def _tile(self, t: Tile) -> str:
         form = t.form
         levels = ", ".join(f"({', '.join(map(self.dim, level))})" for level in t.levels)
-        arrays = [self.buffer(b) for b in (t.out, t.a, t.b)]
-        common = {
-            "rows": str(t.rows), "cols": str(t.cols), "out_base": self.dim(t.out_base),
-            "out_row": self.dim(t.out_row), "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row),
-            "b_base": self.dim(t.b_base), "levels": f"({levels},)", "a_inner": self.dim(t.a_inner),
-            "adds": str(t.adds),
-        }  # fmt: skip
+        common = {"shape": f"({t.rows}, {t.cols})", "levels": f"({levels},)", "adds": str(t.adds)}
+        out = self._operand(t.out, t.out_base, t.out_row)
+        left = self._operand(t.a, t.a_base, t.a_row, t.a_inner)
         if form.scaled:
-            own = {"as_a": self._reader(t.a.dtype), "bits": str(form.bits), "per": str(form.group)}
-            return self.scalars.call("quantized_tile", *arrays, *_keywords(own | common))
-        inner = self.dim(t.b_inner) if t.b_inner != 0 else "1"
-        column = self.dim(t.b_column) if t.b_column != 0 else "1" if t.b_inner != 0 else str(form.group)
-        right = self.scalars.name("offset_i8") if form.offset else self._reader(t.b.dtype)
-        own = {
-            "types": f"({self.scalars.name(t.out.dtype)}, {self._reader(t.a.dtype)}, {right})",
-            "group": str(form.group), "b_inner": inner, "b_column": column,
-        }  # fmt: skip
-        return self.scalars.call("tile", *arrays, *_keywords(own | common))
+            own = {"as_a": self._reader(t.a.dtype), "form": f"({form.bits}, {form.group})"}
+            right = self._operand(t.b, t.b_base)
+            return self.scalars.call("quantized_tile", out, left, right, *_keywords(own | common))
+        inner = t.b_inner if t.b_inner != 0 else 1
+        column = t.b_column if t.b_column != 0 else 1 if t.b_inner != 0 else form.group
+        reader = self.scalars.name("offset_i8") if form.offset else self._reader(t.b.dtype)
+        types = f"({self.scalars.name(t.out.dtype)}, {self._reader(t.a.dtype)}, {reader})"
+        own = {"types": types, "group": str(form.group)}
+        right = self._operand(t.b, t.b_base, column, inner)
+        return self.scalars.call("tile", out, left, right, *_keywords(own | common))
+
+    def _operand(self, buffer: Buffer, *numbers: Dim) -> str:
+        """Return a tile's operand: its array, its first element and its strides."""
+        return f"({', '.join([self.buffer(buffer), *map(self.dim, numbers)])})"
 
     def _reader(self, dtype: str) -> str:
         """Return the function that reads an element of ``dtype``."""

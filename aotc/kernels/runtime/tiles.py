@@ -17,16 +17,18 @@ def offset_i8(x):
 
 
 @njit
-def tile(out, a, b, types, rows, cols, out_base, out_row, a_base, a_row, b_base, levels, group, a_inner, b_inner,
-         b_column, adds):  # fmt: skip
-    """Compute the matmul ``out[i, j] = sum_k a[i, k] * b[k, j]`` of a register tile.
+def tile(out, a, b, types, shape, levels, group, adds):
+    """Compute the matmul ``out[i, j] = sum_k a[i, k] * b[k, j]`` of a register tile of ``shape``.
 
-    ``types`` are the functions that read an element of ``out``, ``a`` and ``b``; the rows of ``levels`` are extent, and
-    steps in ``a`` and ``b``, of the loops over ``k``, outermost first. Each step has ``group`` terms, ``a_inner`` and
-    ``b_inner`` apart.
+    ``out`` is an array, its first element and the stride of rows; ``a`` has also the stride between the ``group`` terms
+    of a step, ``b`` has the stride of columns and that of terms. ``types`` are the functions that read an element of
+    each. The rows of ``levels`` are extent, and steps in ``a`` and ``b``, of the loops over ``k``, outermost first.
     """
-    as_out, as_a, as_b = types
-    flat_out, flat_a, flat_b = flat(out), flat(a), flat(b)
+    to, out_base, out_row = out
+    left, a_base, a_row, a_inner = a
+    right, b_base, b_column, b_inner = b
+    (as_out, as_a, as_b), (rows, cols) = types, shape
+    flat_out, flat_a, flat_b = flat(to), flat(left), flat(right)
     count = 1
     for level in levels:
         count *= level[0]
@@ -57,14 +59,18 @@ def _scale(panel, at):
 
 
 @njit
-def quantized_tile(out, a, b, as_a, bits, per, rows, cols, out_base, out_row, a_base, a_row, b_base, levels, a_inner,
-                   adds):  # fmt: skip
+def quantized_tile(out, a, b, as_a, shape, levels, form, adds):
     """Compute the matmul of a register tile whose right operand is a panel of quantized weights.
 
-    A group of the panel has the scales of its columns, then its terms (:mod:`aotc.ir.loop.forms.quantized`). The levels
-    are the groups and the steps of a group; a step has ``per`` terms.
+    Operands are as for :func:`tile`; ``b`` is the panel and its first byte. A group of the panel has the scales of its
+    columns, then its terms (:mod:`aotc.ir.loop.forms.quantized`). The levels are the groups and the steps of a group;
+    ``form`` is the bits of a term and the terms of a step.
     """
-    flat_out, flat_a, flat_b = flat(out), flat(a), flat(b)
+    to, out_base, out_row = out
+    left, a_base, a_row, a_inner = a
+    right, b_base = b
+    (rows, cols), (bits, per) = shape, form
+    flat_out, flat_a, flat_b = flat(to), flat(left), flat(right)
     (groups, a_group, chunk), (steps, a_step, _) = levels
     for i in range(rows):
         for j in range(cols):
