@@ -86,6 +86,10 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
 def from_exported(exported: jax.export.Exported) -> JaxProgram:
     """Return the program of an export for one device."""
     _check_devices(exported.nr_devices)
+    leaves, kept = exported.in_tree.num_leaves, list(exported.module_kept_var_idx)
+    if kept != sorted({*kept} & {*range(leaves)}) or len(exported.in_avals) != leaves:
+        message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
+        raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
     return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks})
 

@@ -132,6 +132,14 @@ def test_attributes_of_the_wrong_kind_are_refused_or_ignored(attribute, message)
         aotc.compile(text)
 
 
+@pytest.mark.parametrize("kept", [(0, 7), (2, 0), (0, 0), (-1, 0)])
+def test_an_export_that_reads_no_argument_of_its_tree_is_refused(kept):
+    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x, y, z: x + z))(spec, spec, spec)
+    with pytest.raises(CompileError, match="the export is of 3 arrays, and its module reads those numbered"):
+        aotc.compile(replace(exported, module_kept_var_idx=kept))
+
+
 def test_bytecode_for_several_devices_is_refused_as_text_is():
     function = "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
     text = f"module attributes {{mhlo.num_partitions = 2 : i32}} {{ {function} }}"
