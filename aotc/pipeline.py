@@ -25,7 +25,7 @@ from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import Ahead, assemble
-from aotc.driver.declare_state import with_kept
+from aotc.driver.declare_state import with_state
 from aotc.driver.weights import with_values
 from aotc.guard import callers_errors, guard
 from aotc.ir.semantics.verify import verify
@@ -80,11 +80,11 @@ from aotc.options import Options, check_options, with_bytes, with_current_passes
 from aotc.progress import FIRST, begin, timed
 from aotc.source import reader_process
 from aotc.source.embed import embed
-from aotc.source.moves import Ways
+from aotc.source.moves import Origins
 from aotc.source.record import Embedded, recorded
 from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
-from aotc.targets import Target, combine, host_beside, resolve
+from aotc.targets import Target, combine, host_of, resolve
 from aotc.vmfb.profile.cost_record import problem
 from aotc.vmfb.verify.check_bundle import check_bundle
 
@@ -266,7 +266,7 @@ def checked_options(
     if chosen.replace:
         chosen = replace(chosen, replace=module_texts(chosen.replace))
     if chosen.host_target:  # "cpu" means a different target on each machine
-        chosen = replace(chosen, host_target=host_beside((), chosen.host_target).name)
+        chosen = replace(chosen, host_target=host_of((), chosen.host_target).name)
     if chosen.costs and (said := problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
@@ -364,7 +364,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
-    modules = {kind: with_kept(module, options) for kind, module in modules.items()}
+    modules = {kind: with_state(module, options) for kind, module in modules.items()}
     del raw, keep
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):
@@ -372,7 +372,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=bare)
     variants: list[Variant] = []
-    ways, used = [Ways() for _ in targets], list[Ways]()
+    ways, used = [Origins() for _ in targets], list[Origins]()
     with Ahead(signatures, options) as ahead:
         for n, (target, kind) in enumerate(zip(targets, kinds)):
             module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
@@ -390,7 +390,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         check_homes(variants, signatures)
         if not sources:
             return assemble(signatures, variants, options, ahead, program=program)
-        found = POOL.beside(partial(embed, sources.pop(), [v.constants for v in variants], used))
+        found = POOL.in_background(partial(embed, sources.pop(), [v.constants for v in variants], used))
         return assemble(signatures, variants, options, ahead, found.result, program)
 
 

@@ -16,7 +16,7 @@ from aotc.options import Options
 FIRST = "importing the compiler"
 
 
-class Laps:
+class StageTimer:
     """Print the time of each stage to stderr when the next one begins."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Laps:
         print(line("total", self.since - self.begun), file=sys.stderr)
 
 
-_LAPS: ContextVar[Laps | None] = ContextVar("laps", default=None)
+_LAPS: ContextVar[StageTimer | None] = ContextVar("laps", default=None)
 
 
 def line(name: str, seconds: float, number: int = 0) -> str:
@@ -51,7 +51,7 @@ def timed(wanted: bool) -> Iterator[None]:
     if not wanted or _LAPS.get() is not None:
         yield
         return
-    laps = Laps()
+    laps = StageTimer()
     token = _LAPS.set(laps)
     try:
         yield

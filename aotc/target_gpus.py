@@ -31,7 +31,7 @@ class Multiprocessor:
     warp: int = 32
     unit: int = 256
 
-    def held_blocks(self, threads: int, registers: int, shared: int) -> int:
+    def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
         """Return the number of resident blocks.
 
         Blocks have ``threads`` with ``registers`` each, and ``shared`` bytes.
@@ -44,7 +44,7 @@ class Multiprocessor:
 
     def occupancy(self, threads: int, registers: int, shared: int) -> int:
         """Return the occupancy by such blocks: resident threads in percent of the maximum."""
-        return 100 * self.held_blocks(threads, registers, shared) * threads // self.threads
+        return 100 * self.resident_blocks(threads, registers, shared) * threads // self.threads
 
 
 MULTIPROCESSORS = {

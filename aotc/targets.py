@@ -327,7 +327,7 @@ def least() -> Target:
     return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 
 
-def host_beside(targets: Iterable[Target], asked: str = "") -> Target:
+def host_of(targets: Iterable[Target], asked: str = "") -> Target:
     """Return the host target of a GPU: ``asked``, else the CPU target with the fewest features, else a default.
 
     Raises

@@ -97,8 +97,8 @@ def measured(samples: Mapping[str, Callable[[], float]], rounds: int, warm_up: b
     order = list(samples)
     times: dict[str, list[float]] = {name: [] for name in order}
     for number in range(1 if SMOKE else rounds + warm_up):
-        turn = number % max(len(order), 1)
-        for name in order[turn:] + order[:turn]:
+        iteration = number % max(len(order), 1)
+        for name in order[iteration:] + order[:iteration]:
             took = samples[name]()
             if number or not warm_up:
                 times[name].append(took)

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from aotc import __version__
-from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
+from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, resend_dropped_interrupts
 from aotc_cli.shared.iree_options import Spelled
 
 _NAMES = (
@@ -128,7 +128,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may contain arbitrary bytes
     try:
-        with interrupts_come_again():
+        with resend_dropped_interrupts():
             app()
     except KeyboardInterrupt:
         end_interrupted()

@@ -26,10 +26,10 @@ SECTIONS = (
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 
-# What is public for other rooms of the house, not for users.
+# Names that other packages of the project use, and users do not.
 NOT_FOR_USERS = frozenset({
-    "begin", "end", "value", "take", "filled", "follow", "every_function", "prove", "loaded", "default_name", "gpus",
-    "flatten", "give_away", "lose", "reader", "assign", "advance", "at", "render",
+    "begin", "end", "value", "take", "filled", "follow", "every_function", "check_ahead", "loaded", "default_name",
+    "gpus", "flatten", "give_away", "lose", "reader", "assign", "advance", "at", "render",
 })  # fmt: skip
 _SPECIAL = frozenset({"__call__", "__getitem__", "__setitem__"})
 

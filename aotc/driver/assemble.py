@@ -12,7 +12,7 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.driver.signatures import prepared_entries, program_entry, say_sizes, signature
+from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
@@ -138,7 +138,7 @@ def _written(
         for f in module.functions.values()
         if f.public
     }
-    say_sizes(entries, functions)
+    name_sizes(entries, functions)
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
@@ -171,7 +171,7 @@ def _variant_entry(
                 "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
                 "states": b.states,
                 "parameters": len(b.parameters),
-                **({"turns": b.turns} if any(n is not None for n in b.turns) else {}),
+                **({"turns": b.iterations} if any(n is not None for n in b.iterations) else {}),
             }
             for n, b in enumerate(v.command_buffers)
         ],

@@ -39,7 +39,7 @@ def applies(options: Options) -> bool:
     return options.cache and not (watched or warned or own) and options.weights == "inline"
 
 
-def known(path: Path, options: Options) -> bytes | None:
+def cached_bundle(path: Path, options: Options) -> bytes | None:
     """Return the cached bundle for the model in a file, or None if it must be compiled.
 
     The compiler reports errors in the file or the options.

@@ -71,7 +71,7 @@ def prepared_entries(v: Variant) -> dict[str, Any]:
     return entries
 
 
-def say_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
+def name_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
     """Name the symbolic sizes of prepared calls as the public signatures do: lowering renames some symbols."""
     for entry in entries:
         for name, row in entry.get("prepared", {}).items():

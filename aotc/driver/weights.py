@@ -22,7 +22,7 @@ from aotc.options import UNPACKED, Options
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.weights.own import places_of, with_weights
 from aotc.vmfb.weights.safetensors import encode_header, make_row
 
@@ -92,7 +92,7 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
             {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
         )
     _fill(header, parts, at, constants.size)
-    write_whole(path, [encode_header(header), *parts])
+    write_atomically(path, [encode_header(header), *parts])
     return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
 
 

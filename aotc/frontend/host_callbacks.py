@@ -89,13 +89,15 @@ def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
     while True:
         if isinstance(function, functools.partial):
             function = function.func
-        elif getattr(function, "__module__", "").startswith("jax._src.") and "callback" in (held := _held(function)):
+        elif getattr(function, "__module__", "").startswith("jax._src.") and "callback" in (
+            held := _closure_values(function)
+        ):
             function = held["callback"]
         else:
             break
     name = getattr(function, "__name__", type(function).__name__)
     if getattr(function, "__module__", "") == "equinox._errors":
-        messages = _held(function).get("msgs")
+        messages = _closure_values(function).get("msgs")
         if name == "raises" and messages is not None:
             return {"kind": "raise", "messages": [str(m) for m in messages]}
         if name == "tpu_msg":
@@ -106,14 +108,14 @@ def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
 
 
 def _record_of(wrapped: Any) -> Record:
-    ordered = "callback_without_token" in (held := _held(wrapped))
-    function = _held(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
+    ordered = "callback_without_token" in (held := _closure_values(wrapped))
+    function = _closure_values(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
     if isinstance(function, functools.partial) and function.func is checkify.python_err:
         return {"kind": "check", "checks": checks_of(function.args[0], None)}
     maker = getattr(function, "__qualname__", "").partition(".")[0]
-    return _of_function(_KINDS.get(maker, "a callback"), _held(function).get("callback", function), ordered)
+    return _of_function(_KINDS.get(maker, "a callback"), _closure_values(function).get("callback", function), ordered)
 
 
-def _held(function: Any) -> Mapping[str, Any]:
+def _closure_values(function: Any) -> Mapping[str, Any]:
     """Return the closure variables of a function, by name."""
     return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}

@@ -30,7 +30,7 @@ from aotc.ir.dims.compare import decide
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.tensor.ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.options import DROP, Options
-from aotc.support.recursion_limit import room_for
+from aotc.support.recursion_limit import deeper_recursion
 from aotc.vmfb.dtypes import kind_of
 
 _TERMINATORS = frozenset({
@@ -206,7 +206,9 @@ def _import_public(
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
-    with room_for(FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED):  # callees: by their calls
+    with deeper_recursion(
+        FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED
+    ):  # callees: by their calls
         for name, shapes in zip(public, dims):
             _import_entry(session, functions[name], name, shapes, metadata.get("entries", {}).get(name, metadata))
     return session

@@ -131,7 +131,7 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     return jitted.trace(*specs, **keywords), jax.tree.leaves(examples)
 
 
-class _Again:
+class _TracedFunction:
     """A trace in the form of a jitted function, which jax.export traces and lowers with aotc's own rules."""
 
     def __init__(self, traced: Any) -> None:
@@ -150,7 +150,7 @@ class _Again:
         return self.traced.lower(_private_parameters=parameters, **options)
 
 
-class _Exported(_Again):
+class _Exported(_TracedFunction):
     """The same for an export that keeps CHLO ops and complex functions, as calls."""
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
@@ -177,7 +177,7 @@ def _from_traced(traced: Any) -> JaxProgram:
         whole._params = {**whole._params, "keep_unused": True}
     if _is_plain(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
-        return _from_lowered(_Again(whole).lower(parameters, lowering_platforms=("cpu",)))
+        return _from_lowered(_TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",)))
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]

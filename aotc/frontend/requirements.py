@@ -135,10 +135,10 @@ def spoken(
     for name, (n, k) in sizes.items():
         what = f"element {k} of {names[n]}" if params[n].type.rank else names[n]
         places.setdefault(name, (what, sym(name)))
-    return [_told(row, places) for row in rows]
+    return [_reported(row, places) for row in rows]
 
 
-def _told(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
+def _reported(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
     relation, left, right, message, values = row
     mentioned = dict.fromkeys(name for e in values for name in sorted(s.name for s in symbols(e)))
     told = dict(places[name] for name in mentioned if name in places)

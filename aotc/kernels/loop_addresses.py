@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import llvmlite.binding as llvm
 
 
-class _Turns:
+class _Users:
     """The threads that generate machine code at the moment, all with the same value of the option."""
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class _Turns:
         with self.condition:
             self.count -= 1
             if not self.count:
-                self._settle()
+                self._restore()
                 self.condition.notify_all()
 
     def keep(self, more: int) -> None:
         with self.condition:
             self.kept += more
-            self._settle()
+            self._restore()
 
-    def _settle(self) -> None:
+    def _restore(self) -> None:
         """Reset the option if no thread needs it."""
         if self.indexed and not self.count and not self.kept:
             self._set(False)
@@ -44,14 +44,14 @@ class _Turns:
         llvm.set_option("aotc", "-disable-lsr" if indexed else "-disable-lsr=0")
         self.indexed = indexed
 
-    def begin_again(self) -> None:
+    def forget_threads(self) -> None:
         """Forget the parent's threads, in a forked child."""
         self.condition, self.count, self.kept = threading.Condition(), 0, 0
-        self._settle()
+        self._restore()
 
 
-_TURNS = _Turns()
-os.register_at_fork(after_in_child=_TURNS.begin_again)
+_USERS = _Users()
+os.register_at_fork(after_in_child=_USERS.forget_threads)
 
 
 @contextmanager
@@ -62,18 +62,18 @@ def loop_addresses(indexed: bool) -> Iterator[None]:
     gains nothing by it on machines whose addressing modes add and scale. A thread waits while others generate code with
     the other value. Other users of LLVM in this process, such as Numba in a user's thread, get the current value.
     """
-    _TURNS.enter(indexed)
+    _USERS.enter(indexed)
     try:
         yield
     finally:
-        _TURNS.leave()
+        _USERS.leave()
 
 
 @contextmanager
-def kept_addresses() -> Iterator[None]:
+def with_fixed_addresses() -> Iterator[None]:
     """Keep the option's value until all kernels are machine code: changing it takes 80 us."""
-    _TURNS.keep(1)
+    _USERS.keep(1)
     try:
         yield
     finally:
-        _TURNS.keep(-1)
+        _USERS.keep(-1)

@@ -42,7 +42,7 @@ from aotc.lowering.program.stack_to_scratch import stack_to_scratch
 from aotc.lowering.regions.custom_call import CustomCall, custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import DEVICE, HOST, Options
-from aotc.support.recursion_limit import room_for
+from aotc.support.recursion_limit import deeper_recursion
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered
@@ -100,9 +100,7 @@ def nobody(variant: Variant) -> None:
     """Do nothing: the default for the ``known`` callback of :func:`lower`."""
 
 
-def lower(
-    module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody
-) -> Variant:
+def lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody) -> Variant:
     """Lower a fused module to kernels, command buffers and programs for one target.
 
     ``known`` is called as soon as the kernels of the variant are final, before memory and schedules are planned.
@@ -123,10 +121,10 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
-    made_for = regions_by_target(module, target)
-    kernels, custom = _lower_regions(module, target, made_for, options)
+    for_targets = regions_by_target(module, target)
+    kernels, custom = _lower_regions(module, target, for_targets, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    build = partial(Memories, target=target, lower_region=lower_region, made_for=made_for)
+    build = partial(Memories, target=target, lower_region=lower_region, for_targets=for_targets)
     offered = build(_offered(module, target, options), constants=Constants(apart=options.guard))
     for name, function in public.items():
         with during(f"ordering the ops of @{name}"):
@@ -147,7 +145,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     unique = [stack_to_scratch(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
     target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
-    costs = Costs(target, options.costs, made_for, shared)
+    costs = Costs(target, options.costs, for_targets, shared)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
@@ -163,7 +161,9 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
         with during(f"planning memory and schedule of @{name}"):
             stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, _given(shared))
+                verify.after_schedule(
+                    steps[name], function, module.functions, stages, slots, places, _sizes_of_calls(shared)
+                )
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = steps[name].taken
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
@@ -181,7 +181,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     return variant
 
 
-def _given(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
+def _sizes_of_calls(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
     return {name: sized.sizes for name, sized in shared.items()}
 
 
@@ -215,7 +215,7 @@ def _fitted(
     function: Function, module: Module, kernels: dict[str, Kernel], memories: Memories, options: Options
 ) -> tuple[Function, Module]:
     """Return a function with fewer copies and within the memory limit, and the module with the regions it calls."""
-    costs = Costs(_joined(memories.spaces), options.costs, memories.made_for)
+    costs = Costs(_joined(memories.spaces), options.costs, memories.for_targets)
     function = reads_first(function, module.functions, kernels)
     function, functions = alternate_buffers(function, module.functions, kernels, memories)
     module = module.with_functions(functions)
@@ -305,7 +305,7 @@ def _lower_regions(
             kernels[function.name] = replace(lowered[key], name=function.name)
             call = custom_call_of(function)
             if call is not None:
-                custom[_known(call).symbol] = call
+                custom[_registered(call).symbol] = call
         except CompileError as error:
             refused += error.findings
     if refused:
@@ -335,7 +335,7 @@ def _stages(
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
-        buffer = Scheduler(slots, places.__getitem__, variant.costs, _given(shared)).encode(steps)
+        buffer = Scheduler(slots, places.__getitem__, variant.costs, _sizes_of_calls(shared)).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
@@ -344,7 +344,7 @@ def _stages(
 
 
 def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
-    with guard(f"while lowering region {function.name}", options, module), room_for(REGION_FRAMES):
+    with guard(f"while lowering region {function.name}", options, module), deeper_recursion(REGION_FRAMES):
         return lower_region(function, target)
 
 
@@ -359,7 +359,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
             variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
 
 
-def _known(call: CustomCall) -> CustomCall:
+def _registered(call: CustomCall) -> CustomCall:
     """Return ``call``; raise a CompileError with a hint if its function is not registered."""
     if registered(call.name) is None:
         raise CompileError.at(

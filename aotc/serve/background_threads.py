@@ -14,7 +14,7 @@ from aotc.serve.tensors import Buffer
 Result = TypeVar("Result")
 
 
-async def join_aside(parts: Sequence[Buffer]) -> bytes:
+async def join_in_background(parts: Sequence[Buffer]) -> bytes:
     """Join buffers; large ones on another thread, with the GIL released.
 
     The cost of new memory exceeds that of the copy, because the kernel clears each page at the first access.
@@ -22,7 +22,7 @@ async def join_aside(parts: Sequence[Buffer]) -> bytes:
     """
     if sum(map(len, parts)) <= INLINE_BYTES:
         return b"".join(parts)
-    return await run_aside(lambda: b"".join(_pieces(parts)))
+    return await run_in_background(lambda: b"".join(_pieces(parts)))
 
 
 def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
@@ -33,7 +33,7 @@ def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
             yield from (bytes(part[at : at + PIECE_BYTES]) for at in range(0, len(part), PIECE_BYTES))
 
 
-async def run_aside(function: Callable[[], Result]) -> Result:
+async def run_in_background(function: Callable[[], Result]) -> Result:
     """Run a function on a thread and return its result; if the caller is cancelled, the function continues."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()

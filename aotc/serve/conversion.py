@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.background_threads import run_aside
+from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import BAD, CLOSED, TOO_LONG, RequestFault
 from aotc.serve.job_pipe import Job, read, write
 from aotc.serve.limits import INLINE_BYTES, SPARE_CONVERTER_BYTES
@@ -24,7 +24,7 @@ from aotc.serve.protocol import (
     json_size,
     parse_infer,
     parse_object,
-    wanted_outputs,
+    requested_outputs,
 )
 from aotc.serve.tensors import Buffer, datatype_of, to_bytes
 from aotc.vmfb.dtypes import from_numpy
@@ -117,7 +117,7 @@ class Conversion:
         RequestFault
             If a result cannot be represented in JSON, or is too large for it.
         """
-        wanted = wanted_outputs(request, results)
+        wanted = requested_outputs(request, results)
         numbers = [results[output] for output, binary in wanted if not binary]
         if not self.check_numbers(numbers, name, '"binary_data": true'):
             async with self.turn:
@@ -163,7 +163,7 @@ class Conversion:
                 self._idle.pop() if self._idle else _ConverterProcess(EXPANSION * self.most + SPARE_CONVERTER_BYTES)
             )
             try:
-                found = await run_aside(lambda: process.exchange(job, body))
+                found = await run_in_background(lambda: process.exchange(job, body))
             except BaseException:
                 process.end()
                 raise

@@ -113,7 +113,7 @@ class Engine:
         """
         ticket = Ticket(protocol)
         try:
-            self._check_room()
+            self._check_capacity()
         except RequestFault as error:
             self.metrics.ended("", protocol, error.status, perf_counter() - ticket.began)
             raise
@@ -129,7 +129,7 @@ class Engine:
             self._count(ticket)
             ticket.error = None  # its traceback references the ticket and all memory of the request
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         if self.closing:
             raise RequestFault(CLOSED, "", "the server is ending", hint="another server", retry=1)
         if self._in_flight >= self.settings.queue:

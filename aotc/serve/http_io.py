@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from aotc.serve.background_threads import join_aside
+from aotc.serve.background_threads import join_in_background
 from aotc.serve.engine import Engine
 from aotc.serve.errors import CANCELLED, CLOSED, COMPRESSED, TOO_LONG, UNAUTHORIZED, RequestFault, status_of, text_of
 from aotc.serve.limits import PIECE_BYTES
@@ -61,7 +61,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
             raise _too_long(f"more than {most}", most)
         lease.grow(len(part))
         if not event.get("more_body", False):
-            return part if not parts else await join_aside([*parts, part])
+            return part if not parts else await join_in_background([*parts, part])
         if parts and len(parts[-1]) < PIECE_BYTES:
             parts[-1] += part  # avoids an object, larger than its data, for each small part
         else:
@@ -146,9 +146,9 @@ class ClientWatch:
         self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
 
     def _begin(self) -> None:
-        self._watcher = asyncio.ensure_future(self._look())
+        self._watcher = asyncio.ensure_future(self._watch())
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True

@@ -104,7 +104,7 @@ class Connections:
             await asyncio.sleep(min(pause, MOST_LOOK_SECONDS))
             now = loop.time()
             for connection in list(self.open):
-                connection.look(now)
+                connection.close_if_expired(now)
 
 
 # Pipelined requests that may wait on a connection; with more it is closed. A read of 256 KiB may contain thousands,
@@ -210,7 +210,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     # ------------------------------------------------------------ timeouts
 
-    def look(self, now: float) -> None:
+    def close_if_expired(self, now: float) -> None:
         """Close the connection if its timeout has expired."""
         limits, passed = self._limits, now - self._since
         unread = self.transport.get_write_buffer_size()

@@ -119,7 +119,7 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
     return found
 
 
-def wanted_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) -> list[tuple[str, bool]]:
+def requested_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) -> list[tuple[str, bool]]:
     """Return the names of the outputs of a response, each with True for binary."""
     return request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
 
@@ -136,7 +136,7 @@ def infer_answer(
     """
     rows: list[dict[str, Any]] = []
     tensors: list[Buffer] = []
-    for output, binary in wanted_outputs(request, results):
+    for output, binary in requested_outputs(request, results):
         array = results[output]
         row: dict[str, Any] = {"name": output, "datatype": datatype_of(from_numpy(array.dtype))}
         row["shape"] = list(array.shape)

@@ -19,7 +19,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from aotc.serve.background_threads import run_aside
+from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
@@ -161,11 +161,11 @@ class Repository:
         """
         async with self._lock:
             try:
-                found, unreadable = await run_aside(self._scan)
+                found, unreadable = await run_in_background(self._scan)
             except OSError as error:
-                self._say_trouble(f"{error.strerror or error}: {error.filename or self._settings.source}")
+                self._scan_periodically(f"{error.strerror or error}: {error.filename or self._settings.source}")
                 raise RequestFault(CLOSED, "", "the folder of models cannot be read", self.trouble) from None
-            self._say_trouble("")
+            self._scan_periodically("")
             for name, reason in unreadable.items():
                 if self.unreadable.get(name) != reason:
                     self._log.error("cannot be read", extra={"fields": {"model": name, "error": reason}})
@@ -191,7 +191,7 @@ class Repository:
             reasons = [reason for _, reason in self.failures.values()]
             raise VmError("", reasons[0] if reasons else f"{self._settings.source} has gone")
 
-    def _say_trouble(self, trouble: str) -> None:
+    def _scan_periodically(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
             self._log.error("the folder cannot be read", extra={"fields": {"error": trouble}})
         self.trouble = trouble
@@ -217,7 +217,9 @@ class Repository:
         try:
             if outside:
                 raise BundleError(path, "a link leads out of the folder", outside)
-            model = await run_aside(lambda: ServedModel(name, version, path, stamp, self._settings, not self._one))
+            model = await run_in_background(
+                lambda: ServedModel(name, version, path, stamp, self._settings, not self._one)
+            )
         except Exception as error:
             expected = isinstance(error, BundleError | VmError | OSError | MemoryError)
             reason = str(error) if expected and str(error) else f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """A model to the segments of a bundle: compressed bytecode, without the weights that the bundle has anyway.
 
 Weights are packed for their kernels. Each large constant of the model is searched for among the arrays of the bundle
-and their origins (:class:`aotc.source.moves.Ways`). A constant that is found is replaced by its checksum and the way
+and their origins (:class:`aotc.source.moves.Origins`). A constant that is found is replaced by its checksum and the way
 back to it. Others stay in the bytecode, or are stored next to it if they cannot be compressed.
 """
 
@@ -20,7 +20,7 @@ from aotc.ir.program.ir import Constants
 from aotc.ir.tensor.ir import TensorType
 from aotc.source.bytecode import large_elements
 from aotc.source.limits import LARGE_BYTES
-from aotc.source.moves import Way, Ways
+from aotc.source.moves import Origin, Origins
 from aotc.source.record import VERSION, Embedded, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
 
@@ -37,7 +37,7 @@ class Segments:
     weights: list[memoryview]
 
 
-def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Ways]) -> Segments:
+def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
     """Return the segments of ``source`` in a bundle whose variants have ``constants``, packed in these ``ways``."""
     code = memoryview(source.code)
     cuts = large_elements(source.code, LARGE_BYTES)
@@ -88,7 +88,7 @@ def _squeezes(elements: memoryview) -> bool:
 
 
 def _places(
-    code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Ways]
+    code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Origins]
 ) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the positions in the bundle of the elements of ``cuts``, where it has them."""
     wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
@@ -107,7 +107,7 @@ def _places(
     return places
 
 
-def _place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Way) -> dict[str, Any]:
+def _place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Origin) -> dict[str, Any]:
     shape = list(array.shape)
     return {"variant": variant, "offset": offset, "size": array.nbytes, "dtype": dtype, "shape": shape, "way": way}
 

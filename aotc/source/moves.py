@@ -17,7 +17,7 @@ from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.source.limits import LARGE_BYTES
 from aotc.vmfb.dtypes import size_of, to_numpy
 
-Way = tuple[tuple[Any, ...], ...]
+Origin = tuple[tuple[Any, ...], ...]
 
 
 def go_back(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
@@ -87,19 +87,19 @@ MOST_FOLDS = 4
 
 
 @dataclass
-class Ways:
+class Origins:
     """Possible ways back of a compilation, by the type of the packed constant.
 
     They are collected from the modules that passes fold, by type and not by name: the user of a way compares its
     result.
     """
 
-    of: dict[TensorType, dict[tuple[Way, TensorType], None]] = field(default_factory=dict)
+    of: dict[TensorType, dict[tuple[Origin, TensorType], None]] = field(default_factory=dict)
 
     def learn(self, module: Module) -> None:
         """Record how the ops of ``module`` rearrange large constants."""
         for function in module.functions.values():
-            made: dict[Value, tuple[Way, TensorType]] = {}
+            made: dict[Value, tuple[Origin, TensorType]] = {}
             for op in walk(function.body):
                 if op.name == "constant":
                     made.update((v, ((), v.type)) for v in op.results if _is_large(v.type))
@@ -111,12 +111,12 @@ class Ways:
                 elif op.name == "gather" and op.operands[0] in made and op.operands[0].type.rank == 2:
                     # gather_panels may replace the table by a matmul's panels, packed from its transpose.
                     table = op.operands[0].type
-                    turned = TensorType(table.dtype, table.shape[::-1])
-                    self.of.setdefault(turned, {})[(("transpose", (1, 0)),), table] = None
+                    swapped = TensorType(table.dtype, table.shape[::-1])
+                    self.of.setdefault(swapped, {})[(("transpose", (1, 0)),), table] = None
 
-    def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Way, np.ndarray]]:
+    def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Origin, np.ndarray]]:
         """Yield possible origins of ``array``, itself first, each with the way back."""
-        found: list[tuple[Way, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
+        found: list[tuple[Origin, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
         for way, made, now, folds in found:
             yield way, made
             if folds < MOST_FOLDS:

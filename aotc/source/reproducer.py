@@ -22,7 +22,7 @@ from aotc.options import Options
 from aotc.source.limits import MOST_SOURCE_BYTES
 from aotc.source.record import KNOWN, recorded, refused_option
 from aotc.targets import Target
-from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.manifest import ANY, problems
 
 NAME = "reproducer.zip"
@@ -77,7 +77,7 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
         if trace:
             archive.writestr(_TRACE, trace)
     try:
-        write_whole(path, [held.getbuffer()])
+        write_atomically(path, [held.getbuffer()])
     except OSError as error:
         raise CompileError.at(Loc(path), f"cannot write the reproducer: {error.strerror or error}") from None
 

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 Function = TypeVar("Function", bound=Callable)
 
 
-def kept(function: Function) -> Function:
+def memoized(function: Function) -> Function:
     """Memoise ``function`` with an LRU cache of 4096 entries; it is thread-safe.
 
     Use it for questions that repeat in every layer of a model. Results outlive the model, so they must be small.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def room_for(frames: int) -> Iterator[None]:
+def deeper_recursion(frames: int) -> Iterator[None]:
     """Raise Python's recursion limit by ``frames`` while the block runs."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + frames)

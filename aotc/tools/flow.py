@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from aotc.lowering.cost_model.work import UNKNOWN_SIZE, turns_or_guess
+from aotc.lowering.cost_model.work import UNKNOWN_SIZE, iterations_or_estimate
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
@@ -71,11 +71,11 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class FlowSpan:
-    """A loop over the steps from ``begin`` to ``end`` (exclusive); ``turns`` counts its iterations, None if unknown."""
+    """A loop over the steps from ``begin`` to ``end`` (exclusive); ``iterations`` is its trip count or None."""
 
     begin: int
     end: int
-    turns: int | None
+    iterations: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +150,19 @@ class Flow:
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
-        """Return the executions of a step inside ``within``, with branches taken; see :func:`turns_of`."""
-        return prod(self.turns_of(part) for part in within.split(" > "))
+        """Return the executions of a step inside ``within``, with branches taken; see :func:`iterations_of`."""
+        return prod(self.iterations_of(part) for part in within.split(" > "))
 
-    def turns_of(self, name: str) -> int:
+    def iterations_of(self, name: str) -> int:
         """Return the iterations of a loop, a guess where they are unknown, and 1 for a branch."""
         if not name.startswith("loop"):
             return 1
-        return turns_or_guess(self.loops[int(name.split()[1])].turns)
+        return iterations_or_estimate(self.loops[int(name.split()[1])].iterations)
 
     def is_guessed(self, within: str) -> bool:
         """Return True if the iteration count of any of these loops is a guess."""
         loops = (part for part in within.split(" > ") if part.startswith("loop"))
-        return any(self.loops[int(part.split()[1])].turns is None for part in loops)
+        return any(self.loops[int(part.split()[1])].iterations is None for part in loops)
 
     def name_of(self, step: FlowStep) -> str:
         """Return the name of a step's kernel."""
@@ -264,7 +264,7 @@ class _Walker:
     def __init__(self, flow: Flow, buffers: Buffers, texts: Sequence[str]) -> None:
         self.flow, self.buffers, self.texts = flow, buffers, texts
         self.graphs = self.branches = 0
-        self.turns: Iterator[int | None] = iter(())  # iteration counts of the loops ahead
+        self.iterations: Iterator[int | None] = iter(())  # iteration counts of the loops ahead
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         """Do nothing: results are not allocated."""
@@ -272,7 +272,7 @@ class _Walker:
     def take(self, index: int, argument: int) -> None:
         """Do nothing: arguments are not moved."""
 
-    def judge(self, condition: Any, message: str, values: list[Any]) -> None:
+    def check_assertion(self, condition: Any, message: str, values: list[Any]) -> None:
         """Do nothing: checks have no values."""
 
     def block(self, slot: int, offset: int, size: int) -> None:
@@ -288,7 +288,7 @@ class _Walker:
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Record the commands of a buffer."""
-        self.turns = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
+        self.iterations = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
         self._nodes(self.buffers.nodes[number], parameters, "")
 
     def _nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
@@ -299,7 +299,7 @@ class _Walker:
                 case WhileNode():
                     block = self._open_block(True)
                     begin, inner = len(self.flow.steps), f"{within}loop {len(self.flow.loops)} > "
-                    at, span = len(self.flow.loops), FlowSpan(begin, begin, next(self.turns, None))
+                    at, span = len(self.flow.loops), FlowSpan(begin, begin, next(self.iterations, None))
                     self.flow.loops.append(span)
                     self._nodes(node.condition, parameters, inner)
                     self._nodes(node.body, parameters, inner)

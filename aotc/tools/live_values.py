@@ -38,7 +38,7 @@ class MemoryRow:
     first: int
     last: int
     type: str
-    made_by: str
+    added_by: str
     loc: str
     read_by: list[str] = field(default_factory=list)
     replaced: int = -1
@@ -103,7 +103,7 @@ class _Walk:
                 for value in self._at(place):
                     value.row.replaced = step.number
                     self.current.remove(value)
-                made = _LiveValue(self._made(step, place, type_), step.number)
+                made = _LiveValue(self._create(step, place, type_), step.number)
                 self.listed[made] = None
                 self.current.append(made)
 
@@ -120,7 +120,7 @@ class _Walk:
         """Process each side with the values from before the branch."""
         before, ends = self.current, list[tuple[list[_LiveValue], int]]()
         for begin, end in block.sides:
-            self.current = [self._again(value, block.begin, begin) for value in before]
+            self.current = [self._copy_for_side(value, block.begin, begin) for value in before]
             self.run(begin, end)
             ends.append((self.current, end - 1))
         merged = list(self.current)
@@ -133,7 +133,7 @@ class _Walk:
                     merged.append(value)
         self.current = merged
 
-    def _again(self, value: _LiveValue, start: int, begin: int) -> _LiveValue:
+    def _copy_for_side(self, value: _LiveValue, start: int, begin: int) -> _LiveValue:
         """Return ``value``, or a copy for the side from ``begin`` if an earlier side of the branch overwrote it."""
         if value.row.replaced < start:
             return value
@@ -156,7 +156,7 @@ class _Walk:
         space = self.flow.spaces[self.flow.slots.home(slot)].name
         return [v for v in self.current if v.row.space == space and v.row.offset < end and begin < v.row.end]
 
-    def _made(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
+    def _create(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.home(slot)].name
         loc = self.locs[step.kernel] if step.kernel >= 0 else ""

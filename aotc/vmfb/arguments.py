@@ -66,7 +66,7 @@ class Argument:
             value = self.as_ours(value, where)
         ours = isinstance(value, DeviceArray)
         if ours:
-            self.check_kept(value, where)
+            self.check_not_donated(value, where)
         stays = ours and gpu >= 0 and value.ordinal == gpu
         array = value if stays else self._as_array(value, where)
         if array.dtype is not self.dtype:
@@ -78,7 +78,7 @@ class Argument:
             array = np.array(array, order="C", copy=True)
         return array
 
-    def is_held(self, value: DeviceArray, gpu: int) -> bool:
+    def is_exact(self, value: DeviceArray, gpu: int) -> bool:
         """Return True if a GPU array has exactly the static type of the signature and can be passed as it is."""
         same = value.ordinal == gpu and value.dtype is self.dtype and value.shape == self.dims
         return same and not value.donated
@@ -93,15 +93,15 @@ class Argument:
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
             return value
-        from aotc.vmfb.devices.cuda.foreign import taken  # only for values of other types
+        from aotc.vmfb.devices.cuda.foreign import imported_array  # only for values of other types
 
         try:
-            found = taken(value)
+            found = imported_array(value)
         except Exception as error:  # it runs code of the value's class
             raise VmError(where, f"{self.label} cannot be taken as it is: {error}") from error
         return value if found is None else found
 
-    def check_kept(self, value: DeviceArray, where: str) -> None:
+    def check_not_donated(self, value: DeviceArray, where: str) -> None:
         """Refuse an array that was donated to an earlier call."""
         if value.donated:
             found = type_text(dtype_text(value.dtype), value.shape)
@@ -144,12 +144,12 @@ class Argument:
         if found is not value:
             return found.numpy()
         try:
-            taken = on_host(value)
+            imported_array = on_host(value)
         except Exception:  # as above
-            taken = None
-        if taken is None:
+            imported_array = None
+        if imported_array is None:
             raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
-        return taken
+        return imported_array
 
     def _from_scalar(self, value: Any, where: str) -> np.ndarray:
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
@@ -212,7 +212,7 @@ def prepared(
     """
     places = gpus or [-1] * len(arguments)
     arrays = [
-        v if gpu >= 0 and isinstance(v, DeviceArray) and a.is_held(v, gpu) else a.prepare(v, where, gpu)
+        v if gpu >= 0 and isinstance(v, DeviceArray) and a.is_exact(v, gpu) else a.prepare(v, where, gpu)
         for a, v, gpu in zip(arguments, values, places, strict=True)
     ]
     _own_donated(arguments, arrays, donate)
@@ -309,7 +309,7 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
         return out
     label = f"out[{number}]"
     try:
-        found = out if isinstance(out, DeviceArray) else _taken_for_writing(out)
+        found = out if isinstance(out, DeviceArray) else _writable_array(out)
     except Exception as error:  # it runs code of the buffer's class
         raise VmError(where, f"{label} cannot be written to: {error}") from error
     if found is None:
@@ -324,14 +324,14 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
     return found.numpy() if found.ordinal < 0 else found
 
 
-def _taken_for_writing(out: Any) -> Any:
+def _writable_array(out: Any) -> Any:
     """Import a buffer of another library as an array of the same memory; None if that is not possible."""
-    from aotc.vmfb.devices.cuda.foreign import taken  # only for such buffers
+    from aotc.vmfb.devices.cuda.foreign import imported_array  # only for such buffers
     from aotc.vmfb.devices.host_arrays import on_host
 
     if isinstance(out, np.ndarray | np.generic):
         return None
-    found = taken(out, writes=True)
+    found = imported_array(out, writes=True)
     return on_host(out, writes=True) if found is None else found
 
 

@@ -114,17 +114,17 @@ def table_end(table: Sequence[dict[str, Any]]) -> int:
 
 
 def write_file(path: str, parts: list[Any]) -> None:
-    """Write ``parts`` to a file as :func:`aotc.vmfb.host.files.write_whole` does.
+    """Write ``parts`` to a file as :func:`aotc.vmfb.host.files.write_atomically` does.
 
     Raises
     ------
     BundleError
         If it cannot be written; an existing file is unchanged.
     """
-    from aotc.vmfb.host.files import write_whole  # not needed by a process that only loads
+    from aotc.vmfb.host.files import write_atomically  # not needed by a process that only loads
 
     try:
-        write_whole(path, parts)
+        write_atomically(path, parts)
     except ValueError as error:  # an invalid path
         raise BundleError(repr(path), f"cannot write the bundle: {error}") from error
     except OSError as error:
@@ -234,7 +234,7 @@ class OpenedBundle:
             self._verified.add(number)
         return data
 
-    def open_beside(self, path: str) -> MappedFile:
+    def open_companion(self, path: str) -> MappedFile:
         """Open another file that belongs to the bundle, mapped or copied."""
         return MappedFile(path, self.copied)
 

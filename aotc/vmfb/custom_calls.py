@@ -178,7 +178,7 @@ class _Failures:
     def __init__(self) -> None:
         self._lock = new_lock()
         self._calling: list[int] = []
-        self._found: list[tuple[str, BaseException, set[int]]] = []
+        self._errors: list[tuple[str, BaseException, set[int]]] = []
 
     def begin(self) -> None:
         """Register a call of this thread."""
@@ -187,7 +187,7 @@ class _Failures:
     def end(self) -> None:
         """Remove the call of this thread, and its unreported exceptions."""
         self._calling.remove(get_ident())
-        while self._found and self.take() is not None:
+        while self._errors and self.take() is not None:
             pass
 
     def add(self, name: str, error: BaseException) -> None:
@@ -195,7 +195,7 @@ class _Failures:
         me = get_ident()
         with self._lock:
             calls = {me} if me in self._calling else set(self._calling)
-            self._found.append((name, error, calls))
+            self._errors.append((name, error, calls))
         for thread in calls:  # later results may depend on its results and are not valid
             running = RUNNING.get(thread)
             if running is not None:
@@ -203,16 +203,16 @@ class _Failures:
 
     def take(self) -> tuple[str, BaseException] | None:
         """Return the first exception for this thread's call; each call gets it once."""
-        if not self._found:
+        if not self._errors:
             return None
         me = get_ident()
         with self._lock:
-            for row in self._found:
+            for row in self._errors:
                 name, error, calls = row
                 if me in calls:
                     calls.remove(me)
                     if not calls:
-                        self._found.remove(row)
+                        self._errors.remove(row)
                     return name, error
         return None
 

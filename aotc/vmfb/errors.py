@@ -29,10 +29,10 @@ class _Fault(Exception):
         super().__init__(_render(where, what, found, expected, hint))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), str(self), self.__dict__)
+        return _unpickle, (type(self), str(self), self.__dict__)
 
 
-def _again(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
+def _unpickle(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
     """Unpickle an error of another process, whose message is already complete."""
     error = kind.__new__(kind, message)
     error.__dict__.update(more)

@@ -210,7 +210,7 @@ class RuntimeFunction(Protocol):
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
         """Run the function, with submissions run by a stepper that ``make`` constructs."""
 
-    def prove(self) -> None:
+    def check_ahead(self) -> None:
         """Make the checks of a first call in advance."""
 
 

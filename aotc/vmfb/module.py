@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.api.entry import Again, Entry
+from aotc.vmfb.api.entry import Entry, PickledModule
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose, implied_places
@@ -91,11 +91,11 @@ def load(
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
-    module.again = Again(_load_again, bundle.path, (*asked, max_in_flight, timeout, weights))
-    return module.told()
+    module.again = PickledModule(_unpickle, bundle.path, (*asked, max_in_flight, timeout, weights))
+    return module.with_entry()
 
 
-def _load_again(path: str, asked: Sequence[Any]) -> LoadedModule:
+def _unpickle(path: str, asked: Sequence[Any]) -> LoadedModule:
     """Unpickle a module: load it here with the same options."""
     names = ("devices", "threads", "verify", "custom_calls", "copy", "trusted_keys", "untrusted", "memory_limit")
     return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), asked)))
@@ -145,7 +145,7 @@ def _load(
         executable.limits = limits
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
-        module.prove()
+        module.check_ahead()
     if weights is not None or bundle.manifest.get("weights"):
         from aotc.vmfb.api.weighted import give_weights  # only for bundles with such weights
 
@@ -191,7 +191,7 @@ class LoadedModule(Keeping):
             self._functions = {name: LimitedFunction(f, limits) for name, f in self._functions.items()}
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
-        self.again = Again(_load_again, None, ())
+        self.again = PickledModule(_unpickle, None, ())
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], SubmittedCall]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
@@ -236,7 +236,7 @@ class LoadedModule(Keeping):
         try:
             function = self._functions.get(name) if isinstance(name, str) else None
             if function is None or donate is not False or results:
-                function = self._asked(name, donate, results)
+                function = self._function(name, donate, results)
             if results == DEVICE and not trace:
                 made = function.run(arrays, out, donate, results)
                 return on_devices(made, function.signature.results, out, self.home)
@@ -294,7 +294,7 @@ class LoadedModule(Keeping):
             array that was passed to another submission with ``donate=True``; a negative deadline.
         """
         try:
-            function = self._asked(name, donate, results)
+            function = self._function(name, donate, results)
             found = self._submitted.get((name, results))
             if found is None:
                 from aotc.vmfb.submit.call import SubmittedCall  # only for submissions
@@ -324,9 +324,9 @@ class LoadedModule(Keeping):
 
     def loaded(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise VmError if it does not exist."""
-        return self._asked(name, False, "")
+        return self._function(name, False, "")
 
-    def _asked(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
+    def _function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
         """Return a function by name, with the options of its call checked."""
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
@@ -351,7 +351,7 @@ class LoadedModule(Keeping):
         from aotc.vmfb.profile.profile import profile  # not needed by a process that only runs a bundle
         return profile(self, self._executable, name, arrays, repeat)
 
-    def told(self) -> LoadedModule:
+    def with_entry(self) -> LoadedModule:
         """Return the module, after telling its functions how it can be loaded again."""
         for function in self.functions.values():
             function.again = self.again
@@ -376,10 +376,10 @@ class LoadedModule(Keeping):
             raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
         return name
 
-    def prove(self) -> None:
+    def check_ahead(self) -> None:
         """Make all checks of first calls that do not depend on shapes; raise on failure."""
         for function in self._functions.values():
-            function.prove()
+            function.check_ahead()
 
     def __getattr__(self, name: str) -> Any:
         functions = self.__dict__.get("functions", {})

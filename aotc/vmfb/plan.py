@@ -109,13 +109,13 @@ class Plan:
         layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
         return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
 
-    def judged_after(self) -> list[tuple[Judgement, ...]]:
+    def assertions_by_submission(self) -> list[tuple[Judgement, ...]]:
         """Return the assertions to check before the first submission, after the first, after the second..."""
         stages = range(len(self.submissions) + 1)
         return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
 
 
-def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
+def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
     """Check assertions; ``read(slot, offset, dtype)`` returns an integer in memory.
 
     Raises
@@ -129,7 +129,7 @@ def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int])
             raise judgement.failure(read)
 
 
-def run_judged(
+def run_with_assertions(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
 ) -> VmError | None:
     """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""

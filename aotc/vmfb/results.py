@@ -89,7 +89,7 @@ class Residence:
             if argument >= 0 and stays[number] and out[number] is None and isinstance(arrays[argument], np.ndarray):
                 arrays[argument] = owner.put(arrays[argument], self._name(number))
             if argument >= 0:
-                made.append(_taken(out[number], arrays, argument, number, where))
+                made.append(_donated_memory(out[number], arrays, argument, number, where))
             elif stays[number] and out[number] is None:
                 made.append(owner.empty(shape, dtype, self._name(number)))
             else:
@@ -128,7 +128,7 @@ def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence
     return found
 
 
-def _taken(given: Any, arrays: list[Any], argument: int, number: int, where: str) -> Any:
+def _donated_memory(given: Any, arrays: list[Any], argument: int, number: int, where: str) -> Any:
     """Return a donated argument's memory for a result; an ``out=`` buffer replaces the argument."""
     if given is not None:
         check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)

@@ -289,9 +289,9 @@ class LoadedFunction:
             self._run_program([x.shape for x in arrays], cast("Session", live))  # without assertions
         finally:
             live.session.close()
-        return [self._made(live.made(i), i) for i in range(len(live.results))]
+        return [self._present(live.made(i), i) for i in range(len(live.results))]
 
-    def _made(self, x: _Result | None, number: int) -> _Result:
+    def _present(self, x: _Result | None, number: int) -> _Result:
         if x is None:
             raise VmError(self.where, f"the program returned without result {number}")
         return x
@@ -313,7 +313,7 @@ class LoadedFunction:
         donated = [a.donated for a in self.arguments]
         return CallMemory(arguments, donated, self.signature.results, self.residence.constants)
 
-    def prove(self) -> None:
+    def check_ahead(self) -> None:
         """Verify a program of static shapes before its first call.
 
         Raises
@@ -334,7 +334,7 @@ class LoadedFunction:
             self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
-            made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
+            made = [self._present(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
                 len(self.arguments),
                 tuple(zip(made, self.result_dtypes)),

@@ -31,7 +31,7 @@ def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
     return RNG.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
-def lstm(turns: Any, x: Any, h: Any, c: Any, w: Any, u: Any) -> Any:
+def lstm(iterations: Any, x: Any, h: Any, c: Any, w: Any, u: Any) -> Any:
     """A recurrent cell over the rows of ``x``, again and again."""
 
     def step(i: Any, state: Any) -> Any:
@@ -41,7 +41,7 @@ def lstm(turns: Any, x: Any, h: Any, c: Any, w: Any, u: Any) -> Any:
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(a) * jnp.tanh(b)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
-    return jax.lax.fori_loop(0, turns, step, (h, c))
+    return jax.lax.fori_loop(0, iterations, step, (h, c))
 
 
 def lstm_case(batch: int, width: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -53,7 +53,7 @@ def lstm_case(batch: int, width: int) -> tuple[Callable[..., Any], tuple[Any, ..
     )  # fmt: skip
 
 
-def lorenz(turns: Any, y: Any) -> Any:
+def lorenz(iterations: Any, y: Any) -> Any:
     """Steps of Runge and Kutta's method."""
 
     def field(y: Any) -> Any:
@@ -65,47 +65,47 @@ def lorenz(turns: Any, y: Any) -> Any:
         c = field(y + 0.0005 * b)
         return y + 0.001 / 6 * (a + 2 * b + 2 * c + field(y + 0.001 * c))
 
-    return jax.lax.fori_loop(0, turns, step, y)
+    return jax.lax.fori_loop(0, iterations, step, y)
 
 
-def decode(turns: Any, token: Any, table: Any, w: Any) -> Any:
+def decode(iterations: Any, token: Any, table: Any, w: Any) -> Any:
     """A token follows from the last one, until there are enough, or the end is one of them."""
 
-    def goes_on(state: Any) -> Any:
+    def continue_while(state: Any) -> Any:
         n, token, _ = state
-        return (n < turns) & (token != -1)
+        return (n < iterations) & (token != -1)
 
     def step(state: Any) -> Any:
         n, token, h = state
         h = jnp.tanh(h * 0.9 + table[token])
         return n + 1, jnp.argmax(h @ w).astype(jnp.int32), h
 
-    return jax.lax.while_loop(goes_on, step, (jnp.int32(0), token, jnp.zeros(table.shape[1])))
+    return jax.lax.while_loop(continue_while, step, (jnp.int32(0), token, jnp.zeros(table.shape[1])))
 
 
-def relax(turns: Any, x: Any, a: Any) -> Any:
+def relax(iterations: Any, x: Any, a: Any) -> Any:
     """Steps towards the solution of a system, while it is not near enough."""
 
-    def goes_on(state: Any) -> Any:
+    def continue_while(state: Any) -> Any:
         n, x = state
-        return (jnp.abs(x).max() > 1e-30) & (n < turns)
+        return (jnp.abs(x).max() > 1e-30) & (n < iterations)
 
-    return jax.lax.while_loop(goes_on, lambda s: (s[0] + 1, s[1] - 0.1 * (a @ s[1]) + 0.1), (jnp.int32(0), x))
+    return jax.lax.while_loop(continue_while, lambda s: (s[0] + 1, s[1] - 0.1 * (a @ s[1]) + 0.1), (jnp.int32(0), x))
 
 
-def randoms(turns: Any, key: Any) -> Any:
+def randoms(iterations: Any, key: Any) -> Any:
     """Sums of random numbers."""
 
     def step(i: Any, total: Any) -> Any:
         return total + jax.random.uniform(jax.random.fold_in(key, i), (256,))
 
-    return jax.lax.fori_loop(0, turns, step, jnp.zeros(256))
+    return jax.lax.fori_loop(0, iterations, step, jnp.zeros(256))
 
 
-def switches(turns: Any, x: Any) -> Any:
+def switches(iterations: Any, x: Any) -> Any:
     """A branch in each turn."""
     some = [lambda x: jnp.tanh(x @ x), lambda x: x * 0.5, jnp.cos]
-    return jax.lax.fori_loop(0, turns, lambda i, x: jax.lax.switch(i % 3, some, x), x)
+    return jax.lax.fori_loop(0, iterations, lambda i, x: jax.lax.switch(i % 3, some, x), x)
 
 
 def chains(x: Any, w: Any, ways: int = 4, length: int = 6) -> Any:
@@ -171,7 +171,7 @@ def theirs(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[[]
 
 def an_iteration(make: Callable[[tuple[Any, ...]], Callable[[], Any]], arrays: tuple[Any, ...]) -> tuple[float, float]:
     """Return the seconds of an iteration, and of a call with few of them."""
-    few, many = (seconds(make((np.int32(turns), *arrays))) for turns in (FEW, MANY))
+    few, many = (seconds(make((np.int32(iterations), *arrays))) for iterations in (FEW, MANY))
     return (many - few) / (MANY - FEW), few
 
 

@@ -123,8 +123,8 @@ def loops() -> Iterator[tuple[str, Program]]:
 
     def mandelbrot(re: Any, im: Any) -> Any:
         c = re[None] + 1j * im[:, None]
-        turn = lambda _, s: (jnp.where(jnp.abs(s[0]) < 2, s[0] ** 2 + c, s[0]), s[1] + (jnp.abs(s[0]) < 2))
-        return lax.fori_loop(0, 40, turn, (c * 0, jnp.zeros(c.shape, "int32")))[1]
+        iteration = lambda _, s: (jnp.where(jnp.abs(s[0]) < 2, s[0] ** 2 + c, s[0]), s[1] + (jnp.abs(s[0]) < 2))
+        return lax.fori_loop(0, 40, iteration, (c * 0, jnp.zeros(c.shape, "int32")))[1]
 
     yield "mandelbrot", (mandelbrot, (np.linspace(-2, 1, 64, dtype="float32"), np.linspace(-1, 1, 64, dtype="float32")))
 

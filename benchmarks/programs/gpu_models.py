@@ -163,7 +163,7 @@ def llama_prefill() -> Case:
         wide = x.astype(jnp.float32)
         return (wide * lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * gain).astype(x.dtype)
 
-    def turned(x: Any) -> Any:
+    def transposed(x: Any) -> Any:
         angle = jnp.arange(length)[:, None] * 10000.0 ** (-jnp.arange(32) / 32.0)
         sin, cos = jnp.sin(angle)[:, None], jnp.cos(angle)[:, None]
         a, b = jnp.split(x.astype(jnp.float32), 2, -1)
@@ -174,7 +174,7 @@ def llama_prefill() -> Case:
         for b in w["blocks"]:
             h = scaled(x, b["n1"])
             q, k, v = ((h @ b[n]).reshape(1, length, -1, 64) for n in "qkv")
-            seen = nn.dot_product_attention(turned(q), turned(k), v, is_causal=True)
+            seen = nn.dot_product_attention(transposed(q), transposed(k), v, is_causal=True)
             x = x + seen.reshape(1, length, dim) @ b["o"]
             h = scaled(x, b["n2"])
             x = x + (nn.silu(h @ b["gate"]) * (h @ b["up"])) @ b["down"]

@@ -250,11 +250,11 @@ def updates_of_rows() -> Program:
     """Fifty times three rows of a matrix are added to, in place."""
 
     def updated(x: Any, places: Any, y: Any) -> Any:
-        def turn(k: Any, x: Any) -> Any:
+        def iteration(k: Any, x: Any) -> Any:
             rows = jax.lax.dynamic_slice(x, (places[k], 0), (3, 64))
             return jax.lax.dynamic_update_slice(x, rows + y[k], (places[k], 0))
 
-        return jax.lax.fori_loop(0, 50, turn, x)
+        return jax.lax.fori_loop(0, 50, iteration, x)
 
     return updated, (normal(256, 64), integers(250, 50), normal(50, 3, 64))
 

@@ -22,9 +22,9 @@ from benchmarks import options, report, timing
 TURNS = (40, 30, 20, 10)
 
 
-def loop(w: jax.Array, x: jax.Array, turns: int) -> jax.Array:
+def loop(w: jax.Array, x: jax.Array, iterations: int) -> jax.Array:
     """A loop of products, each of which needs the one before."""
-    return jax.lax.fori_loop(0, turns, lambda i, c: jnp.tanh(c @ w), x)
+    return jax.lax.fori_loop(0, iterations, lambda i, c: jnp.tanh(c @ w), x)
 
 
 def one(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -37,10 +37,10 @@ def two(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return loop(w, x, TURNS[0]), loop(x, w, TURNS[0])
 
 
-def diamond(w: jax.Array, x: jax.Array, turns: tuple[int, ...] = TURNS) -> jax.Array:
+def diamond(w: jax.Array, x: jax.Array, iterations: tuple[int, ...] = TURNS) -> jax.Array:
     """Loops between a product and a sum."""
     first = jnp.tanh(x @ w)
-    return sum((loop(w, first * (n + 1), count) for n, count in enumerate(turns)), jnp.zeros_like(x))
+    return sum((loop(w, first * (n + 1), count) for n, count in enumerate(iterations)), jnp.zeros_like(x))
 
 
 def loaded(function: Callable[..., object], arrays: list[np.ndarray], threads: int) -> timing.Call:
@@ -62,7 +62,8 @@ def run(
     table.add("one loop", loops.least("one"), loops.median("one"), None)
     table.add("two loops", loops.least("two"), loops.median("two"), loops.least("two") / loops.least("one"))
     calls = {
-        "longest path": loaded(partial(diamond, turns=TURNS[:1]), arrays, 1), "one thread": loaded(diamond, arrays, 1),
+        "longest path": loaded(partial(diamond, iterations=TURNS[:1]), arrays, 1),
+        "one thread": loaded(diamond, arrays, 1),
         "diamond": loaded(diamond, arrays, threads),
     }  # fmt: skip
     times = timing.interleaved(calls, rounds=rounds)

@@ -133,7 +133,7 @@ def command(
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
         kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel),
     )  # fmt: skip
-    _compile(models, output, (options, _given(context)), custom_calls, quiet)
+    _compile(models, output, (options, _command_line_options(context)), custom_calls, quiet)
 
 
 def _printed(print_after: str, annotate: bool) -> str:
@@ -152,7 +152,7 @@ def _compile(
     ``said`` contains the options, and the names of those on the command line: a reproducer may supply the others.
     """
     from aotc.source import reader_process, reproducer
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
 
     options = said[0]
     if str(output) == "-" and not options.stop_after:
@@ -170,7 +170,7 @@ def _compile(
     with warnings_as_sentences():
         if options.stop_after:
             text = _stopped(source, options)
-            print(text) if str(output) == "-" else write_whole(str(output), [text.encode()])
+            print(text) if str(output) == "-" else write_atomically(str(output), [text.encode()])
         else:
             _write_bundle(source, output, options, quiet)
 
@@ -185,7 +185,7 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
 
     start = perf_counter()
     if isinstance(source, Path) and (data := bundle_cache.known(source, options)) is not None:
-        write_made(output, aotc.Bundle(data), start, quiet)
+        write_compiled(output, aotc.Bundle(data), start, quiet)
         return
     with timed(options.timings):
         targets = options.target.count(",") + 1
@@ -194,10 +194,10 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
         ) as progress:  # a bar would interrupt the lines of the IR
             data = aotc.compile(source, options=replace(options, progress=progress))
         begin(replace(options, progress=None), "writing the file")
-        write_made(output, data, start, quiet)
+        write_compiled(output, data, start, quiet)
 
 
-def _given(context: typer.Context) -> list[str]:
+def _command_line_options(context: typer.Context) -> list[str]:
     """Return the fields of the options that are given on the command line."""
     from dataclasses import fields
 
@@ -212,7 +212,7 @@ def _given(context: typer.Context) -> list[str]:
     return [f.name for f in fields(Options) if f.name in names]
 
 
-def write_made(output: Path, data: Bundle, start: float, quiet: bool) -> None:
+def write_compiled(output: Path, data: Bundle, start: float, quiet: bool) -> None:
     """Write a bundle whose compilation began at ``start``, and print a summary unless ``quiet``."""
     data.save(output)
     if not quiet:

@@ -98,7 +98,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     from aotc.ir.loop.parser import parse_kernel
     from aotc.kernels.numba_front.module_text import module_text
     from aotc.vmfb.errors import BundleError
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
 
     check_output(output, opened.where)
@@ -117,7 +117,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     first = parts[0][0]
     rows = [texts[f"{variant}/{name}"] for variant, name in parts if variant == first]
     kernels = [(parse_kernel(row["text"]), _comments(row)) for row in rows]
-    write_whole(str(output), [module_text(kernels, opened.where).encode()])
+    write_atomically(str(output), [module_text(kernels, opened.where).encode()])
 
 
 def _code_parts(variant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

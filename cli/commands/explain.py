@@ -136,11 +136,11 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
 def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     """Print the device of each argument, op and result of a model with its reason, and the transfers."""
     from aotc.tools.explain.affinity import explain_affinity
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
 
     report = explain_affinity(source, **flags)
     if picture is not None:
-        write_whole(str(picture), [report.picture.encode()])
+        write_atomically(str(picture), [report.picture.encode()])
     if as_json:
         import json
 
@@ -221,7 +221,7 @@ def _bundle(
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
     from aotc_cli.shared.inputs import parse_sizes
 
     opened, target = _opened(source, flags)
@@ -230,7 +230,7 @@ def _bundle(
     explain = explain_schedule if subject is Subject.schedule else explain_memory
     report: Any = explain(opened, name, sizes, target)
     if picture is not None:
-        write_whole(str(picture), [report.picture.encode()])
+        write_atomically(str(picture), [report.picture.encode()])
     if as_json:
         import json
 
@@ -280,9 +280,9 @@ def _print_schedule(report: ScheduleReport) -> None:
         rows.append((f"{r.number}{mark}", r.within, *runs, *((r.device,) if several else ()), r.kernel, *known))
     times = ("predicted", "measured")
     device = ("device",) if several else ()
-    turned = ("runs",) if loops else ()
-    headings = ("step", "within", *turned, *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
-    print_table(headings, rows, right=(*turned, *times, "bytes"))
+    transposed = ("runs",) if loops else ()
+    headings = ("step", "within", *transposed, *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
+    print_table(headings, rows, right=(*transposed, *times, "bytes"))
     what = f"{count_text(len(rows), 'command')} of @{report.function} for {report.target}"
     where = _WORKERS[tuple(sorted(report.kinds))]
     least = f"at least {shown(report.path)} if all that can overlaps (*)"
@@ -303,7 +303,7 @@ def _print_memory(report: MemoryReport) -> None:
         mark = " *" if r.first <= report.at <= r.last else ""
         steps, readers = f"{r.first}-{r.last}{mark}", ", ".join(r.read_by)
         space = (r.space,) if len(report.arenas) > 1 else ()
-        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.made_by, readers, r.loc))
+        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.added_by, readers, r.loc))
     several = ("space",) if len(report.arenas) > 1 else ()
     headings = ("steps", *several, "offset", "bytes", "value", "made by", "read by", "from")
     print_table(headings, rows, right=("offset", "bytes"))

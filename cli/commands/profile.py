@@ -51,7 +51,7 @@ def command(
     """
     import aotc
     from aotc.vmfb.bundle import open_bundle, write_file
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
     from aotc.vmfb.profile.chrome import events_text
     from aotc.vmfb.profile.stored_records import with_profile
     from aotc_cli.commands.compile import check_output
@@ -81,7 +81,7 @@ def command(
     if apply:
         _apply(model, written, source, record, quiet)
     elif is_json:
-        write_whole(str(written), [events_text(traced, record).encode()])
+        write_atomically(str(written), [events_text(traced, record).encode()])
     elif written is not None:
         write_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
 
@@ -97,12 +97,12 @@ def _need_source(source: Any) -> None:
 def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool) -> None:
     """Recompile the source of a bundle with a record."""
     import aotc
-    from aotc_cli.commands.compile import write_made
-    from aotc_cli.commands.upgrade import weights_beside
+    from aotc_cli.commands.compile import write_compiled
+    from aotc_cli.commands.upgrade import external_weights_of
 
     assert written is not None
-    start, weights = perf_counter(), weights_beside(model, written)
-    write_made(written, aotc.upgrade(source, costs=record, weights=weights), start, quiet)
+    start, weights = perf_counter(), external_weights_of(model, written)
+    write_compiled(written, aotc.upgrade(source, costs=record, weights=weights), start, quiet)
 
 
 def compiled(model: Path) -> bytes | None:

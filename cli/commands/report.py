@@ -32,7 +32,7 @@ def command(
 
     It shows what `aotc explain` says, and the times that `aotc profile` left in the bundle, if it did.
     """
-    from aotc.vmfb.host.files import write_whole
+    from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
     from aotc_cli.shared.units import count_text, size_text
 
@@ -42,7 +42,7 @@ def command(
     from aotc.tools.page.build import page_of
 
     data = page_of(facts).encode()
-    write_whole(str(output), [data])
+    write_atomically(str(output), [data])
     print(f"{output}: {count_text(len(facts['kernels']), 'kernel')}, {size_text(len(data))}")
 
 

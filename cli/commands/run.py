@@ -72,7 +72,7 @@ def command(
     that NumPy cannot name as the unsigned integers of their bits, and i4 and i2 as int8.
     """
     import aotc
-    from aotc_cli.shared.finite_watch import kept_if_it_fails, watched_call
+    from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
 
     if random and zeros:
@@ -89,7 +89,7 @@ def command(
     sizes = parse_sizes(dims, signature.arguments)
     if random or zeros:
         values += make_values(signature.arguments[len(values) :], sizes, random, seed)
-    with kept_if_it_fails(reproducer, bundle, name, values, threads):
+    with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module, name, values) if nan_watch else None
         results, odd = called or (_call(module, name, values, repeat, trace), False)
     _show(results, signature.results, places, limit)
@@ -107,12 +107,12 @@ def _compare(
 
     wanted = [None if text == "(ignored)" else text for text in expected]
     given = [t for t in wanted if t is not None]
-    rows = iter(parse_values(given, _kept(named, wanted), "--expected_output"))
+    rows = iter(parse_values(given, _requested(named, wanted), "--expected_output"))
     check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
     print("[SUCCESS] all function outputs matched their expected values.")
 
 
-def _kept(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
+def _requested(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
     return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
 
 

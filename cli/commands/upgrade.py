@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from aotc_cli.commands.compile import check_output, write_made
+from aotc_cli.commands.compile import check_output, write_compiled
 from aotc_cli.shared.compile_options import parse_specialized
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.progress_bar import progress_bar
@@ -56,13 +56,13 @@ def command(
         flags["bind"] = tuple(bind)
     if specialize:
         flags["specialize"] = parse_specialized(specialize)
-    place = weights or weights_beside(bundle, written)
+    place = weights or external_weights_of(bundle, written)
     with progress_bar(quiet) as progress:
         data = aotc.upgrade(bundle, target=target, weights=place, cache=cache, jobs=jobs, progress=progress, **flags)
-    write_made(written, data, start, quiet)
+    write_compiled(written, data, start, quiet)
 
 
-def weights_beside(bundle: Path, written: Path) -> str:
+def external_weights_of(bundle: Path, written: Path) -> str:
     """Return the destination of external weights: next to the new bundle, under their old name; else ``inline``."""
     from aotc.recompile import weights_file
     from aotc.vmfb.bundle import open_bundle

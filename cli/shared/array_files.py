@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.files import write_atomically
 
 Named = Mapping[str, np.ndarray]
 _WIDEST = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}  # of numbers; c: of parts
@@ -68,7 +68,7 @@ def write_arrays(path: str, arrays: Named) -> None:
     OSError
         If the file cannot be written.
     """
-    write_whole(path, WRITERS[suffix_of(path)](arrays))
+    write_atomically(path, WRITERS[suffix_of(path)](arrays))
 
 
 def _to_npz(arrays: Named) -> list[Any]:

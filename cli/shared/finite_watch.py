@@ -23,7 +23,7 @@ def watched_call(module: Any, name: str, values: Sequence[Any]) -> tuple[list[An
 
 
 @contextmanager
-def kept_if_it_fails(
+def reproducer_on_failure(
     folder: Path | None, bundle: Path, name: str, values: Sequence[Any], threads: int | None
 ) -> Iterator[None]:
     """Write a reproducer of a call to ``folder`` before the call, and remove it after success.

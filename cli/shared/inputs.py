@@ -23,7 +23,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.host.files import append_whole, write_whole
+from aotc.vmfb.host.files import append_all_or_none, write_atomically
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 from aotc_cli.shared.array_files import by_name, read_arrays
 
@@ -297,5 +297,5 @@ def save_array(path: str, array: np.ndarray, append: bool) -> None:
     stored = np.ascontiguousarray(to_storage(array)).reshape(array.shape)
     header = BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-    write = append_whole if append else write_whole
+    write = append_all_or_none if append else write_atomically
     write(path, [header.getvalue(), stored])

@@ -15,11 +15,11 @@ _AGAIN_SECONDS = 0.01
 
 
 @contextmanager
-def interrupts_come_again() -> Iterator[None]:
+def resend_dropped_interrupts() -> Iterator[None]:
     """Raise an interrupt again if Python drops it inside the block, unless the process has its own handler."""
     before = sys.unraisablehook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        sys.unraisablehook = _come_again
+        sys.unraisablehook = _resend
     try:
         yield
     finally:
@@ -33,7 +33,7 @@ def end_interrupted() -> NoReturn:
     sys.exit(INTERRUPTED)
 
 
-def _come_again(unraisable: sys.UnraisableHookArgs) -> None:
+def _resend(unraisable: sys.UnraisableHookArgs) -> None:
     """Send the interrupt again a little later: Python drops exceptions from finalizers and collector callbacks."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)

@@ -23,7 +23,7 @@ def read_models(words: Sequence[str]) -> Any:
     A word that is an existing file is a path. Otherwise the part before its first ``=`` is a name, unless it contains a
     slash.
     """
-    named = [_parted(word) for word in words]
+    named = [_name_and_path(word) for word in words]
     if len(named) == 1 and not named[0][0]:
         return _read(named[0][1])
     models: dict[str, str] = {}
@@ -42,7 +42,7 @@ def read_models(words: Sequence[str]) -> Any:
     return {name: _read(path) for name, path in models.items()}
 
 
-def _parted(word: str) -> tuple[str, str]:
+def _name_and_path(word: str) -> tuple[str, str]:
     """Return the name and the path of a word; the name is empty for a path alone."""
     name, equals, path = word.partition("=")
     if not name or not equals or "/" in name or (os.path.isfile(word) and not os.path.isfile(path)):

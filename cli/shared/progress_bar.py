@@ -27,7 +27,7 @@ def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report
     return nullcontext() if quiet or not sys.stderr.isatty() else Bar(targets)
 
 
-class Way:
+class StageProgress:
     """Progress of a compilation for several targets, from the reports of its stages."""
 
     def __init__(self, targets: int = 1) -> None:
@@ -58,7 +58,7 @@ def left_text(part: float, seconds: float) -> str:
     """Return the estimated time left as text after ``seconds``; empty while the estimate is too uncertain."""
     if part < 0.05 or seconds < 0.5:
         return ""
-    return said(seconds * (1 - part) / part)
+    return duration_text(seconds * (1 - part) / part)
 
 
 def left_in_stage(done: int, rest: int, seconds: float) -> float:
@@ -66,7 +66,7 @@ def left_in_stage(done: int, rest: int, seconds: float) -> float:
     return seconds * rest / done if done >= 3 else 0.0
 
 
-def said(rest: float) -> str:
+def duration_text(rest: float) -> str:
     """Return a duration left as text."""
     return f"about {rest:.0f} s left" if rest < 90 else f"about {rest / 60:.0f} min left"
 
@@ -75,7 +75,7 @@ class Bar:
     """A progress bar on stderr, drawn by rich (a dependency of typer)."""
 
     def __init__(self, targets: int = 1) -> None:
-        self._way = Way(targets)
+        self._progress = StageProgress(targets)
         self._stage, self._since, self._first = "", 0.0, 0
 
     def __enter__(self) -> Report:
@@ -94,13 +94,13 @@ class Bar:
 
     def update(self, done: int, total: int, what: str) -> None:
         """Show the progress that a compilation reports."""
-        part = self._way.update(done, total, what)
+        part = self._progress.update(done, total, what)
         counted = f"{what} {done}/{total}" if total > 1 else what
         now = perf_counter()
         if what != self._stage:
             self._stage, self._since, self._first = what, now, done
         rest = left_in_stage(done - self._first, total - done, now - self._since) if what == _KERNELS else 0.0
-        left = said(rest) if rest else left_text(part, now - self._begun)
+        left = duration_text(rest) if rest else left_text(part, now - self._begun)
         self.bar.update(self.task, completed=part, description=counted, left=left)
 
     def __exit__(self, *_: object) -> None:

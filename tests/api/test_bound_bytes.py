@@ -26,7 +26,7 @@ def converted(w, x):
     return x @ w["a"].astype(x.dtype)
 
 
-def turned(w, x):
+def transposed(w, x):
     return x @ w["a"].T.astype(x.dtype)
 
 
@@ -89,7 +89,7 @@ PROGRAMS = {
     **{f"linear, {m}": (linear, square(BF16), rows(m, BF16), 1.1) for m in (1, 8, 64)},
     **{f"f32 rows, {m}": (converted, square(BF16), rows(m, F32), 1.1) for m in (1, 8, 64)},
     **{f"f16, {m}": (converted, square(jnp.float16), rows(m, F32), 1.1) for m in (1, 8)},
-    **{f"turned, {m}": (turned, square(BF16), rows(m, F32), 1.1) for m in (1, 8)},
+    **{f"turned, {m}": (transposed, square(BF16), rows(m, F32), 1.1) for m in (1, 8)},
     **{f"swiglu, {m}": (swiglu, square(BF16, "ab"), rows(m, BF16), 1.1) for m in (1, 8)},
     **{f"swiglu of f32 rows, {m}": (swiglu, square(BF16, "ab"), rows(m, F32), 1.1) for m in (1, 8)},
     **{f"attention, {m}": (attention, square(BF16, "abcd"), rows(m, BF16), 1.1) for m in (1, 40)},

@@ -20,13 +20,13 @@ FEW, ENDLESS = np.int32(3), np.int32(2**31 - 1)
 SOON = 0.05
 
 
-def turns(x, n):
+def iterations(x, n):
     return {"y": jax.lax.fori_loop(0, n, lambda i, a: jnp.sin(a) + 1, x)}
 
 
 @pytest.fixture(scope="module")
 def bundle():
-    return aotc.compile(turns, X, FEW)
+    return aotc.compile(iterations, X, FEW)
 
 
 @pytest.fixture(scope="module")

@@ -219,8 +219,8 @@ def test_calls_with_a_limit_go_the_short_way_in_turn(load, long_ways):
 
 
 def test_a_timeout_ends_a_loop(load):
-    turns = lambda x, n: jax.lax.fori_loop(0, n, lambda i, a: jnp.sin(a) + 1, x)
-    module = load(aotc.compile(turns, X, np.int32(3), target=TARGET), timeout=3.0)
+    iterations = lambda x, n: jax.lax.fori_loop(0, n, lambda i, a: jnp.sin(a) + 1, x)
+    module = load(aotc.compile(iterations, X, np.int32(3), target=TARGET), timeout=3.0)
     is_close(module(X, np.int32(0)), X)
     with pytest.raises(DeadlineExceeded):
         module(X, np.int32(2**31 - 1))

@@ -116,7 +116,7 @@ def wait_for_it():
 def interrupts():
     """The handlers of the ``aotc`` command; those of the tests' process come back."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with interrupt.interrupts_come_again():
+    with interrupt.resend_dropped_interrupts():
         yield
     signal.signal(signal.SIGINT, before)
 

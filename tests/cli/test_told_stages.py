@@ -12,7 +12,7 @@ import aotc
 from aotc import progress as stages
 from aotc.options import Options
 from aotc.pipeline import PASSES
-from aotc_cli.shared.progress_bar import Way, left_in_stage, left_text, said
+from aotc_cli.shared.progress_bar import StageProgress, duration_text, left_in_stage, left_text
 
 pytestmark = pytest.mark.cpu
 X = np.ones((8, 8), np.float32)
@@ -21,15 +21,15 @@ LINE = re.compile(r" *(\d*) ([\w -]+?) +([\d.]+) ms")
 
 def heard(**flags):
     """What a compilation tells, in order."""
-    said = []
+    duration_text = []
     function = lambda x: jnp.sort(jnp.tanh(x @ x) * flags.get("jobs", 0), 1)
-    aotc.compile(function, X, progress=lambda *row: said.append(row), cache=False, **flags)
-    return said
+    aotc.compile(function, X, progress=lambda *row: duration_text.append(row), cache=False, **flags)
+    return duration_text
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v3,cpu:x86-64-v4", "cpu:x86-64-v3,cuda:sm_90"])
 def test_the_part_that_is_done_grows_over_all_stages(target):
-    rows, way = heard(target=target), Way(target.count(",") + 1)
+    rows, way = heard(target=target), StageProgress(target.count(",") + 1)
     parts = [way.update(*row) for row in rows]
     assert parts == sorted(parts)
     assert parts[0] == 0
@@ -84,6 +84,6 @@ def test_a_failure_ends_the_last_lap(capsys):
 def test_how_long_it_may_still_take():
     assert left_text(0.01, 100) == left_text(0.5, 0.1) == ""
     assert left_text(0.5, 7) == "about 7 s left"
-    assert said(600) == "about 10 min left"
+    assert duration_text(600) == "about 10 min left"
     assert left_in_stage(2, 10, 4) == 0
     assert left_in_stage(4, 8, 4) == 8

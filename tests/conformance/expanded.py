@@ -111,8 +111,8 @@ def complex_excess(name: str, dtype: str, count: int) -> tuple[float, tuple[Any,
     """Return the largest error over its bound of a function of :data:`COMPLEX`, and the arguments."""
     arity, value = COMPLEX[name]
     random = np.random.default_rng(SEED)
-    turns = [np.exp(1j * random.uniform(-np.pi, np.pi, count)) for _ in range(arity)]
-    args = [(_between(random, count, -10, 10) * turn).astype(to_numpy(dtype)) for turn in turns]
+    iterations = [np.exp(1j * random.uniform(-np.pi, np.pi, count)) for _ in range(arity)]
+    args = [(_between(random, count, -10, 10) * iteration).astype(to_numpy(dtype)) for iteration in iterations]
     kind, names = mlir_type(dtype, count), ", ".join(f"%a{n}" for n in range(arity))
     signature = ", ".join(f"%a{n}: {kind}" for n in range(arity))
     types = ", ".join([kind] * arity)

@@ -69,13 +69,13 @@ class TestJudgedDecompositions:
     def test_signs_and_phases_are_free(self, group, dtype):
         a, want = MAKERS[group](dtype)
         assert verdict(group, a, want, want) == ""
-        turn = np.exp(0.7j) if np.dtype(dtype).kind == "c" or group == "eig" else -1.0
+        iteration = np.exp(0.7j) if np.dtype(dtype).kind == "c" or group == "eig" else -1.0
         got = [x.copy() for x in want]
         for n in VECTORS[group]:
             if group.endswith("svd") and n == 2:
-                got[n][:, 1] *= np.conj(turn)
+                got[n][:, 1] *= np.conj(iteration)
             else:
-                got[n][..., 1] *= turn
+                got[n][..., 1] *= iteration
         assert verdict(group, a, got, want) == ""
 
     def test_what_is_wrong_is_seen(self, group, dtype):

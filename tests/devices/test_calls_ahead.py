@@ -58,10 +58,10 @@ def under_way():
 
 def test_a_call_returns_before_the_gpu_is_done(module):
     h, w = module.put(array(4, 4)), module.put(array(4, 4, seed=1))
-    for turn in range(4):
+    for iteration in range(4):
         (made,) = module.invoke("main", h, w, results="device")
         assert under_way()
-        if turn % 2:
+        if iteration % 2:
             assert made.wait() is made
             assert not under_way()
         close(made.numpy(), want(h.numpy(), w.numpy()))
@@ -122,14 +122,14 @@ def test_what_is_dropped_is_read_to_the_end(monkeypatch):
     w, pool = module.put(array(4, 4, seed=1)), module._executable.pool
     streams = [pool.take() for _ in range(2)]
     found = []
-    for turn in range(12):
-        h = module.put(array(4, 4, seed=turn))
-        pool.give(streams[turn % 2])  # each call is on another stream
+    for iteration in range(12):
+        h = module.put(array(4, 4, seed=iteration))
+        pool.give(streams[iteration % 2])  # each call is on another stream
         pool._idle[-1].busy = False
         found.append(module.invoke("main", h, w, results="device")[0])
         del h
-        streams[turn % 2] = pool.take()
-        if turn % 3 == 2:
+        streams[iteration % 2] = pool.take()
+        if iteration % 3 == 2:
             del found[-2]
     late = [n for n in range(12) if n % 3 != 1]
     for n, y in zip(late, found, strict=True):

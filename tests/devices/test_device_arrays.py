@@ -60,11 +60,11 @@ def test_an_array_on_the_gpu_is_not_moved(module):
     want, log = h, module._executable.gpu.log
     state, weight = on_gpu(module, h, np.eye(4, dtype="f4")), on_gpu(module, w, np.eye(4, dtype="f4"))
     want, weights = np.tanh(h), np.tanh(w)
-    for turn in range(8):
+    for iteration in range(8):
         log.clear()
         state, want = on_gpu(module, state, weight), np.tanh(want @ weights)
         assert not {"upload", "download", "copy"} & set(log)
-        assert turn < 6 or log.count("graph") == 1
+        assert iteration < 6 or log.count("graph") == 1
     np.testing.assert_allclose(state.numpy(), want, rtol=1e-4)
     assert len(module._executable.gpu.memory) <= 2 + 2 + 2 * IDLE_BUFFERS
 

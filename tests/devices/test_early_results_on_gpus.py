@@ -46,10 +46,10 @@ def check(found, want):
     np.testing.assert_allclose(np.asarray(found), want, rtol=1e-4, atol=1e-5)
 
 
-def iterated(turns):
+def iterated(iterations):
     """Return the second result, whose iteration converges."""
     y = X
-    for _ in range(min(turns, 2000)):
+    for _ in range(min(iterations, 2000)):
         y = np.sin(y) + X
     return y
 
@@ -164,8 +164,8 @@ def test_random_programs(seed, halves):
     module = aotc.load(aotc.compile(text, devices={f"d{n}": kinds[n % 2] for n in range(4) if f'"d{n}"' in text}))
     arrays = inputs_of(module)
     want = alone(text, *arrays)
-    for turn in range(10):
-        fence = module.submit("main", *arrays, results=FORMS[turn % 2])
-        for n in (turn % 2, 1 - turn % 2):
+    for iteration in range(10):
+        fence = module.submit("main", *arrays, results=FORMS[iteration % 2])
+        for n in (iteration % 2, 1 - iteration % 2):
             found = np.array(fence[n].result(PATIENCE))
             np.testing.assert_allclose(found, want[n], rtol=1e-4, atol=1e-4 * max(np.abs(want[n]).max(), 1))

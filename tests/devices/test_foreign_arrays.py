@@ -13,7 +13,7 @@ from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
 from aotc.vmfb.abi import GPU_ALIGNMENT
-from aotc.vmfb.devices.cuda.foreign import taken
+from aotc.vmfb.devices.cuda.foreign import imported_array
 from aotc.vmfb.devices.dlpack import capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
@@ -172,7 +172,7 @@ def test_a_slice_that_begins_between_vectors_is_copied(kind, module):
     behind.address, behind.shape, behind.nbytes = behind.address + 4, (4, 4), 64
     behind.write(h)
     assert behind.address % GPU_ALIGNMENT == 4
-    assert taken(behind).address % GPU_ALIGNMENT == 0
+    assert imported_array(behind).address % GPU_ALIGNMENT == 0
     np.testing.assert_allclose(module(behind, kind(w)), np.tanh(h @ w), rtol=1e-5)
     refused(module, r"out\[0\] cannot be written to: it begins 4 bytes behind a multiple of 16", h, w, out=[behind])
     with pytest.raises(VmError, match="4 bytes behind"):

@@ -38,7 +38,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(host_side._Sides, "_weigh", _forced_alone)
 
 
-def _forced_alone(self, op, thing, turns):
+def _forced_alone(self, op, thing, iterations):
     only = host_side.host_only(op)
     if only is not None:
         self.forced[op] = only.what

@@ -208,11 +208,11 @@ def bundles():
 
 
 @pytest.mark.parametrize(("have", "names", "permitted", "taken"), CHOICES)
-@pytest.mark.parametrize("turned", [False, True])
-def test_which_variant_a_machine_takes(have, names, permitted, taken, turned, machine, bundles):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_which_variant_a_machine_takes(have, names, permitted, taken, transposed, machine, bundles):
     """Whatever their order."""
     machine(have, permitted)
-    variant, _, _ = choose(bundles(names[::-1] if turned else names), None)
+    variant, _, _ = choose(bundles(names[::-1] if transposed else names), None)
     assert variant["target"] == f"cpu:x86-64-{taken}"
 
 

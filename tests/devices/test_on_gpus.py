@@ -175,10 +175,10 @@ def test_memory_does_not_grow():
     exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(shape, "float32"))
     module = aotc.load(aotc.compile(exported, target="cuda:sm_90"))
     gpu = module._executable.gpu
-    for turn in range(3):
+    for iteration in range(3):
         for size in range(1, 300):
             module.invoke("main", array(size, 8))
-        if not turn:
+        if not iteration:
             blocks = len(gpu._held.blocks)
     assert len(gpu._held.blocks) <= blocks + 2
     module.trim()
@@ -237,7 +237,7 @@ class TestFencesOnAGpu:
     def test_a_loop_of_the_host_ends(self, endless, how):
         x = np.full((512, 512), 0.5, "f4")
         gpu = endless._executable.gpu
-        for turn in range(5):
+        for iteration in range(5):
             fence = endless.submit("unfused", x, results="device", **({"deadline": 0.05} if how == "deadline" else {}))
             if how == "cancel":
                 under_way(fence)
@@ -246,16 +246,16 @@ class TestFencesOnAGpu:
             with pytest.raises(aotc.FenceCancelled if how == "cancel" else aotc.DeadlineExceeded):
                 fence.result()
             ended(endless)
-            if turn == 1:
+            if iteration == 1:
                 blocks, events = len(gpu._held.blocks), len(gpu._held.events)
         assert (len(gpu._held.blocks), len(gpu._held.events)) == (blocks, events)
         np.testing.assert_array_equal(endless.submit("double", x).result()[0], 2 * x)
 
     def test_a_kernel_under_way(self):
         """The fence fails while the kernel runs on; the array that it reads stays, and the next call is right."""
-        turns = jax.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: jnp.sin(y) + x, x))
+        iterations = jax.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: jnp.sin(y) + x, x))
         x = array(7)
-        module = aotc.load(aotc.compile(turns, np.int32(1), x, target="cuda:sm_90"))
+        module = aotc.load(aotc.compile(iterations, np.int32(1), x, target="cuda:sm_90"))
         given = module.invoke("main", np.int32(1), x, results="device")[0]
         copied = given.numpy()
         fence = module.submit("main", np.int32(2_000_000), given, results="device")

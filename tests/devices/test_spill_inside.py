@@ -156,8 +156,8 @@ def random_program(rng):
     inside, b = mixed(int(rng.integers(3, 8)), "b", [*a, "%c"])
     within, d = mixed(int(rng.integers(3, 8)), "d", [*a, "%l#1"])
     behind, e = mixed(int(rng.integers(2, 6)), "e", [*a, "%r"])
-    turns, chosen = loop("l", a[-1], inside, b[-1]), branch("r", within, d[-1])
-    return function(*first, turns, chosen, *behind, f"%last = stablehlo.add {e[-1]}, %l#1 : {T}", "%last")
+    iterations, chosen = loop("l", a[-1], inside, b[-1]), branch("r", within, d[-1])
+    return function(*first, iterations, chosen, *behind, f"%last = stablehlo.add {e[-1]}, %l#1 : {T}", "%last")
 
 
 @pytest.mark.cudasim

@@ -173,8 +173,8 @@ def test_lists_in_text_of_2023_are_read(tmp_path):
     x, image = np.float32([1, 2, 3, 4]), RNG.standard_normal((1, 6, 6, 1)).astype(np.float32)
     (tmp_path / "old.mlir").write_text(OLD)
     for model in (OLD, OLD.encode(), tmp_path / "old.mlir"):
-        turned, pooled = run(model, x, image)
-        np.testing.assert_array_equal(turned, np.broadcast_to(x[:, None], (4, 3)))
+        transposed, pooled = run(model, x, image)
+        np.testing.assert_array_equal(transposed, np.broadcast_to(x[:, None], (4, 3)))
         np.testing.assert_allclose(pooled, image.reshape(1, 3, 2, 3, 2, 1).sum((2, 4)), rtol=1e-6)
 
 

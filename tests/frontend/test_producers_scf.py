@@ -31,9 +31,9 @@ FOR = """func.func @main(%x: tensor<4xf32>, %low: index, %high: index, %step: in
 @pytest.mark.parametrize("bounds", [(0, 4, 1), (3, 4, 1), (4, 4, 1), (5, 4, 1), (-3, 4, 2)])
 def test_a_counted_loop(bounds):
     total, counts = load(FOR)(X, *map(np.int64, bounds))
-    turns = range(*bounds)
-    np.testing.assert_array_equal(total, X * (1 + len(turns)))
-    assert counts == sum(turns)
+    iterations = range(*bounds)
+    np.testing.assert_array_equal(total, X * (1 + len(iterations)))
+    assert counts == sum(iterations)
 
 
 def test_an_unsigned_bound_below_zero_is_large():

@@ -14,7 +14,7 @@ class Races:
 
     def __init__(self):
         self.block = self.thread = self.ALL
-        self.readers, self.writers, self.found, self.waits, self.turn = {}, {}, [], {}, 0
+        self.readers, self.writers, self.found, self.waits, self.iteration = {}, {}, [], {}, 0
         self.shared = []  # each block has its own; kept, so that no other memory is taken for it
 
     def begin(self):
@@ -28,7 +28,7 @@ class Races:
         self.readers, self.writers = {}, {}
 
     def warp_barrier(self):
-        self.turn += 1
+        self.iteration += 1
 
     def threads(self, first, last, step=1):
         for self.thread in range(first, last, step):
@@ -41,10 +41,14 @@ class Races:
         self.block = self.ALL
 
     def _collides(self, other, shared):
-        block, thread, waits, turn = other
+        block, thread, waits, iteration = other
         if block != self.block:
             return not shared
-        waited = turn < self.turn and thread // WARP == self.thread // WARP and self.ALL not in (thread, self.thread)
+        waited = (
+            iteration < self.iteration
+            and thread // WARP == self.thread // WARP
+            and self.ALL not in (thread, self.thread)
+        )
         return thread != self.thread and waits == self.waits.get(self.block, 0) and not waited
 
     def touch(self, memory, index, writes):
@@ -54,7 +58,7 @@ class Races:
         others = {other for other in others if self._collides(other, shared)}
         if others or (writes and self.thread == self.ALL):
             self.found.append((place[1], sorted(others), self.block, self.thread, writes))
-        me = self.block, self.thread, self.waits.get(self.block, 0), self.turn
+        me = self.block, self.thread, self.waits.get(self.block, 0), self.iteration
         (self.writers if writes else self.readers).setdefault(place, set()).add(me)
 
 

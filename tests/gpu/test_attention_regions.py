@@ -197,7 +197,7 @@ def test_clusters_are_asked_for_in_the_kernel(name):
 
 
 def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
-    monkeypatch.setattr(gpu_attention, "lies_in_lines", lambda _, tiling: tiling.template == MmaAttention())
+    monkeypatch.setattr(gpu_attention, "are_copyable", lambda _, tiling: tiling.template == MmaAttention())
     kernel = lower_region(region(*CASES["groups"])[0], TARGET)
     assert kernel.tiling.template == MmaAttention()
 

@@ -82,7 +82,7 @@ def arrays_of(name, kernel, arguments):
         low = WIDE[name]
         more[-2] = (low, x.shape[-2] - image.shape[-2] - low)
     image, taps = np.pad(image, more), np.pad(taps, [(0, 0)] * (len(more) - 2) + [more[-1], (0, 0)])
-    if window_operands(read_product(kernel), kernel.tiling.window).turned:
+    if window_operands(read_product(kernel), kernel.tiling.window).transposed:
         taps = np.ascontiguousarray(np.moveaxis(taps, -1, -3))
     return [between_nans(a) for a in (image, taps, np.full(out.shape, 77, STORED[out.dtype]))]
 

@@ -179,19 +179,19 @@ def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
     assert log.count("graph") > 2
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("iterations", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("name", ["counted 7", "swapped"])
-def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch, set_costs):
+def test_kernels_do_some_turns_at_a_time(name, iterations, monkeypatch, set_costs):
     """So that somebody can end them; a loop whose turns are few and known is one launch."""
     set_costs(LOOP_TURNS=2)
     function, arrays = CASES[name]
     data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90")
-    arrays = np.int32(turns), *arrays[1:]
+    arrays = np.int32(iterations), *arrays[1:]
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):
         close(module.invoke("main", *arrays), jax.tree.leaves(jax.jit(function)(*arrays)), 1e-5)
-    assert [k.outputs[-1].name for k in kernels(data)] == ["goes_on"]
+    assert [k.outputs[-1].name for k in kernels(data)] == ["continue_while"]
 
 
 def test_a_loop_of_few_turns_is_one_launch(monkeypatch):

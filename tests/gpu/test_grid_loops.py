@@ -95,18 +95,18 @@ def test_a_turn_of_a_cell_waits_twice():
     assert sum(b.space == "global" and b.name.startswith("w") for b in kernel.outputs) == 1
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-def test_all_blocks_do_some_turns_at_a_time(turns, monkeypatch, set_costs):
+@pytest.mark.parametrize("iterations", [0, 1, 2, 3])
+def test_all_blocks_do_some_turns_at_a_time(iterations, monkeypatch, set_costs):
     set_costs(LOOP_TURNS=2)
     function, (_, *arrays) = ALL["cell"]
     data = compiled("cell")
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):
-        found = module.invoke("main", np.int32(turns), *arrays)
-        close(found, jax.tree.leaves(jax.jit(function)(np.int32(turns), *arrays)), TF32)
+        found = module.invoke("main", np.int32(iterations), *arrays)
+        close(found, jax.tree.leaves(jax.jit(function)(np.int32(iterations), *arrays)), TF32)
     (kernel,) = grid_kernels(data)
-    assert "goes_on" in [out.name for out in kernel.outputs]
+    assert "continue_while" in [out.name for out in kernel.outputs]
 
 
 def test_an_endless_loop_of_all_blocks_ends(monkeypatch, set_costs):

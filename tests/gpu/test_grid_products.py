@@ -51,17 +51,17 @@ def product(m, n, k, a_turned=False, b_turned=False, room=4096):
 
 def operands(m, n, k, a_turned, b_turned):
     a, b, c = array(m, k), array(k, n, seed=1), array(m, n, seed=2)
-    stored = [np.ascontiguousarray(x.T) if turned else x for x, turned in ((a, a_turned), (b, b_turned))]
+    stored = [np.ascontiguousarray(x.T) if transposed else x for x, transposed in ((a, a_turned), (b, b_turned))]
     return [*stored, c], a.astype("f8") @ b + c
 
 
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True)], ids=["", "A turned", "B turned"])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)], ids=["", "A turned", "B turned"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_products(shape, turned):
+def test_products(shape, transposed):
     """Equal to the product, and no thread touches what another writes between two barriers."""
-    kernel, _ = product(*shape, *turned)
+    kernel, _ = product(*shape, *transposed)
     assert verify_kernel(kernel) == []
-    arrays, want = operands(*shape, *turned)
+    arrays, want = operands(*shape, *transposed)
     out = np.full(want.shape, np.nan, "f4")
     races = Races()
     checked(races)(print_kernel(kernel), [*arrays, out], {})

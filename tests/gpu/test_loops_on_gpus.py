@@ -37,13 +37,13 @@ def rounded_cell(n, h, u):
 def until(x, a):
     """A maximum decides, which one block finds."""
 
-    def goes_on(state):
+    def continue_while(state):
         return (jnp.abs(state[1]).max() > 1e-3) & (state[0] < 200)
 
-    return jax.lax.while_loop(goes_on, lambda s: (s[0] + 1, jnp.matmul(a, s[1], precision=PRECISE)), (0, x))
+    return jax.lax.while_loop(continue_while, lambda s: (s[0] + 1, jnp.matmul(a, s[1], precision=PRECISE)), (0, x))
 
 
-def turned(n, x):
+def transposed(n, x):
     """Each element moves to another block."""
     return jax.lax.fori_loop(0, n, lambda i, x: jnp.roll(x, 7) * 0.99 + i, x)
 
@@ -58,7 +58,7 @@ CASES = {
     "odd cell": (cell, (array(9, 5, 100), array(100, 400, seed=1, scale=0.1), array(100, 400, seed=2, scale=0.1))),
     "many turns": (rounded_cell, (np.int32(5000), array(8, 256), array(256, 256, seed=1, scale=0.03))),
     "until": (until, (array(512), array(512, 512, seed=1, scale=0.03))),
-    "turned": (turned, (np.int32(100), array(40_001))),
+    "turned": (transposed, (np.int32(100), array(40_001))),
     "chosen": (chosen, (np.int32(20), array(96, 96))),
 }
 

@@ -26,7 +26,7 @@ from aotc.vmfb.devices.cuda.launch import fits
 def test_blocks_of_a_multiprocessor(name, threads, registers, shared, blocks):
     """As NVIDIA's occupancy calculator has them."""
     held = TARGETS[f"cuda:{name}"].multiprocessor
-    assert held.held_blocks(threads, registers, shared) == blocks
+    assert held.resident_blocks(threads, registers, shared) == blocks
     assert held.occupancy(threads, registers, shared) == 100 * blocks * threads // held.threads
 
 

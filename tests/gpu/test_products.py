@@ -187,8 +187,8 @@ def test_weights_of_f32_are_read_as_they_lie():
     (kernel,) = kernels_of(aotc.compile(jax.jit(jnp.matmul), x, w, target="cuda:sm_90a"))
     assert kernel.tiling.is_transposed
     y = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
-    turned, kernel = kernels_of(aotc.compile(jax.jit(lambda x, y: x.T @ y), x, y, target="cuda:sm_90a"))
-    assert [b.shape for b in turned.inputs] == [(512, 768)]
+    transposed, kernel = kernels_of(aotc.compile(jax.jit(lambda x, y: x.T @ y), x, y, target="cuda:sm_90a"))
+    assert [b.shape for b in transposed.inputs] == [(512, 768)]
     assert kernel.tiling.is_transposed
 
 
@@ -245,11 +245,11 @@ def test_rows_that_begin_anywhere_are_copied_first(dtype):
 class TestProductsOnAGpu:
     pytestmark = gpu
 
-    @pytest.mark.parametrize("turned", [False, True])
-    def test_rows_that_begin_anywhere(self, turned):
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_rows_that_begin_anywhere(self, transposed):
         x, w = short(257, 259), short(259, 261, seed=1)
-        function = (lambda a, b: a.T @ b.T) if turned else jnp.matmul
-        given = (x.T.copy(), w.T.copy()) if turned else (x, w)
+        function = (lambda a, b: a.T @ b.T) if transposed else jnp.matmul
+        given = (x.T.copy(), w.T.copy()) if transposed else (x, w)
         module = aotc.load(aotc.compile(jax.jit(function), *given, target="cuda:sm_90a"), devices="cuda")
         with jax.default_device(jax.devices("cpu")[0]):
             want = wanted(jnp.matmul, (x, w))

@@ -167,12 +167,12 @@ def emission(name, kind):
 
 
 def not_imported(name, spec):
-    if spec.made_by:
+    if spec.added_by:
         known = {p.run.__name__ for p in PASSES}
-        return "" if spec.made_by in known and name in said_in("aotc/lowering/passes") else f"no pass {spec.made_by}"
+        return "" if spec.added_by in known and name in said_in("aotc/lowering/passes") else f"no pass {spec.added_by}"
     if name in said_in("aotc/frontend") or (name in SCALARS and SCALARS[name].total):
         return ""
-    return f"aotc/frontend/importers/{family_of(name)}.py: a row, or made_by of its row in aotc/ir/opset"
+    return f"aotc/frontend/importers/{family_of(name)}.py: a row, or added_by of its row in aotc/ir/opset"
 
 
 def not_lowered(name, spec):

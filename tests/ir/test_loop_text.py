@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.ir
 
-TANH_SUM = '''\
+TANH_SUM = """\
 def k0(x: "f32[3, 8]", /, out: "f32[3]", *, grid: "3"):
     for i in parallel(0, 3):
         acc = private("f32[]")
@@ -29,9 +29,9 @@ def k0(x: "f32[3, 8]", /, out: "f32[3]", *, grid: "3"):
         for j in range(0, 8):
             acc[()] += tanh(x[i, j])
         out[i] = acc[()]
-'''
+"""
 
-KITCHEN_SINK = '''\
+KITCHEN_SINK = """\
 def k1(x: "f32[b, 2*b + 1]", q: "i32[4]", /, out: "f32[b]", n: "c64[]", *, b: "dim(lo=1)", grid: "b", \
 aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
     for i in parallel(0, b):
@@ -54,13 +54,13 @@ aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
             t[0, j] = convert(index(i*j - 3), "f64") + convert(index(j, "i32"), "f64")
         tile(t, x, x, rows=4, cols=16, out_base=0, out_row=16, a_base=3*i, a_row=2*b, b_base=i, \
 levels=[(b, 1, 16), (3, b, 5)], form=TileForm(left='f64', right='f64', out='f64'))
-'''.replace("            pass\n", "")
+""".replace("            pass\n", "")
 
-LARGEST = '''\
+LARGEST = """\
 def k2(x: "i32[8]", y: "i32[8]", /, out: "i32[8]", *, grid: "8"):
     for i in parallel(0, 8):
         out[i] = max(x[i], y[i])
-'''
+"""
 
 
 def test_the_larger_of_two_is_a_plain_store():
@@ -160,7 +160,7 @@ def test_kernels_run_by_their_text():
 
 
 def test_names_of_ops_and_dtypes_may_be_variables():
-    text = '''\
+    text = """\
 def k(x: "i32[n, 4]", q: "u8[n]", /, out: "i32[n]", *, n: "dim", grid: "n"):
     for i4 in parallel(0, n):
         max = convert(q[i4], "i32")
@@ -168,7 +168,7 @@ def k(x: "i32[n, 4]", q: "u8[n]", /, out: "i32[n]", *, n: "dim", grid: "n"):
         for i32 in range(0, 4):
             if x[i4, i32] < i32(7):
                 out[i4] = reduce_max(out[i4], max + (x[i4, i32] * index(i32 - n, "i32")))
-'''
+"""
     x, q = np.arange(12, dtype=np.int32).reshape(3, 4), np.array([250, 1, 2], np.uint8)
     out = np.zeros(3, np.int32)
     assert verify_kernel(parse_kernel(text)) == []
@@ -178,7 +178,7 @@ def k(x: "i32[n, 4]", q: "u8[n]", /, out: "i32[n]", *, n: "dim", grid: "n"):
 
 
 def test_a_while_loop_and_a_let_in_an_index_run():
-    text = '''\
+    text = """\
 def k(x: "i64[8]", /, out: "i64[]", *, grid: "1"):
     at = private("i64[]")
     at[()] = i64(0)
@@ -189,7 +189,7 @@ def k(x: "i64[8]", /, out: "i64[]", *, grid: "1"):
             break
         out[()] += x[here]
         at[()] = at[()] + i64(1)
-'''
+"""
     out = np.zeros((), np.int64)
     kernel = parse_kernel(text)
     assert print_kernel(kernel) == text
@@ -199,11 +199,11 @@ def k(x: "i64[8]", /, out: "i64[]", *, grid: "1"):
 
 
 def test_a_tile_is_a_product():
-    text = '''\
+    text = """\
 def k(a: "f32[4, 6]", b: "f32[6, 16]", /, out: "f32[4, 16]", *, grid: "1"):
     tile(out, a, b, rows=4, cols=16, out_base=0, out_row=16, a_base=0, a_row=6, b_base=0, \
 levels=[(2, 3, 48), (3, 1, 16)])
-'''
+"""
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(6, 16)).astype(np.float32)
     out = np.ones((4, 16), np.float32)
@@ -234,12 +234,12 @@ def test_bad_kernels_are_found(old, new, message):
 
 
 def test_a_loop_that_never_runs_names_no_element():
-    text = '''\
+    text = """\
 def k(out: "f32[0, 2]", *, grid: "0"):
     for i in parallel(0, 0):
         for j in range(0, 2):
             out[0, j] = f32(1.0)
-'''
+"""
     assert verify_kernel(parse_kernel(text)) == []
     found = verify_kernel(parse_kernel(text.replace("parallel(0, 0)", "parallel(0, 1)").replace('"0"', '"1"')))
     assert found == ["kernel k: store to out: index 0 of dim 0 is never below 0"]
@@ -264,7 +264,7 @@ def test_undefined_names_are_found():
         assert message in found
 
 
-LIBRARY_CALL = '''\
+LIBRARY_CALL = """\
 def k2(a: "f64[2, n, n]", /, out: "f64[2, n, n]", places: "i64[2, n]", status: "i64[2]", *, n: "dim", grid: "2"):
     for p in parallel(0, 2):
         size = private("i64[]")
@@ -277,7 +277,7 @@ def k2(a: "f64[2, n, n]", /, out: "f64[2, n, n]", places: "i64[2, n]", status: "
         for i in range(0, n):
             for j in range(0, n):
                 out[p, i, j] = copy[i, j]
-'''
+"""
 
 
 def test_a_library_call_reads_back_and_runs():
@@ -307,12 +307,12 @@ def test_what_is_wrong_with_a_library_call():
 
 
 @pytest.mark.parametrize(("form", "dtype", "out", "group"), [("bf16", "bf16", "f32", 2), ("i8", "i8", "i32", 4)])
-@pytest.mark.parametrize("turned", [False, True])
-def test_tiles_of_groups(form, dtype, out, group, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_tiles_of_groups(form, dtype, out, group, transposed):
     """The left side by rows, or by columns, whose stride the text has to say: two kernels of one text are one."""
     rows, cols, k = 3, 8, 8
-    a_row, step = (1, rows) if turned else (k, 1)
-    a = ir.Buffer("a", dtype, (k, rows) if turned else (rows, k))
+    a_row, step = (1, rows) if transposed else (k, 1)
+    a = ir.Buffer("a", dtype, (k, rows) if transposed else (rows, k))
     b, o = ir.Buffer("b", dtype, (k // group, cols * group)), ir.Buffer("o", out, (rows, cols))
     levels = ((k // group, step * group, cols * group),)
     tile = ir.Tile(rows, cols, o, 0, cols, a, 0, a_row, b, 0, levels, FORMS[form], a_inner=step)
@@ -322,5 +322,7 @@ def test_tiles_of_groups(form, dtype, out, group, turned):
     left, right = (rng.integers(-3, 4, shape).astype("f4") for shape in ((rows, k), (k, cols)))
     packed = right.reshape(k // group, group, cols).swapaxes(1, 2).reshape(b.shape)
     found = np.zeros(o.shape, to_numpy(out))
-    run_kernel(kernel, [(left.T if turned else left).astype(to_numpy(dtype)), packed.astype(to_numpy(dtype)), found])
+    run_kernel(
+        kernel, [(left.T if transposed else left).astype(to_numpy(dtype)), packed.astype(to_numpy(dtype)), found]
+    )
     np.testing.assert_array_equal(found, left @ right)

@@ -3,7 +3,7 @@
 import pytest
 
 from aotc.ir.dims.algebra import floordiv, mod, sym
-from aotc.support.memoize import kept
+from aotc.support.memoize import memoized
 
 pytestmark = pytest.mark.ir
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ir
 def test_the_last_answers_are_kept():
     asked = []
 
-    @kept
+    @memoized
     def twice(number):
         asked.append(number)
         return 2 * number

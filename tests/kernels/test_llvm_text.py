@@ -38,9 +38,9 @@ def memory(builder, pointer, n, x):
 def vectors(builder, pointer, n, x):
     """Vectors and structures."""
     many = broadcast(builder, x, 4)
-    turned = builder.shuffle_vector(many, many, ir.Constant(ir.VectorType(I32, 4), [3, 2, 1, 0]))
+    transposed = builder.shuffle_vector(many, many, ir.Constant(ir.VectorType(I32, 4), [3, 2, 1, 0]))
     kind = ir.LiteralStructType([F32, I1])
-    both = builder.insert_value(ir.Constant(kind, ir.Undefined), builder.extract_element(turned, i32(2)), 0)
+    both = builder.insert_value(ir.Constant(kind, ir.Undefined), builder.extract_element(transposed, i32(2)), 0)
     builder.store(builder.extract_value(both, 0), pointer)
 
 

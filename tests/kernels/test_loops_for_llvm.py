@@ -14,7 +14,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
 from aotc.kernels.emit.metadata import fills_registers
-from aotc.kernels.loop_addresses import kept_addresses, loop_addresses
+from aotc.kernels.loop_addresses import loop_addresses, with_fixed_addresses
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.cpu
 X86, ARM = TARGETS["cpu:x86-64-v4"], TARGETS["cpu:aarch64"]
 
 
-def share(turns, begin="64*p", last=""):
-    """The text of a kernel each of whose items goes through ``turns`` elements of its own."""
+def share(iterations, begin="64*p", last=""):
+    """The text of a kernel each of whose items goes through ``iterations`` elements of its own."""
     return f"""def kernel(a0: "f32[2048]", /, o0: "f32[2048]", *, grid: "16", flops: "2048", bytes: "16384"):
     for p in parallel(0, 16):
-        for j in range({begin}, {begin} + {turns}, extent=2048):
+        for j in range({begin}, {begin} + {iterations}, extent=2048):
             o0[j{last}] = a0[j{last}] * f32(3.0)
 """
 
@@ -35,10 +35,10 @@ DEAR = share(128).replace("a0[j] * f32(3.0)", "tanh(a0[j])")
 NARROW = DEAR.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])", 'convert(tanh(a0[j]), "bf16")')
 
 
-@pytest.mark.parametrize("turns", [64, 128])
-def test_a_loop_that_begins_anywhere_has_its_number_of_turns(turns):
+@pytest.mark.parametrize("iterations", [64, 128])
+def test_a_loop_that_begins_anywhere_has_its_number_of_turns(iterations):
     """Vectors alone, and no code for turns that fill none: LLVM does not see it in two bounds."""
-    module = str(optimized_module(parse_kernel(share(turns)), X86))
+    module = str(optimized_module(parse_kernel(share(iterations)), X86))
     assert re.search(r"fmul .*<\d+ x float>", module)
     assert not re.search(r"fmul [a-z ]*float ", module)
 
@@ -131,13 +131,13 @@ def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
 
 def test_the_option_stays_between_kernels_and_goes_with_the_last():
     before = code(X86)
-    with kept_addresses():
+    with with_fixed_addresses():
         with loop_addresses(True):
             inside = code(X86)
         assert code(X86) == inside
         with loop_addresses(False):
             assert code(X86) == before
-        with kept_addresses(), loop_addresses(True):
+        with with_fixed_addresses(), loop_addresses(True):
             pass
         assert code(X86) == inside
     assert code(X86) == before != inside

@@ -10,7 +10,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
-from aotc.kernels.emit.vector.transposes import TURNED_ELEMENTS, TURNED_LANES
+from aotc.kernels.emit.vector.transposes import TRANSPOSED_ELEMENTS, TURNED_LANES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.machine import cpu_features
@@ -35,7 +35,7 @@ def copy(n, m, dtype="f32", begin="0", swapped=False):
 """
 
 
-def is_turned(text, target=X86):
+def is_transposed(text, target=X86):
     """Is there the call of a function that turns?"""
     return "call void @turn_" in str(kernel_module(parse_kernel(text), target))
 
@@ -65,7 +65,7 @@ SIZES = [(4, 4), (4, 5), (7, 9), (8, 8), (15, 8), (16, 16), (17, 31), (33, 20), 
 def test_every_element_is_moved_bit_for_bit_and_no_other(n, m, dtype, target):
     for swapped in (False, True):
         text = copy(n, m, dtype, "3*p", swapped)
-        assert is_turned(text, target)
+        assert is_transposed(text, target)
         kernel = parse_kernel(text)
         x, expected = filled(kernel)
         run_kernel(kernel, [x, expected])
@@ -91,7 +91,7 @@ SYMBOLIC = """def kernel(a0: "f32[16, k]", /, o0: "f32[k, r]", *, k: "dim(lo=8)"
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 def test_distances_that_only_a_call_knows(target):
-    assert is_turned(SYMBOLIC, target)
+    assert is_transposed(SYMBOLIC, target)
     dims = {"k": 13, "r": 19}
     kernel = parse_kernel(SYMBOLIC)
     x, expected = filled(kernel, dims)
@@ -107,8 +107,8 @@ def test_distances_that_only_a_call_knows(target):
         (copy(FEW, FEW), True),
         (copy(FEW - 1, 64), False),
         (copy(64, FEW - 1), False),
-        (copy(64, TURNED_ELEMENTS // 64), True),
-        (copy(64, TURNED_ELEMENTS // 64 + 1), False),
+        (copy(64, TRANSPOSED_ELEMENTS // 64), True),
+        (copy(64, TRANSPOSED_ELEMENTS // 64 + 1), False),
         (copy(16, 16, "bf16"), True),
         (copy(8, 8, "bf16"), True),
         (copy(7, 8, "bf16"), False),
@@ -123,7 +123,7 @@ def test_distances_that_only_a_call_knows(target):
     ],
 )
 def test_what_is_turned(text, expected):
-    assert is_turned(text) is expected
+    assert is_transposed(text) is expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "complex64"])
@@ -134,7 +134,7 @@ def test_a_matrix_that_is_turned(shape, expected, dtype, compiled):
     """Items are rows in equal parts; where there are none, the last one is shorter: only a call knows it."""
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     (made,) = compiled(lambda x: x.T, x)
-    assert is_turned(print_kernel(made)) is expected
+    assert is_transposed(print_kernel(made)) is expected
     np.testing.assert_array_equal(aotc.load(aotc.compile(lambda x: x.T, x)).main(x), x.T)
 
 

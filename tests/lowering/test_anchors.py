@@ -7,7 +7,7 @@ import pytest
 from support.differential import LEVELS, check, normal
 
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.analysis.anchors import axis_of, iteration_space, settle
+from aotc.lowering.analysis.anchors import anchors_of, axis_of, iteration_space
 from aotc.lowering.passes.fuse.fuse import fuse
 from aotc.options import Options
 
@@ -75,7 +75,7 @@ def test_an_axis_is_not_a_dim_of_its_name():
     assert axis_of(space[0] + 1) is None
     assert axis_of(2 * space[0]) is None
     body = parse_module(COLUMNS.replace("W", "i0")).functions["main"].body
-    anchors = settle(body.ops[1], body.ops)
+    anchors = anchors_of(body.ops[1], body.ops)
     (result,) = body.results
     assert anchors.reduced == {0}
     assert anchors.is_row(result)

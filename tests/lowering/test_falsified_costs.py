@@ -9,7 +9,7 @@ import aotc
 from aotc.diagnostics import AotcWarning
 from aotc.frontend.importer import import_model
 from aotc.lowering.cost_model.model import StaleCosts
-from aotc.lowering.program.list_schedule import longest_ways, makespan, order_of
+from aotc.lowering.program.list_schedule import critical_paths, makespan, order_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.tools.explain.affinity import explain_affinity
@@ -171,7 +171,7 @@ def test_explain_shows_the_profile_before_the_costs():
 
 
 def test_longest_ways():
-    assert longest_ways([[], [0], [0], [1, 2]], [1.0, 5.0, 2.0, 1.0]) == [7.0, 6.0, 3.0, 1.0]
+    assert critical_paths([[], [0], [0], [1, 2]], [1.0, 5.0, 2.0, 1.0]) == [7.0, 6.0, 3.0, 1.0]
 
 
 def test_makespan():

@@ -192,6 +192,6 @@ def test_matching_is_no_worse_than_turns(text):
         import_model(text), Options(devices=CPUS, place="auto", stop_after="assign-devices", verify_each=True)
     )
     found = [op.attrs["device"] for op in module.functions["main"].body.ops if op.name in ("dot_general", "add")]
-    turns = [list(CPUS)[n % 2] for n in range(len(found))]
-    assert predicted(text, found) <= predicted(text, turns)
+    iterations = [list(CPUS)[n % 2] for n in range(len(found))]
+    assert predicted(text, found) <= predicted(text, iterations)
     assert predicted(UNEQUAL, ["d0", "d1", "d0", "d1", "d0"]) > predicted(UNEQUAL, ["d0", "d1", "d1", "d1", "d1"])

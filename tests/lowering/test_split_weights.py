@@ -48,8 +48,8 @@ def test_weights_that_are_equal_are_prepared_once():
     """One that is read transposed twice, and what is in no result twice."""
     t = TensorType("f32", (4, 4))
     x, w, a, b, y, z = (Value(name, t) for name in "xwabyz")
-    turn = {"perm": (1, 0)}
-    ops = (Op("transpose", (w,), (a,), turn), Op("transpose", (w,), (b,), turn), Op("add", (a, x), (y,)),
+    iteration = {"perm": (1, 0)}
+    ops = (Op("transpose", (w,), (a,), iteration), Op("transpose", (w,), (b,), iteration), Op("add", (a, x), (y,)),
            Op("mul", (b, y), (z,)))  # fmt: skip
     whole = Function("main_bound", Region((x, w), ops, (z, b)), True, {"binds": "main", "weights": (1,)})
     module = split_weights(Module({"main_bound": whole}), OPTIONS)

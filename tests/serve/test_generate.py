@@ -14,7 +14,7 @@ from support.served import answer, running
 import aotc
 from aotc.serve.engine import Engine
 from aotc.serve.errors import RequestFault
-from aotc.serve.generate.request import Wish, choose, parse_wish
+from aotc.serve.generate.request import GenerationRequest, choose, parse_request
 from aotc.serve.generate.sse import Events, Generate
 
 pytestmark = pytest.mark.cpu
@@ -74,8 +74,8 @@ def sums(tokens, count):
     return tokens[-count:]
 
 
-def ask(server, name="sums", **wish):
-    status, headers, body = server.ask(f"/v2/models/{name}/generate_stream", wish)
+def ask(server, name="sums", **parameters):
+    status, headers, body = server.ask(f"/v2/models/{name}/generate_stream", parameters)
     if status != 200:
         return status, json.loads(body)["error"]
     assert headers["content-type"] == "text/event-stream"
@@ -105,7 +105,7 @@ def test_the_same_seed_draws_the_same(server):
 
 
 @pytest.mark.parametrize(
-    ("name", "wish", "words"),
+    ("name", "parameters", "words"),
     [
         ("sums", {}, "tokens is no list"),
         ("sums", {"tokens": []}, "tokens is empty"),
@@ -121,8 +121,8 @@ def test_the_same_seed_draws_the_same(server):
         ("other", {"tokens": [1]}, "not the state that decode takes"),
     ],
 )
-def test_a_wish_that_cannot_be(server, name, wish, words):
-    status, text = ask(server, name, **wish)
+def test_a_wish_that_cannot_be(server, name, parameters, words):
+    status, text = ask(server, name, **parameters)
     assert status == 400
     assert words in text
 
@@ -221,19 +221,19 @@ def test_all_tokens_at_once(server):
 
 
 def test_what_is_drawn():
-    wish = Wish([1])
-    assert choose(np.array([[3, 9]], "i4"), wish) == 9
-    assert choose(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), wish) == 0
-    assert choose(np.array([np.nan, 1, 2], "f4"), wish) == 2
+    parameters = GenerationRequest([1])
+    assert choose(np.array([[3, 9]], "i4"), parameters) == 9
+    assert choose(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), parameters) == 0
+    assert choose(np.array([np.nan, 1, 2], "f4"), parameters) == 2
     with pytest.raises(RequestFault, match="all logits that the model computed are NaN"):
-        choose(np.array([np.nan], "f4"), wish)
+        choose(np.array([np.nan], "f4"), parameters)
     with pytest.raises(RequestFault, match="no logits"):
-        choose(np.empty((1, 0), "f4"), wish)
-    warm = Wish([1], temperature=1.0, top_k=2, random=np.random.default_rng(0))
+        choose(np.empty((1, 0), "f4"), parameters)
+    warm = GenerationRequest([1], temperature=1.0, top_k=2, random=np.random.default_rng(0))
     drawn = [choose(np.log(np.array([0.7, 0.2, 0.1], "f4")), warm) for _ in range(2000)]
     assert set(drawn) == {0, 1}
     assert abs(drawn.count(0) / 2000 - 7 / 9) < 0.04
-    seeded = parse_wish({"tokens": [1], "seed": 3}, "m")
+    seeded = parse_request({"tokens": [1], "seed": 3}, "m")
     assert seeded.random.random() == np.random.default_rng(3).random()
 
 

@@ -92,8 +92,8 @@ def test_an_answer_for_each_token(answers):
     assert [row.name for row in about.inputs] == ["tokens", "stop"]
     assert [row.name for row in about.outputs] == ["token", "index"]
     assert answers.client.is_model_ready("texts")
-    wish = {"request_id": "7", "parameters": {"max_tokens": 5, "seed": 3}, "enable_empty_final_response": True}
-    answers.client.async_stream_infer("texts", [prompt(5, 6)], **wish)
+    parameters = {"request_id": "7", "parameters": {"max_tokens": 5, "seed": 3}, "enable_empty_final_response": True}
+    answers.client.async_stream_infer("texts", [prompt(5, 6)], **parameters)
     assert answers.tokens("7") == (expected([5, 6], 5), "length")
     stop = expected([5, 6], 3)[-1]
     answers.client.async_stream_infer("texts", [prompt(5, 6), prompt(stop, name="stop")])
@@ -114,10 +114,10 @@ def test_texts_of_one_stream_run_beside_each_other_and_results_do_not_wait_for_t
 
 
 def test_a_sequence_goes_on(answers):
-    wish = {"sequence_id": 9, "parameters": {"max_tokens": 3}}
-    answers.client.async_stream_infer("texts", [prompt(5)], sequence_start=True, **wish)
+    parameters = {"sequence_id": 9, "parameters": {"max_tokens": 3}}
+    answers.client.async_stream_infer("texts", [prompt(5)], sequence_start=True, **parameters)
     first, _ = answers.tokens()
-    answers.client.async_stream_infer("texts", [prompt(8)], sequence_end=True, **wish)
+    answers.client.async_stream_infer("texts", [prompt(8)], sequence_end=True, **parameters)
     assert answers.tokens()[0] == expected([5, *first, 8], 3)
 
 

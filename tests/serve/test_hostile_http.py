@@ -156,8 +156,8 @@ WISHES = {
 
 @pytest.mark.parametrize("case", WISHES)
 def test_odd_wishes_for_tokens(server, case):
-    wish, expected = WISHES[case]
-    body, found = {"tokens": [1, 2], "max_tokens": 2, **wish}, []
+    parameters, expected = WISHES[case]
+    body, found = {"tokens": [1, 2], "max_tokens": 2, **parameters}, []
     assert_no_stall(server, lambda: found.append(server.json(GENERATE, json.dumps(body).encode())))
     assert {status for status, _ in found} == {expected}, found
     assert "Warning" not in server.log()
@@ -179,8 +179,11 @@ def test_small_parts_of_a_body_take_their_bytes_of_memory(server):
 
 def test_readers_of_events_that_do_not_read(server):
     """Tokens go no further than the buffers of the connection; the stream ends when its time is over."""
-    wish = json.dumps({"tokens": [1, 2], "max_tokens": 1 << 20}).encode()
-    before, data = server.memory(), post(f"Content-Length: {len(wish)}", body=wish, path=f"{GENERATE}_stream")
+    parameters = json.dumps({"tokens": [1, 2], "max_tokens": 1 << 20}).encode()
+    before, data = (
+        server.memory(),
+        post(f"Content-Length: {len(parameters)}", body=parameters, path=f"{GENERATE}_stream"),
+    )
 
     def attack():
         with contextlib.ExitStack() as stack:

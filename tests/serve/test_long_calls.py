@@ -39,8 +39,8 @@ def server(bundle):
         yield found
 
 
-def body(server, turns, **more):
-    row = {"name": server.name, "shape": [], "datatype": "INT32", "data": [turns]}
+def body(server, iterations, **more):
+    row = {"name": server.name, "shape": [], "datatype": "INT32", "data": [iterations]}
     return {"inputs": [row], **more}
 
 

@@ -25,8 +25,8 @@ def server(folder, request):
         yield found
 
 
-def ask(server, status=200, **wish):
-    found, document = server.json("/v2/models/texts/generate", wish)
+def ask(server, status=200, **parameters):
+    found, document = server.json("/v2/models/texts/generate", parameters)
     assert found == status, document
     return document["tokens"] if status == 200 else document["error"]
 
@@ -79,8 +79,8 @@ def test_no_more_than_a_number_of_them(server):
 
 
 def test_one_request_at_a_time_has_it_and_who_leaves_ends_it(server):
-    wish = {"tokens": [1], "max_tokens": 1 << 20, "sequence_id": "a", "sequence_start": True}
-    with Stream(server.port, "texts", **wish) as stream:
+    parameters = {"tokens": [1], "max_tokens": 1 << 20, "sequence_id": "a", "sequence_start": True}
+    with Stream(server.port, "texts", **parameters) as stream:
         assert next(stream.events())["index"] == 0
         assert "another request" in ask(server, 409, tokens=[1], sequence_id="a")
         assert "another request" in ask(server, 409, tokens=[1], sequence_id="a", sequence_start=True)
@@ -96,7 +96,7 @@ def test_an_error_ends_it(server):
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("parameters", "words"),
     [
         ({"tokens": []}, "tokens is empty"),
         ({"tokens": [1], "sequence_id": 1.5}, "sequence_id is no name"),
@@ -107,8 +107,8 @@ def test_an_error_ends_it(server):
         ({"sequence_id": "a", "sequence_start": True}, "tokens is no list"),
     ],
 )
-def test_a_sequence_that_cannot_be(server, wish, words):
-    assert words in ask(server, 400, **wish)
+def test_a_sequence_that_cannot_be(server, parameters, words):
+    assert words in ask(server, 400, **parameters)
     assert kept(server) == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import served  # noqa: F401  skips where the server's packages are missing
 
-from aotc.serve.background_threads import join_aside
+from aotc.serve.background_threads import join_in_background
 from aotc.serve.errors import RequestFault
 from aotc.serve.protocol import InferRequest, infer_answer, parse_infer
 from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, names_of, to_bytes, to_json
@@ -178,4 +178,4 @@ def test_a_large_result_travels_in_its_own_memory():
 def test_buffers_are_joined_on_another_thread():
     x = np.arange(1 << 18, dtype="f4")
     for parts in ([b"a", b"bc"], [], [b"a", to_bytes(x), b"", to_bytes(x[:5]), b"b"]):
-        assert asyncio.run(join_aside(parts)) == b"".join(parts)
+        assert asyncio.run(join_in_background(parts)) == b"".join(parts)

@@ -62,8 +62,8 @@ def expected(tokens, count):
 class Stream:
     """A request for tokens over a connection of its own, whose events are read one by one."""
 
-    def __init__(self, port, name, **wish):
-        data = json.dumps(wish).encode()
+    def __init__(self, port, name, **parameters):
+        data = json.dumps(parameters).encode()
         lines = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
         self.connection = socket.create_connection(("127.0.0.1", port), 20)
         self.connection.sendall(f"POST /v2/models/{name}/generate_stream HTTP/1.1\r\n{lines}\r\n".encode() + data)

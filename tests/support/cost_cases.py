@@ -68,7 +68,7 @@ def repeated(step: Callable[..., Any], count: int) -> Callable[..., Any]:
     return lambda x: reduce(lambda y, n: step(y), range(count), x)
 
 
-def turned(count: int) -> Callable[..., Any]:
+def transposed(count: int) -> Callable[..., Any]:
     """Return ``count`` reshapes of a matrix with a transpose around each."""
     return repeated(lambda x: x.T.reshape(48, 12).T.reshape(24, 24), count)
 
@@ -223,7 +223,7 @@ PRODUCTS = {
 
 LOOPS = {
     "scalar_depth": (case(repeated(lambda x: x * 0.5 + 1, 2), (8,)), case(repeated(lambda x: x * 0.5 + 1, 10), (8,))),
-    "index_atoms": (case(turned(3), (24, 24)), case(turned(14), (24, 24))),
+    "index_atoms": (case(transposed(3), (24, 24)), case(transposed(14), (24, 24))),
     "short_item": pair(PLUS, [(64, 100), (100,)], [(64, 600), (600,)]),
     "whole_axis": pair(TWICE, (1000,), (10_000,)),
     "segments": (
@@ -312,14 +312,14 @@ TILES = {
     "first_tile": (case(of_sorted_rows, (5, 20_000)), case(of_last_rows_first, (5, 20_000))),
 }
 
-def turns(w: jax.Array, x: jax.Array) -> jax.Array:
+def iterations(w: jax.Array, x: jax.Array) -> jax.Array:
     """A loop of a product."""
     return lax.fori_loop(0, 16, lambda i, c: jnp.tanh(c @ w * 0.01), x)
 
 
 def loops(*xs: jax.Array) -> list[jax.Array]:
     """Loops that nothing but their memory could keep from running at the same time."""
-    return [turns(x, x) for x in xs]
+    return [iterations(x, x) for x in xs]
 
 
 def loops_of_unknown_iterations(*xs: jax.Array) -> list[jax.Array]:
@@ -392,7 +392,7 @@ BLOCKS = {
     "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
     **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
-    **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),
+    **dict.fromkeys(("value_registers", "kept_registers_long"), GPU_SOFTMAX),
     **dict.fromkeys(("lane_bytes", "lane_elements"), GPU_VECTORS),
     **dict.fromkeys(("block_threads", "turned_edge", "turned_bytes"), GPU_TURNED),
     **dict.fromkeys(("column_threads", "column_rows", "gpu_block_columns"), GPU_COLUMNS),

@@ -43,7 +43,7 @@ def largest(k: int) -> Any:
     return lambda x: lax.top_k(x, k)
 
 
-def turns(count: int, steps: int = 1) -> Any:
+def iterations(count: int, steps: int = 1) -> Any:
     """Return a loop of so many turns, each of so many steps."""
     return lambda x: lax.fori_loop(0, count, lambda n, y: repeated(lambda z: z * 0.5 + 1, steps)(y), x)
 
@@ -145,9 +145,9 @@ LIMITS = {
     "gpu_region_ops": (
         case(repeated(jnp.sin, 3), (8,), target=GPU), case(repeated(lambda x: x * x + 1, 100), (8,), target=GPU),
     ),
-    "unrolled_turns": (case(turns(3), (5000,), target=GPU), case(turns(20), (5000,), target=GPU)),
-    "unrolled_ops": (case(turns(3), (5000,), target=GPU), case(turns(3, 60), (5000,), target=GPU)),
-    "short_carried": (case(turns(3), (50,), target=GPU), case(turns(3), (5000,), target=GPU)),
+    "unrolled_turns": (case(iterations(3), (5000,), target=GPU), case(iterations(20), (5000,), target=GPU)),
+    "unrolled_ops": (case(iterations(3), (5000,), target=GPU), case(iterations(3, 60), (5000,), target=GPU)),
+    "short_carried": (case(iterations(3), (50,), target=GPU), case(iterations(3), (5000,), target=GPU)),
     **LOOPS,
     "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
     "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),

@@ -72,8 +72,8 @@ def forms(row, every):
 def shapes_of(args, dynamic, rng, count):
     """Yield shapes: the row's own; all dims of one size changed alike, which often fits; one dim changed."""
     yield [a.shape for a in args]
-    for turn in range(count):
-        if turn % 2:
+    for iteration in range(count):
+        if iteration % 2:
             sizes = {n: int(rng.integers(0, 8)) for n in range(64)}
             yield [tuple(sizes[n % 64] for n in a.shape) if k in dynamic else a.shape for k, a in enumerate(args)]
             continue

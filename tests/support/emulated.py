@@ -31,7 +31,7 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.plan import Plan, judge
+from aotc.vmfb.plan import Plan, check_assertions
 from aotc.vmfb.verify.buffers import Buffers, load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
@@ -132,11 +132,11 @@ class EmulatedExecutable:
             session.arena(plan.arena)
             for slot, array in [*enumerate(arrays), *zip(plan.slots_of_results(), results)]:
                 session.bind(slot, array)
-            first, *judged = plan.judged_after()
-            judge(first, session.load_scalar)
+            first, *judged = plan.assertions_by_submission()
+            check_assertions(first, session.load_scalar)
             for (number, parameters), after in zip(plan.submissions, judged, strict=True):
                 session.submit(number, parameters)
-                judge(after, session.load_scalar)
+                check_assertions(after, session.load_scalar)
 
         return run
 

@@ -143,8 +143,8 @@ def one_hot_text(dynamic: frozenset[str], sizes: Mapping[str, int]) -> str:
     total = p.line(f"{reduce} : ({p.types[rows]}, tensor<f32>) -> {to}", to)
     biased = p.both("add", total, p.spread("bias", [1], ("tokens", "experts", "features"), "f32"))
     to = p.type(("experts", "tokens", "features"))
-    turned = p.line(f"stablehlo.transpose %{biased}, dims = [1, 0, 2] : ({p.types[biased]}) -> {to}", to)
-    return p.module(p.flat(turned, ("experts", "tokens", "features"), "f32"))
+    transposed = p.line(f"stablehlo.transpose %{biased}, dims = [1, 0, 2] : ({p.types[biased]}) -> {to}", to)
+    return p.module(p.flat(transposed, ("experts", "tokens", "features"), "f32"))
 
 
 def scatter_arrays(sizes: Mapping[str, int], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:

@@ -14,7 +14,7 @@ from aotc.ir.loop.run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.plan import Plan, judge
+from aotc.vmfb.plan import Plan, check_assertions
 from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.weights.constants import load_constants
 
@@ -59,11 +59,11 @@ class NumpyExecutable:
             session.arena(plan.arena)
             for slot, array in [*enumerate(arguments), *zip(plan.slots_of_results(), results)]:
                 session.bind(slot, array)
-            first, *judged = plan.judged_after()
-            judge(first, session.load_scalar)
+            first, *judged = plan.assertions_by_submission()
+            check_assertions(first, session.load_scalar)
             for (number, parameters), after in zip(plan.submissions, judged, strict=True):
                 session.submit(number, parameters)
-                judge(after, session.load_scalar)
+                check_assertions(after, session.load_scalar)
 
         return run
 

@@ -82,19 +82,22 @@ def test_loops_and_branches_are_named():
 
 
 @pytest.mark.usefixtures("no_unrolling")
-@pytest.mark.parametrize(("turns", "shown", "runs"), [(3, "3", 3), (1000, "1,000", 1000), (None, "~16", 16)])
-def test_what_a_loop_holds_counts_as_often_as_it_turns(turns, shown, runs, tmp_path):
+@pytest.mark.parametrize(("iterations", "shown", "runs"), [(3, "3", 3), (1000, "1,000", 1000), (None, "~16", 16)])
+def test_what_a_loop_holds_counts_as_often_as_it_turns(iterations, shown, runs, tmp_path):
     """Where that is not known it is a guess, and said to be one."""
 
     def function(x, n):
-        last = n if turns is None else turns
+        last = n if iterations is None else iterations
         return lax.fori_loop(0, last, lambda i, c: lax.fori_loop(0, 2, lambda j, d: jnp.tanh(d @ x), c) @ x, x)
 
     path = tmp_path / "loops.vmfb"
     path.write_bytes(aotc.compile(function, X, np.int32(2)))
     report = explain_schedule(open_bundle(path))
     products = {row.within: row for row in report.rows if "matmul" in row.kernel}
-    assert [(row.runs, row.guessed) for row in products.values()] == [(2 * runs, turns is None), (runs, turns is None)]
+    assert [(row.runs, row.guessed) for row in products.values()] == [
+        (2 * runs, iterations is None),
+        (runs, iterations is None),
+    ]
     assert report.work == pytest.approx(sum(row.ns * row.runs for row in report.rows))
     assert runs * sum(row.ns for row in report.rows if row.within) < report.path <= report.work
     result = CliRunner().invoke(app, ["explain", "schedule", str(path)])
@@ -134,7 +137,7 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert [row.type for row in report.rows] == ["f32[64, 64]"] * 3
     for before, after in zip(report.rows, report.rows[1:]):
         assert before.last == after.first
-        assert after.made_by in before.read_by
+        assert after.added_by in before.read_by
         assert not (before.offset < after.end and after.offset < before.end)
     assert report.peak == 2 * LARGE == report.arena
     assert {row.type for row in report.at_peak} == {"f32[64, 64]"}
@@ -253,7 +256,7 @@ def invoke(*words):
 def test_schedule_and_memory_of_a_model_and_of_a_bundle(files, model):
     schedule = json.loads(invoke("explain", "schedule", files / model, "--json"))
     memory = json.loads(invoke("explain", "memory", files / model, "--json"))
-    assert {row["kernel"] for row in schedule["rows"]} >= {row["made_by"] for row in memory["rows"]}
+    assert {row["kernel"] for row in schedule["rows"]} >= {row["added_by"] for row in memory["rows"]}
     assert "picture" not in schedule
     text = invoke("explain", "schedule", files / model)
     assert "on one core, at least" in text

@@ -337,9 +337,11 @@ class SimulatedGraph:
     def condition(self):
         return [0]
 
-    def goes_on(self, after, handle, flag):
+    def continue_while(self, after, handle, flag):
         assert self.gpu._holds(flag, 1)
-        return self._add(after, "goes_on", lambda: handle.__setitem__(0, ctypes.c_uint8.from_address(flag).value != 0))
+        return self._add(
+            after, "continue_while", lambda: handle.__setitem__(0, ctypes.c_uint8.from_address(flag).value != 0)
+        )
 
     def chosen(self, after, handle, number, count):
         def choose():
@@ -352,13 +354,13 @@ class SimulatedGraph:
         body = SimulatedGraph(self.gpu)
         inside = body.nodes  # not the graph, for who has nodes is not to have the GPU
 
-        def turn():
+        def iteration():
             watch = Watch()
             while handle[0]:
-                watch.look()
+                watch.pending_exception()
                 run_nodes(inside)
 
-        return self._add(after, "loop", turn), body
+        return self._add(after, "loop", iteration), body
 
     def switch(self, after, handle, count):
         bodies = [SimulatedGraph(self.gpu) for _ in range(count)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotc.vmfb.host import files
-from aotc.vmfb.host.files import append_whole, remove_stale, write_whole
+from aotc.vmfb.host.files import append_all_or_none, remove_stale, write_atomically
 
 pytestmark = pytest.mark.ir
 
@@ -41,7 +41,7 @@ def test_a_killed_writer_leaves_nothing(tmp_path, exists):
     path = tmp_path / "m.vmfb"
     if exists:
         path.write_bytes(b"old")
-    kill_while("files.write_whole(sys.argv[1], parts())", path)
+    kill_while("files.write_atomically(sys.argv[1], parts())", path)
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"] * exists
 
 
@@ -51,10 +51,10 @@ def test_a_killed_writers_file_goes_with_the_next_write(tmp_path):
     others = [tmp_path / ".aotc-00000000-somebody", tmp_path / "m.vmfb.123.456.tmp"]
     for other in others:
         other.touch()
-    kill_while(NAMED + "files.write_whole(sys.argv[1], parts())", path)
+    kill_while(NAMED + "files.write_atomically(sys.argv[1], parts())", path)
     assert path.read_bytes() == b"old"
     assert len(list(tmp_path.iterdir())) == 4
-    write_whole(str(path), [b"new"])
+    write_atomically(str(path), [b"new"])
     assert sorted(tmp_path.iterdir()) == sorted([*others, path])
     assert path.read_bytes() == b"new"
 
@@ -66,10 +66,10 @@ def test_what_a_living_process_writes_stays(tmp_path, monkeypatch):
 
     def parts():
         yield b"first"
-        write_whole(path, [b"second"])  # another writer of the same place, who looks for stale files
+        write_atomically(path, [b"second"])  # another writer of the same place, who looks for stale files
         assert len(list(tmp_path.iterdir())) == 2
 
-    write_whole(path, parts())
+    write_atomically(path, parts())
     assert Path(path).read_bytes() == b"first"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -80,7 +80,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, error):
         yield b"half"
         raise error
 
-    for write in (write_whole, append_whole):
+    for write in (write_atomically, append_all_or_none):
         with pytest.raises(type(error)) as caught:
             write(str(tmp_path / "m"), parts())
         if isinstance(error, OSError):
@@ -90,14 +90,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, error):
 
 def test_appending_is_whole_too(tmp_path):
     path = tmp_path / "x.npy"
-    append_whole(str(path), [b"one", b" two"])
+    append_all_or_none(str(path), [b"one", b" two"])
 
     def parts():
         yield b" three"
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        append_whole(str(path), parts())
+        append_all_or_none(str(path), parts())
     assert path.read_bytes() == b"one two"
 
 
@@ -106,7 +106,7 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
     link, target = tmp_path / "link", tmp_path / "far" / "m"
     link.symlink_to("far/m")
     for data in (b"first", b"second"):  # a link that leads to nothing yet, then to a file
-        write_whole(str(link), [data])
+        write_atomically(str(link), [data])
         assert link.is_symlink()
         assert target.read_bytes() == data
     assert [p.name for p in (tmp_path / "far").iterdir()] == ["m"]
@@ -116,7 +116,7 @@ def test_the_mode_of_the_old_file_stays(tmp_path):
     path = tmp_path / "m"
     path.touch()
     path.chmod(0o600)
-    write_whole(str(path), [b"x"])
+    write_atomically(str(path), [b"x"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -126,15 +126,15 @@ def test_pipes_and_devices_are_written_through(tmp_path):
     found = []
     reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
     reader.start()
-    write_whole(str(pipe), [b"a", b"b"])
+    write_atomically(str(pipe), [b"a", b"b"])
     reader.join(30)
     assert found == [b"ab"]
     assert pipe.is_fifo()
     null = tmp_path / "null"
     null.symlink_to("/dev/null")
-    write_whole(str(null), [b"x"])
+    write_atomically(str(null), [b"x"])
     assert Path("/dev/null").is_char_device()
-    for write in (write_whole, append_whole):
+    for write in (write_atomically, append_all_or_none):
         with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
             write("/dev/full", [b"x"])
     assert Path("/dev/full").is_char_device()
@@ -143,8 +143,8 @@ def test_pipes_and_devices_are_written_through(tmp_path):
 @pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_standard_output_is_written_where_it_is(tmp_path, place):
     """Behind what stands there: opened anew it would begin again at the first byte."""
-    write = f"write_whole({place!r}, [b'b'])"
-    code = f"from aotc.vmfb.host.files import write_whole; print('a', flush=True); {write}; print('c')"
+    write = f"write_atomically({place!r}, [b'b'])"
+    code = f"from aotc.vmfb.host.files import write_atomically; print('a', flush=True); {write}; print('c')"
     path = tmp_path / "out"
     with path.open("wb") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
@@ -153,9 +153,9 @@ def test_standard_output_is_written_where_it_is(tmp_path, place):
 
 def test_a_name_of_any_length(tmp_path):
     path = tmp_path / ("n" * 255)
-    write_whole(str(path), [b"x"])
+    write_atomically(str(path), [b"x"])
     assert path.read_bytes() == b"x"
-    write_whole(os.fsdecode(bytes(tmp_path) + b"/\xff\xfe"), [b"x"])
+    write_atomically(os.fsdecode(bytes(tmp_path) + b"/\xff\xfe"), [b"x"])
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -87,7 +87,7 @@ def run_all(path, module):
     """Run every call twice and compare; a stateful function's calls follow one another, twice from the beginning."""
     rows = open_bundle(path).manifest["functions"]
     count = 0
-    for turn in (1, 2):
+    for iteration in (1, 2):
         states = {name: module.state("cache") for name, row in rows.items() if row.get("state")}
         for function, arguments, wanted in calls_of(path, module):
             if function in states:
@@ -99,7 +99,7 @@ def run_all(path, module):
                 check_results(module.invoke(function, *given), wanted, values.results)
             count += 1
         for state in states.values():
-            assert int(state["cache"]["n"]) == count / turn
+            assert int(state["cache"]["n"]) == count / iteration
             np.testing.assert_array_equal(state["cache"]["k"].sum(0), wanted[0])
     return count
 

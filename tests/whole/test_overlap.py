@@ -30,7 +30,7 @@ PATIENCE = 60
 SQUARE = jax.ShapeDtypeStruct((128, 128), np.float32)
 
 
-def turns(w, x, n=5):
+def iterations(w, x, n=5):
     return lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ w * 0.1), x)
 
 
@@ -105,11 +105,11 @@ MEETING_COMMAND = """
 """
 
 
-@pytest.mark.parametrize(("one", "other", "turns"), [
+@pytest.mark.parametrize(("one", "other", "iterations"), [
     (MEETING_LOOP, MEETING_LOOP, 3), (MEETING_LOOP, MEETING_BRANCH, 1), (MEETING_BRANCH, MEETING_BRANCH, 1),
     (MEETING_LOOP, MEETING_COMMAND, 1),
 ])  # fmt: skip
-def test_they_meet(all_overlap, one, other, turns):
+def test_they_meet(all_overlap, one, other, iterations):
     """In each turn both wait until the other one is there; one after the other they would wait for ever."""
     barrier = threading.Barrier(2)
 
@@ -121,19 +121,19 @@ def test_they_meet(all_overlap, one, other, turns):
         aotc.register_custom_call(f"meets_{name}", meet, native=False)
     text = MEETING.replace("ONE", one.replace("NAME", "a")).replace("OTHER", other.replace("NAME", "b"))
     module = aotc.load(aotc.compile(text), threads=2)
-    for result in module(np.int32(turns), np.zeros((128, 128), "f4")):
-        np.testing.assert_array_equal(result, 1 + turns)
+    for result in module(np.int32(iterations), np.zeros((128, 128), "f4")):
+        np.testing.assert_array_equal(result, 1 + iterations)
 
 
 # ---------------------------------------------------------------- when, by the cost model
 
 CASES = {
-    "loops": (lambda w, x, y: (turns(w, x), turns(w, y)), 2),
+    "loops": (lambda w, x, y: (iterations(w, x), iterations(w, y)), 2),
     "loops that end with the data": (lambda w, x, y: (until(w, x), until(x, y)), 2),
-    "a loop beside a product": (lambda w, x, y: (turns(w, x, 16), jnp.sin(x @ y @ w @ y @ x @ y @ w) @ x), 1),
-    "a loop beside a branch": (lambda w, x, y: (turns(w, x), arm(w, y, y[0, 0]) @ y), 2),
-    "a loop and what it needs": (lambda w, x, y: turns(w, jnp.sin(x @ y)), 0),
-    "a chain of loops": (lambda w, x, y: turns(w, turns(x, turns(w, y))), 0),
+    "a loop beside a product": (lambda w, x, y: (iterations(w, x, 16), jnp.sin(x @ y @ w @ y @ x @ y @ w) @ x), 1),
+    "a loop beside a branch": (lambda w, x, y: (iterations(w, x), arm(w, y, y[0, 0]) @ y), 2),
+    "a loop and what it needs": (lambda w, x, y: iterations(w, jnp.sin(x @ y)), 0),
+    "a chain of loops": (lambda w, x, y: iterations(w, iterations(x, iterations(w, y))), 0),
 }
 
 
@@ -174,21 +174,21 @@ def test_memory_may_grow_for_it_but_not_beyond_a_limit():
 # ---------------------------------------------------------------- that results are right
 
 PROGRAMS = {
-    "swapped": lambda w, x, n: (turns(x, w, n), *lax.fori_loop(0, n, lambda i, c: (c[1], c[0] @ w), (x, w))),
-    "no turn": lambda w, x, n: (turns(w, x, n - n), turns(x, w, 0), until(w, x * 0)),
-    "shared": lambda w, x, n: (turns(w, jnp.sin(x), n), turns(jnp.sin(x), w, n), jnp.sin(x) @ w),
+    "swapped": lambda w, x, n: (iterations(x, w, n), *lax.fori_loop(0, n, lambda i, c: (c[1], c[0] @ w), (x, w))),
+    "no turn": lambda w, x, n: (iterations(w, x, n - n), iterations(x, w, 0), until(w, x * 0)),
+    "shared": lambda w, x, n: (iterations(w, jnp.sin(x), n), iterations(jnp.sin(x), w, n), jnp.sin(x) @ w),
     "nested": lambda w, x, n: lax.fori_loop(
-        0, n, lambda i, c: (turns(w, c[0], i), turns(x, c[1], 2), c[2] @ w), (x, w, x)
+        0, n, lambda i, c: (iterations(w, c[0], i), iterations(x, c[1], 2), c[2] @ w), (x, w, x)
     ),
     "in a branch": lambda w, x, n: (
-        lax.cond(n > 1, lambda: (turns(w, x, n), until(x, w)), lambda: (x, turns(w, x))),
-        lax.switch(n, [lambda: x, lambda: until(w, x), lambda: turns(w, x, n)]),
+        lax.cond(n > 1, lambda: (iterations(w, x, n), until(x, w)), lambda: (x, iterations(w, x))),
+        lax.switch(n, [lambda: x, lambda: until(w, x), lambda: iterations(w, x, n)]),
     ),
     "a branch in loops": lambda w, x, n: [
         lax.fori_loop(0, n, lambda i, c, k=k: lax.cond(i % 2 == k, lambda: c @ w, lambda: jnp.tanh(c)), x)
         for k in (0, 1)
     ],
-    "one after two": lambda w, x, n: turns(turns(w, x, n), turns(x, w, n)) + turns(x, w, n),
+    "one after two": lambda w, x, n: iterations(iterations(w, x, n), iterations(x, w, n)) + iterations(x, w, n),
     "scans": lambda w, x, n: [
         lax.scan(lambda c, r, v=v: (jnp.tanh(c @ v) + r, c.sum(0)), x, w[:4] * n) for v in (w, x)
     ],
@@ -208,7 +208,7 @@ def test_sizes_that_a_call_knows(all_overlap):
     types = [jax.ShapeDtypeStruct((b, 40), np.float32), jax.ShapeDtypeStruct((40, 40), np.float32)]
 
     def function(x, w):
-        return turns(w, x), until(w, x), turns(w.T, x + 1)
+        return iterations(w, x), until(w, x), iterations(w.T, x + 1)
 
     module = aotc.load(aotc.compile(jax.export.export(jax.jit(function))(*types), verify_each=True), threads=2)
     for size in (1, 7, 64):
@@ -219,7 +219,7 @@ def test_sizes_that_a_call_knows(all_overlap):
 @pytest.mark.usefixtures("no_unrolling")
 def test_arguments_that_are_given_away(all_overlap):
     def function(x, y, w):
-        return turns(w, x), turns(w, y)
+        return iterations(w, x), iterations(w, y)
 
     args = [normal(64, 64, seed=n, scale=0.2) for n in range(3)]
     want = jax.jit(function)(*args)

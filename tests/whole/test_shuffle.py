@@ -100,14 +100,14 @@ def test_a_loop(seeds):
 
 
 def loops_and_branches(x, w, p):
-    def turns(x):
+    def iterations(x):
         return jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w * 0.1), x)
 
     def arm(x):
-        return jax.lax.cond(p > 0, lambda: jnp.sin(turns(x) @ w), lambda: jnp.cos(x @ w))
+        return jax.lax.cond(p > 0, lambda: jnp.sin(iterations(x) @ w), lambda: jnp.cos(x @ w))
 
-    left, right = turns(x), arm(x + 1)
-    return left @ right, turns(left) - arm(right), jnp.sort(x @ w)
+    left, right = iterations(x), arm(x + 1)
+    return left @ right, iterations(left) - arm(right), jnp.sort(x @ w)
 
 
 @pytest.mark.parametrize("seeds", some_seeds(20, 300))

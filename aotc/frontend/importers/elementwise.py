@@ -132,8 +132,8 @@ def _hyperbolic(name: str) -> Importer:
         (x,) = state.operands(op)
         if kind_of(x.type.dtype) == "c":
             a, b = _parts(state, x)
-            turned = state.one("complex", [state.one("neg", [b]), a])
-            value = state.one("cos" if is_cosh else "sin", [turned])
+            swapped = state.one("complex", [state.one("neg", [b]), a])
+            value = state.one("cos" if is_cosh else "sin", [swapped])
             if not is_cosh:
                 real, imag = _parts(state, value)
                 value = state.one("complex", [imag, state.one("neg", [real])])

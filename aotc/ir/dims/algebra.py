@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias, Union
 
-from aotc.support.memoize import kept
+from aotc.support.memoize import memoized
 
 Dim: TypeAlias = Union[int, "Expr"]
 
@@ -110,7 +110,7 @@ class Expr:
     def __rmod__(self, other: int) -> Dim:
         return mod(other, self)
 
-    @kept
+    @memoized
     def __str__(self) -> str:
         parts: list[str] = []
         for monomial, coefficient in self.terms:
@@ -130,7 +130,7 @@ def _tight_atom(atom: Atom) -> str:
     return f"({text})" if isinstance(atom, Call) and atom.fn in ("//", "%") else text
 
 
-@kept
+@memoized
 def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
     """Return the expression of the symbol ``name``."""
     return Expr(0, (((Sym(name, lo, extent),), 1),))
@@ -149,7 +149,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
     for monomial, c in terms.items():
         atom = monomial[0] if len(monomial) == 1 else None
         if isinstance(atom, Call) and atom.fn in ("//", "%"):
-            k, digits = _digits_beside(atom, c)
+            k, digits = _digits_completed_by(atom, c)
             if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
                 rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
                 joined = _sum(Expr(const - digits.const, tuple(rest.items())), atom.a, k)
@@ -157,7 +157,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
     return const, terms
 
 
-def _digits_beside(atom: Call, c: int) -> tuple[int, Dim]:
+def _digits_completed_by(atom: Call, c: int) -> tuple[int, Dim]:
     """Return ``k`` and a term that completes ``c`` times ``x // d`` or ``x % d`` to ``k*x``; a number if none does."""
     if atom.fn == "%":
         return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
@@ -174,7 +174,7 @@ def _next_digit(x: Dim, d: Dim) -> Dim:
     return Expr(0, (((Call("//", x, d),), 1),))
 
 
-@kept
+@memoized
 def _sum(a: Dim, b: Dim, times: int = 1) -> Dim:
     const = 0
     terms: dict[Monomial, int] = {}
@@ -188,7 +188,7 @@ def _sum(a: Dim, b: Dim, times: int = 1) -> Dim:
     return _make(const, terms)
 
 
-@kept
+@memoized
 def _product(a: Dim, b: Dim) -> Dim:
     if not isinstance(a, Expr):
         a, b = b, a
@@ -209,7 +209,7 @@ def _product(a: Dim, b: Dim) -> Dim:
     return _make(terms.pop((), 0), terms)
 
 
-@kept
+@memoized
 def bounds(e: Dim) -> Interval:
     """Return inclusive bounds of ``e``; None: unbounded or unknown on that side."""
     if not isinstance(e, Expr):
@@ -339,7 +339,7 @@ def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
     return None
 
 
-@kept
+@memoized
 def floordiv(a: Dim, b: Dim) -> Dim:
     """Return ``a // b``, rounded down; ``b`` must be positive where it is evaluated."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
@@ -367,7 +367,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     return Expr(0, (((Call("//", a, b),), 1),))
 
 
-@kept
+@memoized
 def mod(a: Dim, b: Dim) -> Dim:
     """Return ``a % b`` with the sign of ``b``; ``b`` must be positive where it is evaluated."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, alone, floordiv, maximum, minimum, mod, product
-from aotc.support.memoize import kept
+from aotc.support.memoize import memoized
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
@@ -15,7 +15,7 @@ def symbols(e: Dim) -> set[Sym]:
     return set(_mentioned(e)) if isinstance(e, Expr) else set()
 
 
-@kept
+@memoized
 def _mentioned(e: Expr) -> frozenset[Sym]:
     found: set[Sym] = set()
     stack: list[Dim] = [e]
@@ -36,7 +36,7 @@ def calls(e: Dim) -> tuple[Call, ...]:
     return _written_with(e) if isinstance(e, Expr) else ()
 
 
-@kept
+@memoized
 def _written_with(e: Expr) -> tuple[Call, ...]:
     found: list[Call] = []
     stack: list[Dim] = [e]
@@ -48,7 +48,7 @@ def _written_with(e: Expr) -> tuple[Call, ...]:
     return tuple(found)
 
 
-@kept
+@memoized
 def count_atoms(e: Dim, most: int) -> int:
     """Return the number of symbols and calls in ``e``, or ``most + 1`` if there are more."""
     count = 0

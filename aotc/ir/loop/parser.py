@@ -42,7 +42,7 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.loop.types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
-from aotc.support.memoize import kept
+from aotc.support.memoize import memoized
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
@@ -312,7 +312,7 @@ class _Parser:
         return Apply(fn, values, dtype)
 
 
-@kept
+@memoized
 def _operated(fn: str, a: Dim, b: Dim) -> Dim:
     """Return the result of an operation; memoized, as a kernel's indices share most of their parts."""
     match fn:

@@ -337,7 +337,7 @@ def _tile(
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
     total = flat_out[place] if at.get("adds") else np.zeros((rows, cols), kind)
     inner = at.get("b_inner") or 1
-    beside = at.get("b_column") or (1 if "b_inner" in at else group)
+    column_step = at.get("b_column") or (1 if "b_inner" in at else group)
     if form.scaled:
         flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, form)
         at = {**at, "b_base": 0}
@@ -346,7 +346,7 @@ def _tile(
         b_at = at["b_base"] + sum(i * step for i, (_, _, step) in zip(k, levels))
         for t in range(group):
             column = flat_a[a_at + t * at.get("a_inner", 1) + at["a_row"] * np.arange(rows)].astype(kind)
-            row = flat_b[b_at + t * inner + beside * np.arange(cols)].astype(kind)
+            row = flat_b[b_at + t * inner + column_step * np.arange(cols)].astype(kind)
             total += column[:, None] * (row + form.offset if form.offset else row)
     flat_out[place] = total
 
@@ -356,5 +356,5 @@ def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) ->
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group
     rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, form.bits)
-    beside = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
-    return beside, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]
+    column_step = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
+    return column_step, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]

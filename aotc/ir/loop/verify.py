@@ -57,7 +57,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     for buffer in (*kernel.inputs, *kernel.outputs):
         check.buffer(buffer, kernel.name)
         if buffer.space != "global":
-            check.say(f"parameter {buffer.name} is in space {buffer.space}, expected global")
+            check.report(f"parameter {buffer.name} is in space {buffer.space}, expected global")
     for dim in (kernel.grid, kernel.flops, kernel.bytes):
         check.dim(dim, "the header")
     check.block(kernel.body)
@@ -65,26 +65,28 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     _check_outputs(kernel, check)
     for output, source in kernel.aliases:
         if not (0 <= output < len(kernel.outputs) and 0 <= source < len(kernel.inputs)):
-            check.say(f"alias ({output}, {source}) names no output or input")
+            check.report(f"alias ({output}, {source}) names no output or input")
         elif not may_overwrite(accesses(kernel.body), kernel.inputs[source], kernel.outputs[output]):
             a, out = kernel.inputs[source].name, kernel.outputs[output].name
-            check.say(f"{out} may not take the memory of {a}, which is not only read where {out} is then written")
+            check.report(f"{out} may not take the memory of {a}, which is not only read where {out} is then written")
     try:
         print_kernel(kernel)
     except ValueError as error:
-        check.say(str(error))
+        check.report(str(error))
     return check.found[:FINDINGS]
 
 
 def _check_grid(kernel: Kernel, check: _KernelCheck) -> None:
     parallel = [s for s in kernel.body if isinstance(s, For) and s.kind == "parallel"]
     if parallel and len(kernel.body) != 1:
-        check.say("a parallel loop is not the only statement of the kernel")
+        check.report("a parallel loop is not the only statement of the kernel")
     for loop in parallel:
         if (loop.begin, loop.step) != (0, 1) or loop.end != kernel.grid:
-            check.say(f"the parallel loop runs over ({loop.begin}, {loop.end}, {loop.step}), the grid is {kernel.grid}")
+            check.report(
+                f"the parallel loop runs over ({loop.begin}, {loop.end}, {loop.step}), the grid is {kernel.grid}"
+            )
     if not parallel and kernel.grid != 1:
-        check.say(f"the grid is {kernel.grid} and there is no parallel loop")
+        check.report(f"the grid is {kernel.grid} and there is no parallel loop")
 
 
 def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
@@ -99,7 +101,7 @@ def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
                 written.update(buffer.name for buffer, _ in args)
     for out in kernel.outputs:
         if out.name not in written and product(out.shape) != 0:
-            check.say(f"output {out.name} is never written")
+            check.report(f"output {out.name} is never written")
 
 
 @dataclass(slots=True)
@@ -114,14 +116,14 @@ class _KernelCheck:
     never: bool = False
     """True inside a loop without iterations, or behind a test that never holds: indices need not be in bounds there."""
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         self.found.append(f"kernel {self.name}: {message}")
 
     # --- names ---
 
     def buffer(self, buffer: Buffer, where: str) -> None:
         if buffer.dtype not in DTYPES:
-            self.say(f"{where}: buffer {buffer.name} has unknown dtype {buffer.dtype}")
+            self.report(f"{where}: buffer {buffer.name} has unknown dtype {buffer.dtype}")
         for dim in buffer.shape:
             self.dim(dim, f"the shape of {buffer.name}")
         self.buffers[buffer.name] = buffer
@@ -129,19 +131,19 @@ class _KernelCheck:
     def use(self, buffer: Buffer, where: str) -> None:
         known = self.buffers.get(buffer.name)
         if known is None:
-            self.say(f"{where}: buffer {buffer.name} is not defined here")
+            self.report(f"{where}: buffer {buffer.name} is not defined here")
         elif known is not buffer and known != buffer:
-            self.say(f"{where}: buffer {buffer.name} differs from its definition")
+            self.report(f"{where}: buffer {buffer.name} differs from its definition")
 
     def dim(self, e: Dim, where: str) -> None:
         for symbol in symbols(e):
             if symbol.name not in self.symbols:
-                self.say(f"{where}: {symbol.name} is not defined here")
+                self.report(f"{where}: {symbol.name} is not defined here")
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], where: str) -> None:
         self.use(buffer, where)
         if len(index) != len(buffer.shape):
-            self.say(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
+            self.report(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
             return
         for position, (i, extent) in enumerate(zip(index, buffer.shape)):
             self.dim(i, where)
@@ -150,9 +152,9 @@ class _KernelCheck:
             low, high = bounds(i)
             room = bounds(extent)[1]
             if (high is not None and high < 0) or (low is not None and room is not None and low >= room):
-                self.say(f"{where}: index {i} of dim {position} is never below {extent}")
+                self.report(f"{where}: index {i} of dim {position} is never below {extent}")
             elif self.overruns(i, extent):
-                self.say(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
+                self.report(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
 
     def overruns(self, i: Dim, extent: Dim) -> bool:
         """Is ``i`` a sum of independent static loops whose extremes are outside of ``[0, extent)``?"""
@@ -182,7 +184,7 @@ class _KernelCheck:
             case Let(var, value):
                 self.scalar(value)
                 if value.dtype != var.dtype:
-                    self.say(f"{var.name}: {var.dtype} is bound to a value of {value.dtype}")
+                    self.report(f"{var.name}: {var.dtype} is bound to a value of {value.dtype}")
                 self.scalars[var.name] = var
                 if kind_of(var.dtype) in "iu":
                     self.symbols[var.name] = None
@@ -212,7 +214,7 @@ class _KernelCheck:
             case GridBarrier(counter):
                 self.use(counter, "grid_barrier")
                 if (counter.space, counter.dtype, counter.shape) != ("global", "u32", ()):
-                    self.say(f"grid_barrier: {counter.name} is no u32 in global memory")
+                    self.report(f"grid_barrier: {counter.name} is no u32 in global memory")
             case Shuffle(to, source, mask):
                 self.shuffle(to, source, mask)
             case WarpMatch(to, source, bits):
@@ -225,40 +227,40 @@ class _KernelCheck:
                 self.predicate(cond)
                 self.call(f"either for {buffer.name}", places)
                 if any(b.dtype != buffer.dtype for b, _ in places) or buffer.space != "scratch":
-                    self.say(f"either for {buffer.name}: no {buffer.dtype} in {buffer.space} is one of {places}")
+                    self.report(f"either for {buffer.name}: no {buffer.dtype} in {buffer.space} is one of {places}")
                 self.buffer(buffer, "either")
 
     def alloc(self, buffer: Buffer) -> None:
         self.buffer(buffer, "alloc")
         if buffer.space == "global":
-            self.say(f"buffer {buffer.name} is allocated in global memory")
+            self.report(f"buffer {buffer.name} is allocated in global memory")
         if not is_static(buffer.shape) and buffer.space != "scratch":
-            self.say(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
+            self.report(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
 
     def match(self, to: Buffer, source: Buffer, bits: int) -> None:
         self.of_threads("match", to, source)
         if to.dtype != "u32" or not 0 < bits <= WARP or (source.shape and source.shape[0] % WARP):
-            self.say(f"match: {bits} bits of {source.dtype} in warps of {WARP}, of {source.shape}")
+            self.report(f"match: {bits} bits of {source.dtype} in warps of {WARP}, of {source.shape}")
 
     def of_threads(self, name: str, to: Buffer, source: Buffer) -> None:
         for buffer in (to, source):
             self.use(buffer, name)
             if buffer.space != "private" or len(buffer.shape) != 1:
-                self.say(f"{name}: {buffer.name} has no element for each thread")
+                self.report(f"{name}: {buffer.name} has no element for each thread")
         if (to.dtype, to.shape) != (source.dtype, source.shape):
-            self.say(f"{name}: {to.name} and {source.name} are of two types")
+            self.report(f"{name}: {to.name} and {source.name} are of two types")
 
     def shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
         self.of_threads("shuffle", to, source)
         if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
-            self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
+            self.report(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
     def call(self, where: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
         """Check a call. Addresses of empty buffers are allowed, so they are not checked against the bounds."""
         for buffer, index in args:
             self.use(buffer, where)
             if len(index) != len(buffer.shape):
-                self.say(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
+                self.report(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
             for i in index:
                 self.dim(i, where)
 
@@ -267,20 +269,20 @@ class _KernelCheck:
         self.element(stmt.buffer, stmt.index, where)
         self.scalar(stmt.value)
         if stmt.value.dtype != stmt.buffer.dtype:
-            self.say(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
+            self.report(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
         if stmt.reduce and stmt.reduce not in (ATOMIC if stmt.atomic else ACCUMULATED):
-            self.say(f"{where}: unknown reduction {stmt.reduce}")
+            self.report(f"{where}: unknown reduction {stmt.reduce}")
         if stmt.atomic and stmt.buffer.dtype not in ATOMIC_DTYPES:
-            self.say(f"{where}: no atomic {stmt.reduce or 'store'} of {stmt.buffer.dtype}")
+            self.report(f"{where}: no atomic {stmt.reduce or 'store'} of {stmt.buffer.dtype}")
 
     def loop(self, stmt: For) -> None:
         where = f"loop {stmt.var}"
         self.dim(stmt.begin, where)
         self.dim(stmt.end, where)
         if stmt.step < 1:
-            self.say(f"{where}: the step is {stmt.step}")
+            self.report(f"{where}: the step is {stmt.step}")
         if stmt.kind == "lanes" and not is_static((stmt.begin, stmt.end)):
-            self.say(f"{where}: lanes from {stmt.begin} to {stmt.end} are not counted")
+            self.report(f"{where}: lanes from {stmt.begin} to {stmt.end} are not counted")
         symbol = loop_symbol(stmt.var, stmt.begin, stmt.end)
         exact = is_static((stmt.begin, stmt.end)) and stmt.step == 1 and bounds(stmt.end - stmt.begin)[0] != 0
         saved = dict(self.symbols)
@@ -296,14 +298,14 @@ class _KernelCheck:
         for dim in bounds_of(t):
             self.dim(dim, "tile")
         if t.rows < 1 or t.cols < 1:
-            self.say(f"tile: {t.rows} x {t.cols} is empty")
+            self.report(f"tile: {t.rows} x {t.cols} is empty")
 
     # --- scalars ---
 
     def predicate(self, cond: Scalar) -> None:
         self.scalar(cond)
         if cond.dtype != "i1":
-            self.say(f"a condition is {cond.dtype}, expected i1")
+            self.report(f"a condition is {cond.dtype}, expected i1")
 
     def scalar(self, root: Scalar) -> None:
         stack = [root]
@@ -313,15 +315,15 @@ class _KernelCheck:
                 case Var(name, dtype):
                     known = self.scalars.get(name)
                     if known is None:
-                        self.say(f"scalar {name} is not defined here")
+                        self.report(f"scalar {name} is not defined here")
                     elif known.dtype != dtype:
-                        self.say(f"scalar {name} is {known.dtype}, used as {dtype}")
+                        self.report(f"scalar {name} is {known.dtype}, used as {dtype}")
                 case Load(buffer, index):
                     self.element(buffer, index, f"load of {buffer.name}")
                 case Index(expr, dtype):
                     self.dim(expr, "index")
                     if kind_of(dtype) not in "iu":
-                        self.say(f"index {expr} as {dtype} is not an integer")
+                        self.report(f"index {expr} as {dtype} is not an integer")
                 case Apply():
                     self.apply(s)
                     stack += s.args
@@ -331,17 +333,17 @@ class _KernelCheck:
         dtypes = tuple(a.dtype for a in s.args)
         if row is None:
             if s.fn not in ELEMENTWISE:
-                self.say(f"unknown scalar op {s.fn}")
+                self.report(f"unknown scalar op {s.fn}")
             return
         try:
             check_count(row, len(dtypes))
             check_dtypes(row, dtypes)
             expected = natural_dtype(s.fn, dtypes)
         except RuleError as error:
-            self.say(str(error))
+            self.report(str(error))
             return
         if expected is not None and expected != s.dtype:
-            self.say(f"{s.fn} of {', '.join(dtypes)} is {expected}, not {s.dtype}")
+            self.report(f"{s.fn} of {', '.join(dtypes)} is {expected}, not {s.dtype}")
 
 
 def _is_false(test: Scalar) -> bool:

@@ -152,6 +152,6 @@ ATTENTION = table(
         tolerance=64,
         normwise=True,
         terms=_terms,
-        made_by="fuse_attention",
+        added_by="fuse_attention",
     ),
 )

@@ -154,7 +154,7 @@ CONTRACT = table(
         tolerance=16,
         normwise=True,
         takes_cols=True,
-        made_by="canonicalize_dot",
+        added_by="canonicalize_dot",
     ),
     OpSpec(
         "conv",
@@ -167,7 +167,7 @@ CONTRACT = table(
         tolerance=64,
         normwise=True,
         takes_cols=True,
-        made_by="decompose_convolution",
+        added_by="decompose_convolution",
     ),
     OpSpec(
         "packed_matmul",
@@ -178,7 +178,7 @@ CONTRACT = table(
         names_kernel=True,
         tolerance=16,
         normwise=True,
-        made_by="pack_contractions",
+        added_by="pack_contractions",
     ),
     OpSpec(
         "packed_conv",
@@ -189,6 +189,6 @@ CONTRACT = table(
         names_kernel=True,
         tolerance=64,
         normwise=True,
-        made_by="pack_contractions",
+        added_by="pack_contractions",
     ),
 )

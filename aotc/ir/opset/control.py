@@ -60,7 +60,7 @@ def _case(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: 
     return regions[index if 0 <= index < len(regions) else -1]()
 
 
-def _infer_given(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_declared(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return given
 
 
@@ -131,13 +131,13 @@ CONTROL = table(
     OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
     OpSpec("while", _infer_while, _while, regions=2, branches=True, folds_state=True),
     OpSpec("case", _infer_case, _case, regions=-1, branches=True),
-    OpSpec("on", _infer_on, _on, ("device",), 1, branches=True, made_by="isolate_devices", removed_by="join_devices"),
+    OpSpec("on", _infer_on, _on, ("device",), 1, branches=True, added_by="isolate_devices", removed_by="join_devices"),
     OpSpec("transfer", _infer_transfer, _transfer, ("device",), tolerance=0),
-    OpSpec("call", _infer_given, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
-    OpSpec("dispatch", _infer_given, _not_here, ("callee",), of_format=True, made_by="fuse"),
+    OpSpec("call", _infer_declared, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
+    OpSpec("dispatch", _infer_declared, _not_here, ("callee",), of_format=True, added_by="fuse"),
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
     OpSpec("fail", _infer_fail, _fail, ("messages",), of_format=True, tolerance=0, removed_by="hoist_checks"),
-    OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
+    OpSpec("custom_call", _infer_declared, _not_here, ("target",), effect=True, of_format=True),
 )
 
 DEVICE_OPS = frozenset({"on", "transfer"})

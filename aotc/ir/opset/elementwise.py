@@ -13,7 +13,7 @@ from aotc.ir.opset.spec import (
     Types,
     all_alike,
     cast,
-    given_one,
+    declared_type,
     merge,
     need,
     sizes,
@@ -126,7 +126,7 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
 
 
 def _infer_bitcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    (source,), target = types, given_one(given, "bitcast")
+    (source,), target = types, declared_type(given, "bitcast")
     narrow, wide = DTYPES[target.dtype].bits, DTYPES[source.dtype].bits
     complex_ = [kind_of(t.dtype) == "c" for t in (source, target)]
     need(complex_[0] == complex_[1], f"bitcast: {source} to {target}: complex numbers stay complex")

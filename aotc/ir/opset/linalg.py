@@ -287,7 +287,13 @@ LINALG = table(
         removed_by="decompose_convolution",
     ),
     OpSpec(
-        "fft", _infer_fft, _fft, ("kind", "length"), tolerance=16, normwise=True, removed_by="decompose_fft",
+        "fft",
+        _infer_fft,
+        _fft,
+        ("kind", "length"),
+        tolerance=16,
+        normwise=True,
+        removed_by="decompose_fft",
         constraints=constraints.fft,
     ),
     OpSpec(
@@ -297,10 +303,16 @@ LINALG = table(
         ("axis", "radices", "inverse", "scale", "real"),
         tolerance=16,
         normwise=True,
-        made_by="decompose_fft",
+        added_by="decompose_fft",
     ),
     OpSpec(
-        "cholesky", _infer_cholesky, _cholesky, ("lower",), tolerance=64, normwise=True, in_place=first_in_place,
+        "cholesky",
+        _infer_cholesky,
+        _cholesky,
+        ("lower",),
+        tolerance=64,
+        normwise=True,
+        in_place=first_in_place,
         constraints=constraints.square,
     ),
     OpSpec(
@@ -315,7 +327,11 @@ LINALG = table(
     ),
     OpSpec("csr_dot", _infer_csr_dot, _csr_dot, tolerance=16, normwise=True, constraints=constraints.csr_dot),
     OpSpec(
-        "tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference, tolerance=64, normwise=True,
+        "tridiagonal_solve_perturbed",
+        tridiagonal.infer,
+        tridiagonal.reference,
+        tolerance=64,
+        normwise=True,
         constraints=constraints.tridiagonal,
     ),
     OpSpec(

@@ -19,7 +19,7 @@ from aotc.ir.opset.spec import (
     Types,
     alike,
     at_least_one,
-    given_one,
+    declared_type,
     may_equal,
     need,
     same_shape,
@@ -47,7 +47,7 @@ def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 
 def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    result = given_one(given, "iota")
+    result = declared_type(given, "iota")
     need(0 <= attrs["dim"] < result.rank, f"iota: dim {attrs['dim']} of {result}")
     need(kind_of(result.dtype) != "b", "iota: is not defined on i1")
     return given
@@ -60,7 +60,7 @@ def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
 
 
 def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    result = given_one(given, "dim")
+    result = declared_type(given, "dim")
     need(result.rank == 0 and kind_of(result.dtype) in "iu", f"dim: the result must be an integer scalar, not {result}")
     return given
 
@@ -70,7 +70,7 @@ def _dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
 
 
 def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    (x,), dims, result = types, attrs["dims"], given_one(given, "broadcast")
+    (x,), dims, result = types, attrs["dims"], declared_type(given, "broadcast")
     need(len(dims) == x.rank, f"broadcast: {x.rank} operand dims but {len(dims)} in dims")
     need(len(set(dims)) == len(dims) and all(0 <= d < result.rank for d in dims), f"broadcast: bad dims {dims}")
     for i, d in enumerate(dims):
@@ -96,7 +96,7 @@ def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
 
 
 def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    (x,), result = types, given_one(given, "reshape")
+    (x,), result = types, declared_type(given, "reshape")
     need(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
     if not may_equal(product(x.shape), product(result.shape)):
         raise RuleError(f"reshape: {x} and {result} differ in element count")

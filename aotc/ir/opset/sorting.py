@@ -181,15 +181,15 @@ SORTING = table(
     ),
     OpSpec(
         "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
-        constraints=all_alike, partial=True, made_by="parallelize_gpu",
+        constraints=all_alike, partial=True, added_by="parallelize_gpu",
     ),
     OpSpec(
         "digit_counts", _infer_digit_counts, _digit_counts, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        constraints=all_alike, made_by="parallelize_gpu",
+        constraints=all_alike, added_by="parallelize_gpu",
     ),
     OpSpec(
         "digit_sort", _infer_digit_sort, _digit_sort, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        partial=True, made_by="parallelize_gpu",
+        partial=True, added_by="parallelize_gpu",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

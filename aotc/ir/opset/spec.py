@@ -147,7 +147,7 @@ class OpSpec:
         Its own lowering allocates no array for an unused result.
     views : bool
         Its lowering reads operands that were only moved at their original positions.
-    made_by : str
+    added_by : str
         The pass that creates the op; no importer does.
     removed_by : str
         The pass that removes all of them, so that later passes need not support the op.
@@ -180,7 +180,7 @@ class OpSpec:
     variadic: bool = False
     partial: bool = False
     views: bool = False
-    made_by: str = ""
+    added_by: str = ""
     removed_by: str = ""
 
 
@@ -190,7 +190,7 @@ def need(condition: bool, message: str) -> None:
         raise RuleError(message)
 
 
-def given_one(given: Types, name: str) -> TensorType:
+def declared_type(given: Types, name: str) -> TensorType:
     """Return the single given result type; a RuleError if it is missing."""
     need(len(given) == 1, f"{name}: the result type must be given")
     return given[0]

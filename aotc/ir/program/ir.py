@@ -67,13 +67,13 @@ class Copy:
 class Loop:
     """Run ``cond``; while the byte in ``predicate`` is not 0, run ``body`` and ``cond`` again.
 
-    ``turns`` is the number of iterations of ``body``, None if unknown.
+    ``iterations`` is the number of iterations of ``body``, None if unknown.
     """
 
     predicate: Storage
     cond: tuple[Step, ...]
     body: tuple[Step, ...]
-    turns: int | None = None
+    iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,8 +65,8 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
                 yield f"{indent}launch @{kernel.name}({parts}) -> ({', '.join(names[s] for s in writes)})"
             case Copy(source, target, size):
                 yield f"{indent}copy {names[source]} to {names[target]}, {size}"
-            case Loop(predicate, cond, body, turns):
-                known = "" if turns is None else f", {turns} turns"
+            case Loop(predicate, cond, body, iterations):
+                known = "" if iterations is None else f", {iterations} turns"
                 yield f"{indent}while {names[predicate]}{known} {{"
                 yield from _steps(cond, names, deeper)
                 yield f"{indent}}} do {{"
@@ -164,7 +164,7 @@ class _ProgramReader:
 
     def nest(self, opened: re.Match[str], lines: Sequence[str], at: int) -> tuple[Step, int]:
         """Return the loop or branch that starts in line ``at``, and the number of its last line."""
-        word, place, turns = opened[1], self.storages[opened[2]], int(opened[3]) if opened[3] else None
+        word, place, iterations = opened[1], self.storages[opened[2]], int(opened[3]) if opened[3] else None
         between = "} do {" if word == "while" else "} case {"
         blocks: list[tuple[Step, ...]] = []
         while not blocks or lines[at] == between:
@@ -172,7 +172,7 @@ class _ProgramReader:
             blocks.append(block)
         if lines[at] != "}" or (word == "while" and len(blocks) != 2):
             raise ValueError(f"line {at + 2}: this does not go on with a {word}: {lines[at]}")
-        return (Loop(place, blocks[0], blocks[1], turns) if word == "while" else Branch(place, tuple(blocks))), at
+        return (Loop(place, blocks[0], blocks[1], iterations) if word == "while" else Branch(place, tuple(blocks))), at
 
     def step(self, line: str) -> Step:
         """Return the step of one line."""

@@ -15,7 +15,7 @@ from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
-from aotc.kernels.cuda.shared_memory import block_launch, taken
+from aotc.kernels.cuda.shared_memory import block_launch, resources_of
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
@@ -125,7 +125,10 @@ def build_images(
     found = []
     for k, symbol in zip(kernels, symbols, strict=True):
         threads, items, launch = _launch(k, target)
-        place, resources = places[symbol], taken(images[symbol].resources, threads, launch.get("shared", 0), target)
+        place, resources = (
+            places[symbol],
+            resources_of(images[symbol].resources, threads, launch.get("shared", 0), target),
+        )
         row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])

@@ -86,10 +86,10 @@ class LoadFunction:
     @property
     def result(self) -> ir.Type:
         """Register types of the results."""
-        return held_type((load.dtype, count) for load, count in self.loads)
+        return registers_type((load.dtype, count) for load, count in self.loads)
 
 
-def held_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
+def registers_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
     """Return the struct type with ``count`` registers of each dtype, one after the other."""
     return ir.LiteralStructType([register_type(dtype) for dtype, count in held for _ in range(count)])
 

@@ -151,7 +151,7 @@ class CudaEmitter(LanesEmitter):
         end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        self._turns(loop, (begin, end, count), body, after)
+        self._iterations(loop, (begin, end, count), body, after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
         """Exchange a number between threads; a complex number has two parts."""

@@ -76,7 +76,7 @@ def special(builder: ir.IRBuilder, name: str) -> ir.Value:
 def meet_all(builder: ir.IRBuilder, counter: ir.Value) -> None:
     """Wait for all threads of all blocks, and make their writes visible; ``counter`` is the address of the word."""
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
-    one, turned, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
+    one, transposed, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
     builder.cbranch(builder.icmp_unsigned("==", special(builder, "tid.x"), i32(0)), one, met)
     builder.position_at_end(one)
     place = builder.ptrtoint(counter, I64)
@@ -85,11 +85,11 @@ def meet_all(builder: ir.IRBuilder, counter: ir.Value) -> None:
     _asm(builder, VOID, "fence.acq_rel.gpu;", "", [])
     share = builder.select(first, rest, i32(1))
     before = _asm(builder, I32, "atom.add.acq_rel.gpu.u32 $0, [$1], $2;", "=r,l,r,", [place, share])
-    builder.branch(turned)
-    builder.position_at_end(turned)
+    builder.branch(transposed)
+    builder.position_at_end(transposed)
     now = _asm(builder, I32, "ld.acquire.gpu.u32 $0, [$1];", "=r,l,", [place])
     same = builder.icmp_signed(">=", builder.xor(now, before), i32(0))
-    builder.cbranch(same, turned, met)
+    builder.cbranch(same, transposed, met)
     builder.position_at_end(met)
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
 

@@ -23,7 +23,7 @@ def barrier_init(barrier, arrivals):
 
 
 @ptx("fence.mbarrier_init.release.cluster;", NOTHING)
-def barriers_made():
+def fence_barrier_init():
     """Make this thread's new barriers visible to the tensor memory accelerator."""
 
 

@@ -42,7 +42,7 @@ class LoopLane:
 class LanesEmitter(BodyEmitter):
     """Emits loops of kind ``lanes`` whose statements are definitions and stores; others are unrolled."""
 
-    _held: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
+    _scalar_registers: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
@@ -52,7 +52,7 @@ class LanesEmitter(BodyEmitter):
                 super()._statement(stmt)
 
     def _known(self) -> dict[int, Register]:
-        return dict(self._held)
+        return dict(self._scalar_registers)
 
     def _lanes(self, loop: For) -> None:
         begin, end = static(self._indices.fold(loop.begin)), static(self._indices.fold(loop.end))
@@ -83,10 +83,10 @@ class LanesEmitter(BodyEmitter):
         self._indices.bind_number(var, lane.number)
         self._indices.push(lane.frame)
         self._scalars.append(lane.scalars)
-        self._held = held
+        self._scalar_registers = held
 
     def _leave(self, var: str, lane: LoopLane) -> None:
-        self._held = {}
+        self._scalar_registers = {}
         self._scalars.pop()
         self._indices.pop()
         self._indices.unbind_number(var)
@@ -265,9 +265,7 @@ def _split(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> l
     return [builder.trunc(x, kind) for x in shifted]
 
 
-def store_vector(
-    builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate
-) -> None:
+def store_vector(builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate) -> None:
     """Store elements, a power of two of them, in their memory form."""
     kind = values[0].type
     piece, pieces, each = _pieces(kind, len(values))

@@ -34,7 +34,7 @@ def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def asked_shared(kernel: Kernel, target: Target) -> int:
+def dynamic_shared_bytes(kernel: Kernel, target: Target) -> int:
     """Return the bytes of dynamic shared memory of a launch of ``kernel``."""
     total = shared_layout(kernel)[1]
     return total if total > target.static_shared else 0
@@ -43,7 +43,7 @@ def asked_shared(kernel: Kernel, target: Target) -> int:
 def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer) -> ir.Value:
     """Return the address of a shared ``buffer`` of ``kernel``."""
     module = builder.module
-    if not asked_shared(kernel, target):
+    if not dynamic_shared_bytes(kernel, target):
         shape = ir.ArrayType(ir.IntType(8), shared_array_bytes(bytes_of(buffer)))
         memory = ir.GlobalVariable(module, shape, f"shared_{buffer.name}", addrspace=SHARED)
         memory.linkage = "internal"
@@ -60,12 +60,16 @@ def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: 
     return builder.gep(base, [offset], inbounds=True, source_etype=ir.IntType(8))
 
 
-def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
+def resources_of(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
     """Return a kernel's resources: the linker's report, dynamic shared memory, blocks that fit a multiprocessor."""
     if not found:
         return {}
     shared = found["shared"] + asked
-    return {**found, "shared": shared, "blocks": target.multiprocessor.held_blocks(threads, found["registers"], shared)}
+    return {
+        **found,
+        "shared": shared,
+        "blocks": target.multiprocessor.resident_blocks(threads, found["registers"], shared),
+    }
 
 
 def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
@@ -73,7 +77,7 @@ def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
 
     A kernel that all blocks run together has at most one block for each multiprocessor, so that all run concurrently.
     """
-    shared = asked_shared(kernel, target)
+    shared = dynamic_shared_bytes(kernel, target)
     if needs_grid(kernel):
         count = max(static(s.end) for s in walk(kernel.body) if isinstance(s, For) and s.kind == "blocks")
         row = {"blocks": [count, 1, 1], "resident": 1, "cluster": [1, 1, 1], "shared": shared, "maps": []}

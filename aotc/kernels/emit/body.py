@@ -45,7 +45,7 @@ from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices, flat_index
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
-from aotc.kernels.emit.vector.transposes import emit_turned, turned
+from aotc.kernels.emit.vector.transposes import emit_transposed, transposed
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
@@ -181,7 +181,7 @@ class BodyEmitter:
 
     def scalar(self, expression: Scalar) -> Register:
         """Return the register of ``expression``; an expression object that is used twice is computed once."""
-        done = self._known()
+        done = self._computed_registers()
         stack: list[Scalar] = [expression]
         while stack:
             node = stack[-1]
@@ -196,7 +196,7 @@ class BodyEmitter:
             stack.pop()
         return done[id(expression)]
 
-    def _known(self) -> dict[int, Register]:
+    def _computed_registers(self) -> dict[int, Register]:
         """Return registers of scalars that are computed already, by id()."""
         return {}
 
@@ -211,7 +211,7 @@ class BodyEmitter:
             case Load(buffer=buffer, index=index):
                 address, annotate = self._element(buffer, index), self._metadata.annotation(buffer)
                 found = memory.load(self.builder, address, buffer.dtype, annotate)
-                return memory.settled(self.builder, found, not index) if buffer.name in self._unsettled else found
+                return memory.freeze_value(self.builder, found, not index) if buffer.name in self._unsettled else found
             case Apply(fn=fn, args=args, dtype=dtype):
                 values, dtypes = [done[id(a)] for a in args], [a.dtype for a in args]
                 return scalar.apply(self.builder, fn, values, dtypes, dtype)
@@ -240,9 +240,9 @@ class BodyEmitter:
         match stmt:
             case For(kind="unroll" | "lanes") if not finds_any(stmt):
                 self._unrolled(stmt)
-            case For() if self.target.kind == "cpu" and (copy := turned(stmt, self.kernel)):
+            case For() if self.target.kind == "cpu" and (copy := transposed(stmt, self.kernel)):
                 ends = [self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at)]
-                emit_turned(self.builder, [*ends, self.index(copy.x_row), self.index(copy.out_row)], copy)
+                emit_transposed(self.builder, [*ends, self.index(copy.x_row), self.index(copy.out_row)], copy)
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value):
@@ -319,10 +319,10 @@ class BodyEmitter:
         if self.kernel.dims:
             self._indices.divide_before(loop)
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
-        base, turns = None, end_dim - begin_dim
-        if isinstance(turns, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
+        base, iterations = None, end_dim - begin_dim
+        if isinstance(iterations, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
             # The number of iterations is constant, which LLVM does not derive from two bounds.
-            base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, turns
+            base, begin_dim, end_dim = self._indices.emit(begin_dim), 0, iterations
         begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if isinstance(begin_dim, int) and isinstance(end_dim, int):
@@ -334,10 +334,10 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._turns(loop, (begin, end, i64(loop.step)), body, after, base)
+        backedge = self._iterations(loop, (begin, end, i64(loop.step)), body, after, base)
         self._metadata.describe(loop, backedge)
 
-    def _turns(
+    def _iterations(
         self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
     ) -> ir.Instruction:  # fmt: skip
@@ -349,7 +349,7 @@ class BodyEmitter:
         variable.add_incoming(begin, before)
         self._indices.push()
         self._indices.bind(loop.var, variable if base is None else builder.add(base, variable, flags=("nsw",)))
-        self._turn(loop)
+        self._iteration(loop)
         self._block(loop.body)
         self._indices.pop()
         following = builder.add(variable, step, flags=("nsw",))
@@ -358,10 +358,10 @@ class BodyEmitter:
         builder.position_at_end(after)
         return backedge
 
-    def _turn(self, loop: Stmt) -> None:
+    def _iteration(self, loop: Stmt) -> None:
         """Emit the start of an iteration: a poll for cancellation; GPU kernels do not poll."""
         if self._polls is not None:
-            self._polls.turn(loop, self._heap)
+            self._polls.iteration(loop, self._heap)
 
     def _if(self, stmt: If) -> None:
         condition = self.scalar(stmt.cond)
@@ -383,7 +383,7 @@ class BodyEmitter:
         test, body, after = (builder.append_basic_block(n) for n in ("while", "do", "end_while"))
         builder.branch(test)
         builder.position_at_end(test)
-        self._turn(stmt)
+        self._iteration(stmt)
         self._indices.push()
         self._scalars.append({})
         for inner in stmt.cond:

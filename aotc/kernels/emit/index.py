@@ -12,7 +12,7 @@ from aotc.ir.dims.symbols import calls, substitute, substitute_symbols, symbols
 from aotc.ir.loop.access import dims_of
 from aotc.ir.loop.ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import i64
-from aotc.support.memoize import kept
+from aotc.support.memoize import memoized
 
 _NO_WRAP = ("nsw",)
 Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
@@ -23,7 +23,7 @@ def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     return _flat(buffer.shape, index)
 
 
-@kept
+@memoized
 def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     """Return the row-major offset of an element; memoized, as kernels ask for the same offsets repeatedly."""
     flat: Dim = 0
@@ -34,18 +34,18 @@ def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     return flat
 
 
-def at_turn(buffer: Buffer, index: tuple[Dim, ...], var: str, turn: Dim) -> Dim:
-    """Return the offset of an element in iteration ``turn`` of the loop of ``var``."""
-    return _at_turn(flat_index(buffer, index), var, turn)
+def at_iteration(buffer: Buffer, index: tuple[Dim, ...], var: str, iteration: Dim) -> Dim:
+    """Return the offset of an element in iteration ``iteration`` of the loop of ``var``."""
+    return _at_iteration(flat_index(buffer, index), var, iteration)
 
 
-@kept
-def _at_turn(flat: Dim, var: str, turn: Dim) -> Dim:
+@memoized
+def _at_iteration(flat: Dim, var: str, iteration: Dim) -> Dim:
     """Return an offset in an iteration; memoized, as enclosing loops ask for the accesses of inner ones."""
-    return substitute(flat, {var: turn})
+    return substitute(flat, {var: iteration})
 
 
-@kept
+@memoized
 def step_of(flat: Dim, var: str) -> Dim | None:
     """Return the stride of an element's offset in ``var``, or None if it depends on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]

@@ -32,7 +32,7 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Ann
     return raw
 
 
-def settled(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
+def freeze_value(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
     """Return ``value`` frozen: an arbitrary number if it is a NaN that LLVM was told not to expect.
 
     For a number ``alone``, LLVM would move a ``freeze`` into the loop that computed it and lose the assumption. There a

@@ -143,9 +143,9 @@ class Metadata:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
         if self._target.has_masks and not around and _ends_within_a_vector(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
-        self.say(backedge, *facts)
+        self.attach(backedge, *facts)
 
-    def say(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
+    def attach(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
         """Attach loop metadata to a loop's back edge."""
         if facts:
             nodes = [f if isinstance(f, ir.MDValue) else self._module.add_metadata(f) for f in facts]
@@ -162,15 +162,15 @@ def _follows_data(loop: For) -> bool:
     return sum(any(a.name in lets for i in s.index for a in symbols(i)) for s in stores) >= COUNTED_PLACES
 
 
-def _turns(loop: For) -> int:
+def _iterations(loop: For) -> int:
     """Return the number of iterations of ``loop``, or 0 if it is unknown."""
-    turns = loop.end - loop.begin
-    return turns if isinstance(turns, int) and loop.step == 1 else 0
+    iterations = loop.end - loop.begin
+    return iterations if isinstance(iterations, int) and loop.step == 1 else 0
 
 
 def _accumulates(loop: For) -> bool:
     """Does a loop that LLVM would unroll fully reduce into one scalar?"""
-    short = 0 < _turns(loop) <= UNROLLED_TURNS
+    short = 0 < _iterations(loop) <= UNROLLED_TURNS
     return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
 
 
@@ -180,7 +180,7 @@ def _walks_along(loop: For, target: Target) -> bool:
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     fewest = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
-    if not fewest <= _turns(loop) <= UNROLLED_TURNS:
+    if not fewest <= _iterations(loop) <= UNROLLED_TURNS:
         return False
     loads = [x for x in scalars_in(x for s in loop.body for x in operands(s)) if isinstance(x, Load)]
     return all(_is_along(s, loop.var) for s in stores) and all(_is_along(x, loop.var) is not False for x in loads)
@@ -211,10 +211,10 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
     fewest, most = bounds(loop.end - loop.begin) if loop.step == 1 else (0, None)
     if fewest is None or most is None or (fewest == most and most % half == 0):
         return False
-    return half < fewest and most <= MASKED_TURNS and _is_dear(loop)
+    return half < fewest and most <= MASKED_TURNS and _is_expensive(loop)
 
 
-def _is_dear(loop: For) -> bool:
+def _is_expensive(loop: For) -> bool:
     """Does each iteration compute an expensive function of floats, and none of integers (no masked division)?"""
     inner = scalars_in(x for s in loop.body for x in operands(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
@@ -224,4 +224,4 @@ def fills_registers(kernel: Kernel) -> bool:
     """Does a loop compute expensive functions of converted floats? Their constants fill the registers."""
     dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
     narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
-    return narrow and any(isinstance(s, For) and _is_dear(s) for s in walk(kernel.body))
+    return narrow and any(isinstance(s, For) and _is_expensive(s) for s in walk(kernel.body))

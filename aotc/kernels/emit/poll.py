@@ -58,7 +58,7 @@ class _Work:
     """Estimated operations of an iteration of each loop of a kernel, and the loops that count them."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.turn: dict[int, int] = {}  # by id() of the statement
+        self.iteration: dict[int, int] = {}  # by id() of the statement
         self.counted: set[int] = set()
         match kernel.body:
             case (For(kind="parallel", body=body),):
@@ -66,7 +66,7 @@ class _Work:
             case body:
                 pass
         if self._block(body) >= LONG_ITEM:
-            self.counted |= {at for at, weight in self.turn.items() if weight >= COUNTED_TURN}
+            self.counted |= {at for at, weight in self.iteration.items() if weight >= COUNTED_TURN}
 
     def _block(self, body: Sequence[Stmt]) -> int:
         return sum(map(self._statement, body))
@@ -84,10 +84,10 @@ class _Work:
             case ExternalCall():
                 return POLL_OPERATIONS
             case For(begin=begin, end=end, step=step, body=body):
-                self.turn[id(stmt)] = weight = self._block(body)
+                self.iteration[id(stmt)] = weight = self._block(body)
                 return _extent(begin, end) // step * weight
             case While(cond=cond, pred=pred, body=body):
-                self.turn[id(stmt)] = weight = self._block(cond) + _operations(pred) + self._block(body)
+                self.iteration[id(stmt)] = weight = self._block(cond) + _operations(pred) + self._block(body)
                 self.counted.add(id(stmt))
                 return weight
         return 0
@@ -113,13 +113,13 @@ class Polls:
             self._done = builder.alloca(I64, name="work")
             builder.store(i64(0), self._done)
 
-    def turn(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
+    def iteration(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
         """Count an iteration of ``loop``, which starts here; ``heap`` is memory to free before a return."""
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
         due, go = (builder.append_basic_block(n) for n in ("poll_due", "go_on"))
-        weight = i64(self._work.turn[id(loop)])
+        weight = i64(self._work.iteration[id(loop)])
         done = builder.add(builder.load(self._done), weight)
         builder.store(done, self._done)
         is_due = builder.icmp_unsigned(">=", done, i64(POLL_OPERATIONS))

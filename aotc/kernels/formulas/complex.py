@@ -220,7 +220,7 @@ def _hyperbolic(m: Any, x: Any) -> Pair:
     return m.copysign(sinh, x), (e + 1.0 / e) * 0.5
 
 
-def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
+def _sine_and_cosine(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
     """Return ``(sin x, cos x)`` times cosh y, and times sinh y.
 
     0 times infinity is 0, and infinity times the cosine of an unknown angle is infinite, as in C99's annex G.
@@ -253,7 +253,7 @@ def _zero_on_axis(m: Any, a: Pair, y: Any) -> Any:
 @in_wide
 def sine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``sin x cosh y + i cos x sinh y``."""
-    by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
+    by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
 
 
@@ -261,7 +261,7 @@ def sine(m: Any, roomy: bool, a: Pair) -> Pair:
 @in_wide
 def cosine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``cos x cosh y - i sin x sinh y``."""
-    by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
+    by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
 
 
@@ -334,8 +334,8 @@ def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
 @in_wide
 def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
     """The principal cube root."""
-    size, turn = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
-    return _in_direction(m, size, m.const(1.0), turn)
+    size, quadrant = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
+    return _in_direction(m, size, m.const(1.0), quadrant)
 
 
 @function("atan2")
@@ -379,21 +379,21 @@ def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``. In 64 bits its logarithm is in two words, as the exponent
     would multiply the error of a rounded logarithm.
     """
-    turn, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
+    quadrant, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
     if roomy:
         log_size = _log_of_size(m, roomy, a)
-        size = real.exp(m, _times(m, b[0], log_size, always) - _times(m, b[1], turn, flat))
+        size = real.exp(m, _times(m, b[0], log_size, always) - _times(m, b[1], quadrant, flat))
         rest = m.const(1.0)
     else:
         log_size, low = log_of_size_in_two_words(m, a)
-        size, rest = _size_of_power(m, (log_size, low), turn, flat, b)
-    phase = _times(m, b[0], turn, flat) + _times(m, b[1], log_size, always)
+        size, rest = _size_of_power(m, (log_size, low), quadrant, flat, b)
+    phase = _times(m, b[0], quadrant, flat) + _times(m, b[1], log_size, always)
     x, y = _in_direction(m, size, rest, phase)
     one = (b[0] == 0.0) & (b[1] == 0.0)
     return m.select(one, m.const(1.0), x), m.select(one, m.const(0.0), y)
 
 
-def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pair:
+def _size_of_power(m: Any, log_size: Pair, quadrant: Any, flat: Any, b: Pair) -> Pair:
     """Return two factors of ``exp(x log_size - y turn)`` for ``b = x + iy``; ``log_size`` is a sum of two words.
 
     Where both products overflow, their difference would be NaN. Only its sign matters then, and ``b`` is scaled down,
@@ -402,13 +402,13 @@ def _size_of_power(m: Any, log_size: Pair, turn: Any, flat: Any, b: Pair) -> Pai
     high, low = log_size
 
     def products(x: Any, y: Any) -> Pair:
-        return _times(m, x, high, m.true()), -_times(m, y, turn, flat)
+        return _times(m, x, high, m.true()), -_times(m, y, quadrant, flat)
 
     beyond = [m.abs(v) == real.INF for v in products(*b)]
     x, y = (m.select(beyond[0] & beyond[1], v * 2.0**-16, v) for v in b)
     grown, shrunk = products(x, y)
     exponent, lost = two_sum(grown, shrunk)
-    lost = lost + (m.fma(x, high, -grown) + x * low) - m.fma(y, turn, shrunk)
+    lost = lost + (m.fma(x, high, -grown) + x * low) - m.fma(y, quadrant, shrunk)
     exponent, rest = split_exponent(m, exponent)
     # it is meaningless for exponents beyond the range, and NaN for infinite ones
     return exp_of_two_words(m, exponent, m.select(m.abs(lost) < 1.0, lost, m.const(0.0))), rest

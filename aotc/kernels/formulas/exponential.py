@@ -45,7 +45,7 @@ def _reduced_by_first(m: Any, x: Any, more: int | None = None) -> tuple[Any, Any
     return m.to_bits(t), n, m.multiply_add(n, m.const(-_LN2[m.bits == 64][0]), x)
 
 
-def _whole_part(m: Any, word: Any) -> Any:
+def _exponent_of(m: Any, word: Any) -> Any:
     """Return ``k`` of a word of :func:`reduced` with the default ``more``."""
     return word - m.to_bits(m.const(_MAGIC[m.bits == 64] + _USUAL[m.bits == 64]))
 
@@ -123,7 +123,7 @@ EXPM1_LOW = (-20.0, -40.0)
 def expm1(m: Any, x: Any) -> Any:
     """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
     word, r, rest = reduced(m, x, EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
-    k, top = _whole_part(m, word), 1022 if m.bits == 64 else 126
+    k, top = _exponent_of(m, word), 1022 if m.bits == 64 else 126
     scale = power_of_two(m, m.select(k > top, -top, -k))
     y = times_power(m, _less_one(m, r, rest, 1.0 - scale), word)
     return m.select(x == 0.0, x, y)
@@ -144,7 +144,7 @@ def tanh(m: Any, x: Any) -> Any:
         return _tanh32(m, x)
     a = m.abs(x)
     word, r, rest = reduced(m, a + a, None, 2.0 * TANH_ONE[1])
-    scale = power_of_two(m, -_whole_part(m, word))
+    scale = power_of_two(m, -_exponent_of(m, word))
     curve = m.multiply_add(_curve(m, r), r * r, rest)
     above, below = 1.0 - scale, scale + 1.0
     total = above + r

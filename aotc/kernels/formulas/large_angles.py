@@ -28,13 +28,13 @@ def _arctangent_of_inverse(n: int, scale: int) -> int:
     return total
 
 
-def _digits_of_turn() -> list[int]:
+def _digits_of_inverse_period() -> list[int]:
     """Return the bits of ``1 / (2 pi)``, in words of 64; pi by Machin's formula."""
     bits = 64 * _WORDS - _AHEAD
     scale = 1 << (bits + 64)
     pi = 16 * _arctangent_of_inverse(5, scale) - 4 * _arctangent_of_inverse(239, scale)
-    turn = (scale << bits) // (2 * pi)
-    return [(turn >> (64 * (_WORDS - 1 - n))) & (2**64 - 1) for n in range(_WORDS)]
+    inverse_period = (scale << bits) // (2 * pi)
+    return [(inverse_period >> (64 * (_WORDS - 1 - n))) & (2**64 - 1) for n in range(_WORDS)]
 
 
 def emit_sine_of_large(function: ir.Function) -> None:
@@ -50,7 +50,7 @@ class _Body:
         digits = ir.ArrayType(I64, _WORDS)
         self.table = ir.GlobalVariable(function.module, digits, _TABLE)
         self.table.linkage, self.table.global_constant = "internal", True
-        self.table.initializer = ir.Constant(digits, _digits_of_turn())
+        self.table.initializer = ir.Constant(digits, _digits_of_inverse_period())
 
     def emit(self) -> None:
         m = self.m

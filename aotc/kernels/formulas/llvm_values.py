@@ -129,7 +129,7 @@ class ScalarValue:
 
 def loop(
     builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
-    turn: Callable[..., Sequence[ScalarValue]],
+    quadrant: Callable[..., Sequence[ScalarValue]],
 ) -> list[ScalarValue]:  # fmt: skip
     """Emit ``while more(*state): state = turn(*state)``, and return the final state."""
     before = builder.block
@@ -140,7 +140,7 @@ def loop(
     held = [ScalarValue(builder, phi) for phi in phis]
     builder.cbranch(more(*held).raw, body, after)
     builder.position_at_end(body)
-    found = turn(*held)
+    found = quadrant(*held)
     for phi, first, last in zip(phis, state, found, strict=True):
         phi.add_incoming(first.raw, before)
         phi.add_incoming(last.raw, builder.block)

@@ -60,7 +60,7 @@ def emit_log_gamma_of_negative(function: ir.Function) -> None:
     near = (high > LOG_NEAR[0]) & (high < LOG_NEAR[1])
     exact = real.log1p(m, (high - 1.0) + low)
     y = -m.select(near, exact, real.log(m, high) + low / high)
-    far = -real.log(m, m.abs(x) * _sine_of_half_turns(m, t) * (1.0 / math.pi)) - opposite
+    far = -real.log(m, m.abs(x) * _sine_of_half_period(m, t) * (1.0 / math.pi)) - opposite
     y = m.select(close, y, far)
     builder.ret(m.select((t == 0.0) | (opposite == INF), m.const(INF), m.select(x != x, x, y)).raw)
 
@@ -99,17 +99,17 @@ def _reciprocal(m: Algebra, t: ScalarValue) -> Two:
 def _times_distances(m: Algebra, start: Two, t: ScalarValue, k: ScalarValue) -> Two:
     """Return ``start`` times ``(1 - t) (2 - t) ... (k - t)``."""
 
-    def turn(i: ScalarValue, high: ScalarValue, low: ScalarValue) -> list[ScalarValue]:
+    def half_turn(i: ScalarValue, high: ScalarValue, low: ScalarValue) -> list[ScalarValue]:
         distance, lost = _two_sum(i, -t)
         product = high * distance
         rest = m.fma(high, distance, -product) + (high * lost + low * distance)
         return [i + 1.0, *_renormal(product, rest)]
 
-    _, high, low = loop(m.builder, [m.const(1.0), *start], lambda i, high, low: i <= k, turn)
+    _, high, low = loop(m.builder, [m.const(1.0), *start], lambda i, high, low: i <= k, half_turn)
     return high, low
 
 
-def _sine_of_half_turns(m: Algebra, t: ScalarValue) -> ScalarValue:
+def _sine_of_half_period(m: Algebra, t: ScalarValue) -> ScalarValue:
     """Return ``|sin(pi t)|`` for ``|t| <= 1/2``."""
     size = m.abs(t)
     upper = size > 0.25

@@ -33,7 +33,7 @@ def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
     return (m.to_int(n), *sine_and_cosine(m, r))
 
 
-def _turned_sine(m: Any, x: Any, turns: int) -> Any:
+def _shifted_sine(m: Any, x: Any, turns: int) -> Any:
     """Return ``sin(x + turns pi / 2)``."""
     n, sine, cosine = _quadrant(m, x)
     n = n + turns
@@ -47,14 +47,14 @@ def _turned_sine(m: Any, x: Any, turns: int) -> Any:
 @in_wide
 def sin(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
-    return m.select(x == 0.0, x, _turned_sine(m, x, 0))
+    return m.select(x == 0.0, x, _shifted_sine(m, x, 0))
 
 
 @function(f32=1, f64=2)
 @in_wide
 def cos(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
-    return _turned_sine(m, x, 1)
+    return _shifted_sine(m, x, 1)
 
 
 @function(f32=1, f64=4)

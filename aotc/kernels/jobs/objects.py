@@ -18,7 +18,7 @@ from aotc.kernels.jobs.run import CompilerRun, nothing
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.worker import begin_kernel, target_fields
 from aotc.options import DIRECT, NUMBA, Options
-from aotc.support.recursion_limit import room_for
+from aotc.support.recursion_limit import deeper_recursion
 from aotc.targets import Target
 
 _NO_LETTER = re.compile(r"\W")
@@ -114,18 +114,18 @@ class Compilation:
         self._keys = [
             "" if "custom" in r or not options.cache else k.key for r, k in rows
         ]
-        self._made = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
-        self._missing = [n for n in range(len(requests)) if n not in self._made]
+        self._finished = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
+        self._missing = [n for n in range(len(requests)) if n not in self._finished]
         self.given, self._stack = (requests, named, options), ExitStack()
         missing = [requests[n] for n in self._missing]
         self._run = CompilerRun(POOL, missing, options.jobs, None if missing and _uses_svml() else begin_kernel)
 
     def __enter__(self) -> Compilation:
-        from aotc.kernels.loop_addresses import kept_addresses
+        from aotc.kernels.loop_addresses import with_fixed_addresses
 
         if self._missing:
-            self._stack.enter_context(room_for(WORKER_FRAMES))  # some may be compiled in this process
-            self._stack.enter_context(kept_addresses())
+            self._stack.enter_context(deeper_recursion(WORKER_FRAMES))  # some may be compiled in this process
+            self._stack.enter_context(with_fixed_addresses())
             self._stack.enter_context(self._run)
         return self
 
@@ -135,20 +135,20 @@ class Compilation:
 
     def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
         """Return the objects; if anything is compiled, ``meanwhile`` may run at the same time."""
-        found, count = len(self._made), len(self._keys)
+        found, count = len(self._finished), len(self._keys)
 
         def done(more: int) -> None:
             self.given[2].advance(found + more, count, COMPILING)
 
         if self._missing:
-            self._made |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)
-        return [self._made[n] for n in range(count)]
+            self._finished |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)
+        return [self._finished[n] for n in range(count)]
 
     def keep(self) -> None:
         """Write compiled objects to the cache."""
         for n in self._missing:
             if self._keys[n]:
-                cache.write(self._keys[n], self._made[n])
+                cache.write(self._keys[n], self._finished[n])
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

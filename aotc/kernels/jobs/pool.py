@@ -48,7 +48,7 @@ class CompilerPool:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._helpers = _Helpers()
-        self._in_turns, self._turn = 0, sys.getswitchinterval()
+        self._in_turns, self._first = 0, sys.getswitchinterval()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._begin_again)
 
@@ -74,7 +74,7 @@ class CompilerPool:
                 finally:
                     threading.stack_size(before)
 
-    def beside(self, call: Callable[[], Result]) -> Future[Result]:
+    def in_background(self, call: Callable[[], Result]) -> Future[Result]:
         """Run ``call`` in a pooled thread, and return its future."""
         helping: list[Future[Result]] = []
         self.start_threads([], [call], helping)
@@ -95,20 +95,20 @@ class CompilerPool:
             self._idle.append(process)
 
     @contextmanager
-    def short_turns(self) -> Iterator[None]:
+    def short_switch_interval(self) -> Iterator[None]:
         """Shorten the switch interval of Python's lock: a thread back from LLVM needs it for microseconds at a time."""
         with self._lock:
             self._in_turns += 1
             if self._in_turns == 1:
-                self._turn = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._turn, SHORT_TURN))
+                self._first = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._first, SHORT_TURN))
         try:
             yield
         finally:
             with self._lock:
                 self._in_turns -= 1
                 if not self._in_turns:
-                    sys.setswitchinterval(self._turn)
+                    sys.setswitchinterval(self._first)
 
     def close(self) -> None:
         """End all processes."""
@@ -122,7 +122,7 @@ class CompilerPool:
         self._helpers = _Helpers()
         if self._in_turns:
             self._in_turns = 0
-            sys.setswitchinterval(self._turn)
+            sys.setswitchinterval(self._first)
         self._idle.clear()
 
 

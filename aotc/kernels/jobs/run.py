@@ -123,10 +123,10 @@ class Waiting:
         """Let ``process`` answer a request, and return the process that did."""
         self.busy[get_ident()] = process
         answer, process = ask(process, {**self.requests[n], "id": n}, self.errors)
-        self.settle(n, answer)
+        self.record(n, answer)
         return process
 
-    def settle(self, n: int, answer: dict[str, Any]) -> None:
+    def record(self, n: int, answer: dict[str, Any]) -> None:
         """Record the answer to a request, or its error."""
         if "refused" in answer:
             self.fail(Refusal(self.requests[n]["symbol"], answer["refused"]))
@@ -176,7 +176,7 @@ class CompilerRun:
 
     def __enter__(self) -> CompilerRun:
         if self._threads > 1:
-            self._stack.enter_context(self._pool.short_turns())
+            self._stack.enter_context(self._pool.short_switch_interval())
         return self
 
     def begin_ahead(self) -> None:
@@ -240,7 +240,7 @@ class CompilerRun:
                 if finish is None:
                     self._work.emit(n, self._begin)
                 else:
-                    self._work.settle(n, finish())
+                    self._work.record(n, finish())
 
     def _serves(self) -> None:
         """Let a process answer requests while there are any."""

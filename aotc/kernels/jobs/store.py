@@ -29,7 +29,7 @@ _TEMPORARY, _SWEPT = "tmp", "swept"
 
 _seen: set[str] = set()
 """Folders that this process has checked for stale temporary files."""
-_told: set[str] = set()
+_reported: set[str] = set()
 """Warnings that this process has issued."""
 _written: dict[str, int] = {}
 """Bytes that this process has written to a folder since its last sweep."""
@@ -139,8 +139,8 @@ def _refuse(error: OSError) -> None:
         return  # a user without a home, as in a container, did not ask for a cache
     what = f"not used: {error}" if danger else f"not written to: {error}"
     hint = ("chmod go-w it if all in it is yours, or " if danger else "") + "set AOTC_CACHE_DIR to a folder of your own"
-    if what not in _told:
-        _told.add(what)
+    if what not in _reported:
+        _reported.add(what)
         warnings.warn(f"the cache is {what}\n  try: {hint}", AotcWarning, stacklevel=2)
 
 

@@ -156,9 +156,9 @@ def complex_pow(z, w):
         return complex(1.0, 0.0)
     log = complex_log(z)
     real = z.imag == 0 and log.imag == 0
-    x, y, size, turn = w.real, w.imag, log.real, log.imag
-    exponent = (0.0 if x == 0 or size == 0 else x * size) - (0.0 if y == 0 or real else y * turn)
-    phase = (0.0 if x == 0 or real else x * turn) + (0.0 if y == 0 or size == 0 else y * size)
+    x, y, size, iteration = w.real, w.imag, log.real, log.imag
+    exponent = (0.0 if x == 0 or size == 0 else x * size) - (0.0 if y == 0 or real else y * iteration)
+    phase = (0.0 if x == 0 or real else x * iteration) + (0.0 if y == 0 or size == 0 else y * size)
     value = math.exp(exponent)
     if phase == 0:
         return complex(value, phase)

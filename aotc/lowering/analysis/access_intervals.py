@@ -79,7 +79,7 @@ class _Scope:
     """Ranges of the variables of a block of statements, with caches for expressions and elements."""
 
     values: dict[str, Ends]
-    known: dict[Expr, Ends] = field(default_factory=dict)
+    cached: dict[Expr, Ends] = field(default_factory=dict)
     places: dict[tuple[tuple[Dim, ...], tuple[Dim, ...]], Ends] = field(default_factory=dict)
 
 
@@ -107,11 +107,11 @@ class _ItemWalker(AccessWalker[_Scope]):
 
     def loop(self, stmt: For, scope: _Scope) -> None:
         if stmt.kind == "parallel":
-            turns: Ends = self.first, self.last
+            iterations: Ends = self.first, self.last
         else:
             begin, end = self.value(stmt.begin, scope)[0], self.value(stmt.end, scope)[1]
-            turns = begin, _greater(begin, end - 1)
-        self.block(stmt.body, _Scope({**scope.values, stmt.var: turns}))
+            iterations = begin, _greater(begin, end - 1)
+        self.block(stmt.body, _Scope({**scope.values, stmt.var: iterations}))
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
         if buffer.name not in self.hulls:
@@ -148,8 +148,8 @@ class _ItemWalker(AccessWalker[_Scope]):
             return
         least, most = self.value(base, scope)
         for extent, step in levels:
-            turns = _greater(self.value(extent, scope)[1] - 1, 0)
-            low, high = _times((0, turns), self.value(step, scope))
+            iterations = _greater(self.value(extent, scope)[1] - 1, 0)
+            low, high = _times((0, iterations), self.value(step, scope))
             least, most = least + _lesser(low, 0), most + _greater(high, 0)
         self.add(buffer, (least, most))
 
@@ -166,7 +166,7 @@ class _ItemWalker(AccessWalker[_Scope]):
         """Return the range of ``e``."""
         if not isinstance(e, Expr):
             return int(e), int(e)
-        found = scope.known.get(e)
+        found = scope.cached.get(e)
         if found is None:
             least: Number = e.const
             most: Number = e.const
@@ -175,7 +175,7 @@ class _ItemWalker(AccessWalker[_Scope]):
                 if coefficient < 0:
                     low, high = high, low
                 least, most = least + _scaled(low, coefficient), most + _scaled(high, coefficient)
-            found = scope.known[e] = _between(least, -_FAR, _FAR), _between(most, -_FAR, _FAR)
+            found = scope.cached[e] = _between(least, -_FAR, _FAR), _between(most, -_FAR, _FAR)
         return found
 
     def monomial(self, monomial: Monomial, scope: _Scope) -> Ends:

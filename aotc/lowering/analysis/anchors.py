@@ -51,7 +51,7 @@ def anchor_of(root: Op) -> Value:
     return root.operands[0] if root.name == "reduce" else root.results[0]
 
 
-def settle(root: Op, ops: Sequence[Op]) -> Anchors:
+def anchors_of(root: Op, ops: Sequence[Op]) -> Anchors:
     """Return the anchors of the outlined region ``ops`` that fusion grew from ``root``.
 
     Ops that depend on the root joined the region in this order, so extending in the same order gives the indices that

@@ -102,12 +102,12 @@ def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
         return None
     match op.name:
         case "iota":
-            return _if_held(op.attrs["dim"], v.type)
+            return _constant_of(op.attrs["dim"], v.type)
         case "constant":
             return _of_constant(op.attrs["value"], v.type)
         case "convert":
             dim = numbered_dim(op.operands[0], definitions)
-            return None if dim is None else _if_held(dim, v.type)
+            return None if dim is None else _constant_of(dim, v.type)
         case "broadcast":
             dim = numbered_dim(op.operands[0], definitions)
             if dim is None or op.operands[0].type.shape[dim] != v.type.shape[op.attrs["dims"][dim]]:
@@ -125,7 +125,7 @@ def has_numbers(dtype: str, size: Dim) -> bool:
     return static(size) - 1 <= largest if is_static((size,)) else info.bits == 64
 
 
-def _if_held(dim: int, type_: TensorType) -> int | None:
+def _constant_of(dim: int, type_: TensorType) -> int | None:
     size = type_.shape[dim]
     return dim if size != 1 and has_numbers(type_.dtype, size) else None
 

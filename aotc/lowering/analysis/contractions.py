@@ -96,7 +96,7 @@ def _conv(op: Op) -> Contraction:
     """
     taps, channels, n = kernel_sizes(op)
     pixels, low = conv_pixels(op), [before for before, _ in conv_padding(op)]
-    parts, turned = op.attrs.get("parts", 1), op.attrs.get("rhs_transposed", False)
+    parts, transposed = op.attrs.get("parts", 1), op.attrs.get("rhs_transposed", False)
     depth = product((*taps, channels)) // parts
 
     def term(at: Index, k: Dim) -> Dim:
@@ -107,10 +107,10 @@ def _conv(op: Op) -> Contraction:
 
     def rhs_at(at: Index, k: Dim, column: Dim) -> Index:
         *tap, channel = delinearize(term(at, k), (*taps, channels))
-        return (*tap[:-1], column, tap[-1], channel) if turned else (*tap, channel, column)
+        return (*tap[:-1], column, tap[-1], channel) if transposed else (*tap, channel, column)
 
     return Contraction(
         () if parts == 1 else (parts,), product(pixels), n, depth, lhs_at, rhs_at,
         lambda at, row, column: (*at, *delinearize(row, pixels), column),
-        True, turned,
+        True, transposed,
     )  # fmt: skip

@@ -66,7 +66,7 @@ class _Nan(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ValueFacts:
     """Facts about a value in rows with a NaN: is it ``exact``, i.e. unaffected by a wrong maximum; where is it NaN?"""
 
     exact: bool = True
@@ -82,14 +82,14 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
     if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
     rows = {op.operands[0], unconverted(op.operands[0], makers)}
-    known = dict.fromkeys(rows, _Known(nan=_Nan.THERE)) | {op.result: _Known(exact=False)}
+    known = dict.fromkeys(rows, _ValueFacts(nan=_Nan.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
-        given = [known.get(v, _Known()) for v in other.operands]
+        given = [known.get(v, _ValueFacts()) for v in other.operands]
         if not all(k.exact for k in given) and not _stays_in_rows(other, op):
             return False
-        found = _known(other, op, given)
+        found = _facts_of(other, op, given)
         known |= {v: found for v in other.results if v not in known}
-    return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _Known()) for v in region.results))
+    return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _ValueFacts()) for v in region.results))
 
 
 def _stays_in_rows(op: Op, row: Op) -> bool:
@@ -98,11 +98,11 @@ def _stays_in_rows(op: Op, row: Op) -> bool:
     return op.name in ELEMENTWISE or same_order(op) or repeats_numbers(op, row) or whole
 
 
-def _known(op: Op, row: Op, operands: Sequence[_Known]) -> _Known:
+def _facts_of(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
     """Return the facts about the results of ``op`` from those about its operands."""
     exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
     if (op.name in NAN_KEEPING and floats) or same_order(op) or repeats_numbers(op, row):
-        return _Known(exact, nan)
+        return _ValueFacts(exact, nan)
     summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
-    return _Known(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)
+    return _ValueFacts(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

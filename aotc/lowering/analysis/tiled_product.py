@@ -58,8 +58,8 @@ def _packed_matmul(op: Op) -> TiledProduct:
     *batch, m, n = op.result.type.shape
     steps, wide = panels.type.shape[-2:]
     k = steps * group
-    turned = op.attrs["lhs_transposed"]
-    a_row, a_step = (1, m) if turned else (k, 1)
+    transposed = op.attrs["lhs_transposed"]
+    a_row, a_step = (1, m) if transposed else (k, 1)
     count, cols = panels.type.shape[-3], panel_cols(panels.type, op.attrs)
     levels: Levels = ((steps, a_step * group, wide),)
     form = form_of_operands(lhs.type.dtype, panels.type.dtype, bits)

@@ -42,26 +42,26 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
         return None
     relation, left, right = compared
     if left.carried is None and right.carried is not None:
-        relation, left, right = _turned(relation), right, left
+        relation, left, right = _swapped(relation), right, left
     if left.carried is None or right.carried is not None:
         return None
     step = reader.affine(body.results[left.carried], body, reader.params(body))
     begin = reader.outside(op.operands[left.carried])
     if step is None or step.carried != left.carried or begin is None:
         return None
-    turns = _turns(relation, begin.constant + left.constant, right.constant, step.constant)
-    if turns is None:
+    iterations = _iterations(relation, begin.constant + left.constant, right.constant, step.constant)
+    if iterations is None:
         return None
-    last = begin.constant + turns * step.constant
+    last = begin.constant + iterations * step.constant
     kept = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
     held = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
-    return turns if all(kept.min <= n <= kept.max for n in held) else None  # otherwise the counter wraps around
+    return iterations if all(kept.min <= n <= kept.max for n in held) else None  # otherwise the counter wraps around
 
 
 def state_after(
-    op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], turns: int
+    op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], iterations: int
 ) -> dict[int, int]:  # fmt: skip
-    """Return the carried integers of a ``while`` that are known after ``turns`` iterations, by their positions."""
+    """Return the carried integers of a ``while`` that are known after ``iterations`` iterations, by their positions."""
     body, reader, found = op.regions[1], _Reader(op, constants, functions), dict[int, int]()
     params = reader.params(body)
     for n, init in enumerate(op.operands):
@@ -69,7 +69,7 @@ def state_after(
         step = None if begin is None else reader.affine(body.results[n], body, params)
         if begin is None or step is None or step.carried != n:
             continue
-        reached, kept = begin.constant + turns * step.constant, np.iinfo(to_numpy(init.type.dtype))
+        reached, kept = begin.constant + iterations * step.constant, np.iinfo(to_numpy(init.type.dtype))
         if kept.min <= reached <= kept.max:
             found[n] = reached
     return found
@@ -87,13 +87,13 @@ def counters(
     return {body.params[n]: (begins[n], nexts[n] - begins[n]) for n in begins if n in nexts}
 
 
-def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
+def _iterations(relation: str, begin: int, end: int, step: int) -> int | None:
     """Return how many of ``begin``, ``begin + step``... hold ``relation`` to ``end`` before the first that does not."""
     match relation:
         case "gt" | "ge":
-            return _turns(_turned(relation), -begin, -end, -step)
+            return _iterations(_swapped(relation), -begin, -end, -step)
         case "le":
-            return _turns("lt", begin, end + 1, step)
+            return _iterations("lt", begin, end + 1, step)
         case "lt":
             return 0 if begin >= end else -(-(end - begin) // step) if step > 0 else None
         case "ne" if step and (end - begin) % step == 0 and (end - begin) // step >= 0:
@@ -101,7 +101,7 @@ def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
     return None
 
 
-def _turned(relation: str) -> str:
+def _swapped(relation: str) -> str:
     """Return the relation with swapped operands: ``lt`` for ``gt``."""
     match relation[0]:
         case "l":

@@ -24,12 +24,12 @@ class FactsOfKernels(Generic[Fact]):
     """Cache of the results of ``find``, a function of a kernel that does not depend on its name."""
 
     find: Callable[..., Fact]
-    _known: dict[tuple[Hashable, ...], tuple[Kernel, Fact]] = field(default_factory=dict)
+    _facts: dict[tuple[Hashable, ...], tuple[Kernel, Fact]] = field(default_factory=dict)
 
     def of(self, kernel: Kernel, *more: Hashable) -> Fact:
         """Return ``find(kernel, *more)``, from the cache if possible."""
         key = (*map(id, _parts(kernel)), *more)
-        found = self._known.get(key)
+        found = self._facts.get(key)
         if found is None:
-            found = self._known[key] = kernel, self.find(kernel, *more)
+            found = self._facts[key] = kernel, self.find(kernel, *more)
         return found[1]

@@ -149,7 +149,7 @@ class _Loop:
     """
 
     var: str
-    turns: float
+    iterations: float
     vector: float = 0.0
     scalar: float = 1.0
     chain: bool = False
@@ -242,22 +242,24 @@ class _Counter:
         enclosing loop.
         """
         begin, end = (number(e, self.values) for e in (stmt.begin, stmt.end))
-        turns = max(-(-(end - begin) // stmt.step), 0.0)
-        self.values[stmt.var] = begin if turns < 4 else (begin + end) // 2  # not the last one, which may be partial
+        iterations = max(-(-(end - begin) // stmt.step), 0.0)
+        self.values[stmt.var] = (
+            begin if iterations < 4 else (begin + end) // 2
+        )  # not the last one, which may be partial
         if stmt.kind == "thread":
-            self.work.threads *= max(turns, 1.0)
+            self.work.threads *= max(iterations, 1.0)
         if loop is not None and not _is_loop(stmt):
-            self.block(stmt.body, times * turns, loop)
+            self.block(stmt.body, times * iterations, loop)
             return
-        inner = self.inner(stmt, turns)
-        self.count(1.0, times * turns, inner)
+        inner = self.inner(stmt, iterations)
+        self.count(1.0, times * iterations, inner)
         if stmt.kind != "parallel":
             self.count(LOOP_ENTRY.value, times, None)
         if inner.chain:
-            self.work.chained += times * (turns - 1)
-        self.block(stmt.body, times * turns, inner)
+            self.work.chained += times * (iterations - 1)
+        self.block(stmt.body, times * iterations, inner)
 
-    def inner(self, stmt: For, turns: float) -> _Loop:
+    def inner(self, stmt: For, iterations: float) -> _Loop:
         """Return how the body of a loop executes: as vectors with a scalar remainder, as a chain, or as scalars.
 
         A loop is not vectorized if it contains a loop, a tile or a call, or if it is spread over items or threads. It
@@ -265,8 +267,8 @@ class _Counter:
         """
         inside = list(walk(stmt.body))
         alone = any(isinstance(s, While | Tile | ExternalCall) or _is_loop(s) for s in inside)
-        if stmt.kind in ("parallel", "thread") or alone or not turns:
-            return _Loop(stmt.var, turns)
+        if stmt.kind in ("parallel", "thread") or alone or not iterations:
+            return _Loop(stmt.var, iterations)
         own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
         scalars = [x for s in inside for x in scalars_in(operands(s))]
         loads = [x for x in scalars if isinstance(x, Load)]
@@ -274,13 +276,13 @@ class _Counter:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
                 here = [x for x in loads if x.buffer.name == s.buffer.name]
                 if any(x.index != s.index or not self.stride(s.buffer, s.index, stmt.var) for x in here):
-                    return _Loop(stmt.var, turns, chain=True)
+                    return _Loop(stmt.var, iterations, chain=True)
         widths = [size_of(x.dtype) for x in scalars if isinstance(x, Load | Apply)]
         stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]
         lanes = max(self.vector_bytes // max([*widths, *stored, 1]), 1)
-        while lanes > turns:
+        while lanes > iterations:
             lanes //= 2
-        return _Loop(stmt.var, turns, turns // lanes / turns, turns % lanes / turns)
+        return _Loop(stmt.var, iterations, iterations // lanes / iterations, iterations % lanes / iterations)
 
     def count(self, operations: float, times: float, loop: _Loop | None) -> None:
         """Count operations that execute ``times`` times in ``loop``."""
@@ -305,10 +307,12 @@ class _Counter:
         stride = self.stride(buffer, index, loop.var) if loop else 0.0
         if not names.isdisjoint(self.data):
             moved = loop is None or any(self.data.get(name) == loop.var for name in names)
-            self.work.random.append((times if moved or not loop else times / max(loop.turns, 1), self.bytes_of(buffer)))
+            self.work.random.append(
+                (times if moved or not loop else times / max(loop.iterations, 1), self.bytes_of(buffer))
+            )
             stride = size if moved else stride
         if loop and stride == 0:
-            times /= max(loop.turns, 1.0)
+            times /= max(loop.iterations, 1.0)
         self.touch(buffer, times * size)
         if loop is None or stride in (0, 1, -1):
             self.count(1.0, times, loop if stride else None)

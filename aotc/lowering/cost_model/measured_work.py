@@ -16,7 +16,7 @@ from aotc.options import Options
 from aotc.targets import resolve
 
 
-def weighed(module: Module, options: Options) -> Module:
+def with_measured_work(module: Module, options: Options) -> Module:
     """Return ``module`` with the attribute ``work`` on each op that the profile of ``options`` measured."""
     if not options.costs:
         return module

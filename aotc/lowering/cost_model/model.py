@@ -24,7 +24,7 @@ from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
 from aotc.lowering.cost_model.kernel_work import KernelWork, work_of_kernel
 from aotc.lowering.cost_model.machines import Machine, machine_of
 from aotc.lowering.cost_model.op_time import elements, op_nanoseconds
-from aotc.lowering.cost_model.work import SERIAL_NS, expected_turns, guess
+from aotc.lowering.cost_model.work import SERIAL_NS, estimated_dim, expected_iterations
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -194,7 +194,7 @@ class Costs:
         """
         found = self._grains.get(id(kernel))
         if found is None:
-            found = self._grains[id(kernel)] = self._grain(max(guess(kernel.grid), 1), self.of(kernel).ns)
+            found = self._grains[id(kernel)] = self._grain(max(estimated_dim(kernel.grid), 1), self.of(kernel).ns)
         return found
 
     def _grain(self, items: int, nanoseconds: float) -> int:
@@ -205,7 +205,7 @@ class Costs:
 
     def copy(self, size: Dim) -> float:
         """Return the nanoseconds of a copy of ``size`` bytes."""
-        machine, moved = machine_of(self.target), 2 * guess(size)
+        machine, moved = machine_of(self.target), 2 * estimated_dim(size)
         return machine.launch + moved / machine.level_of(moved).rate
 
     def is_serial(self, nanoseconds: Iterable[float]) -> bool:
@@ -225,7 +225,9 @@ class Costs:
         """
         if op.name in CONTROL_FLOW:
             inner = [sum(self.of_op(i, target, device, constants) for i in r.ops) for r in op.regions]
-            return sum(inner) * expected_turns(op, constants, {}) if op.name == "while" else max(inner, default=0.0)
+            return (
+                sum(inner) * expected_iterations(op, constants, {}) if op.name == "while" else max(inner, default=0.0)
+            )
         rows = self._by_place.get(place_of(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
         found = named or [ns for row in rows if (ns := _measured(row, target))]

@@ -8,7 +8,7 @@ from math import prod
 from aotc.ir.opset import EXPENSIVE, PRODUCTS, SOURCES
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.cost_model.machines import machine_of
-from aotc.lowering.cost_model.work import DEAR_WORK, guess
+from aotc.lowering.cost_model.work import DEAR_WORK, estimated_dim
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -21,7 +21,7 @@ PEER_BYTES = Estimate(150, "bytes per nanosecond between two GPUs")
 
 def elements(v: Value) -> int:
     """Return the number of elements of ``v``; symbolic dims have the medium size ``UNKNOWN_SIZE``."""
-    return prod(map(guess, v.type.shape))
+    return prod(map(estimated_dim, v.type.shape))
 
 
 def size_in_bytes(v: Value) -> int:
@@ -57,9 +57,9 @@ def _products(op: Op) -> int:
     """Return the floating-point operations of a matmul or convolution: two for each multiplied pair of elements."""
     lhs, rhs = op.operands[:2]
     if op.name == "convolution":
-        outputs = max(guess(rhs.type.shape[op.attrs["kernel_output"]]), 1)
+        outputs = max(estimated_dim(rhs.type.shape[op.attrs["kernel_output"]]), 1)
         return 2 * elements(op.result) * elements(rhs) // outputs
-    summed = prod(guess(lhs.type.shape[d]) for d in op.attrs.get("lhs_contract", (-1,)))
+    summed = prod(estimated_dim(lhs.type.shape[d]) for d in op.attrs.get("lhs_contract", (-1,)))
     return 2 * elements(op.result) * summed
 
 

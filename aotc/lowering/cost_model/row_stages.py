@@ -118,16 +118,16 @@ class RowStages:
         for n, loop in enumerate(self.loops):
             for v in loop.cone:
                 first = next(k for k, earlier in enumerate(self.loops) if v in earlier.cone)
-                if first == n or v in kept or not self._can_be_kept(v):
+                if first == n or v in kept or not self._is_storable(v):
                     continue
                 if not self._frontier(v, loop.cone, self.loops[first].cone):
                     continue
                 size = self.elements * size_of(v.type.dtype)
-                if (cheap or self._dear(v)) and fits([*kept.values(), size]):
+                if (cheap or self._is_expensive(v)) and fits([*kept.values(), size]):
                     kept[v] = size
         return kept
 
-    def _can_be_kept(self, value: Value) -> bool:
+    def _is_storable(self, value: Value) -> bool:
         op = self.ops[value]
         return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
 
@@ -136,7 +136,7 @@ class RowStages:
         readers = [v for v in later if value in self.ops[v].operands]
         return not readers or any(v not in first for v in readers)
 
-    def _dear(self, value: Value) -> bool:
+    def _is_expensive(self, value: Value) -> bool:
         cone = self.cone([value])
         ops = [self.ops[v] for v in cone]
         loads = len({u for op in ops for u in op.operands if u not in self.ops})

@@ -50,9 +50,9 @@ DFT_WORK = Estimate(
 )
 
 
-def turns_or_guess(turns: int | None) -> int:
+def iterations_or_estimate(iterations: int | None) -> int:
     """Return the trip count of a loop, or the estimate ``LOOP_TRIPS`` if it is unknown."""
-    return LOOP_TRIPS.value if turns is None else turns
+    return LOOP_TRIPS.value if iterations is None else iterations
 
 
 def work_of(op: Op) -> int:
@@ -64,23 +64,23 @@ def work_of(op: Op) -> int:
 
 
 @lru_cache(maxsize=1024)
-def guess_elements(shape: tuple[Dim, ...]) -> int:
+def estimated_elements(shape: tuple[Dim, ...]) -> int:
     """Return the elements of a shape, with estimates for symbolic dims; cached, as fusion asks for the same shapes."""
-    return guess(product(shape))
+    return estimated_dim(product(shape))
 
 
-def guess_bytes(v: Value) -> int:
+def estimated_bytes(v: Value) -> int:
     """Return the bytes of a value, with estimates for symbolic dims."""
-    return guess_elements(v.type.shape) * size_of(v.type.dtype)
+    return estimated_elements(v.type.shape) * size_of(v.type.dtype)
 
 
-def guess(value: Dim) -> int:
+def estimated_dim(value: Dim) -> int:
     """Return the number that a dim has if every symbolic size is the medium size ``UNKNOWN_SIZE``."""
     if not isinstance(value, Expr):
         return int(value)
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
 
 
-def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
+def expected_iterations(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
     """Return the number of iterations of a ``while``, or an estimate if :func:`trip_count` cannot determine it."""
-    return turns_or_guess(trip_count(op, constants, functions))
+    return iterations_or_estimate(trip_count(op, constants, functions))

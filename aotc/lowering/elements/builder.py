@@ -28,7 +28,7 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
 from aotc.ir.tensor.ir import Function, Op, Value, uses
-from aotc.lowering.analysis.anchors import settle
+from aotc.lowering.analysis.anchors import anchors_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.analysis.prefix_scans import combiner
@@ -73,12 +73,12 @@ class RegionBuilder:
             self.shape = body.results[0].type.shape if body.results else ()
             return
         self.root = next(op for v, op in self.ops.items() if v.name == function.attrs["root"])
-        self.anchors = settle(self.root, body.ops)
+        self.anchors = anchors_of(self.root, body.ops)
         self.shape = self.anchors.anchor.type.shape
         self.index = {v: i for v in self.ops if (i := self.anchors.index.get(v)) is not None}
-        self.turned = [op for op in body.ops if op.name in PERMUTATIONS and self._is_turned(op)]
+        self.transposed = [op for op in body.ops if op.name in PERMUTATIONS and self._is_transposed(op)]
 
-    def _is_turned(self, op: Op) -> bool:
+    def _is_transposed(self, op: Op) -> bool:
         """Return True if the operand's index is not the one that ``backward`` derives from the result's."""
         source = self.anchors.source_of(op)
         return source is not None and backward(op, self.index[op.result]) != source
@@ -203,9 +203,9 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     return b.anchors.move(b.index[value], at)
 
 
-def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
+def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Read transposed values of the region where they are computed, with the anchor at ``at``."""
-    for op in b.turned:
+    for op in b.transposed:
         e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
 
 
@@ -217,7 +217,7 @@ def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scal
 
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Store all results of the region, with the anchor at ``at``."""
-    join_turned(b, e, at)
+    join_transposed(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
     store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
 

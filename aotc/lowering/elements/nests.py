@@ -35,10 +35,10 @@ def some_at_a_time(
     whole = extent // some
     for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
         if count != 0:
-            turn: list[Stmt] = []
+            iteration: list[Stmt] = []
             q = sym(name, 0, count)
-            emit(turn, [first + q * each + r for r in range(each)])
-            block.append(For(name, 0, count, tuple(turn)))
+            emit(iteration, [first + q * each + r for r in range(each)])
+            block.append(For(name, 0, count, tuple(iteration)))
 
 
 def addresses(body: Iterable[Stmt]) -> list[Dim]:

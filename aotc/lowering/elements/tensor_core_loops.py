@@ -31,8 +31,8 @@ def _element(
     """Return the statements of one element: its sum, and the fused epilogue."""
     op, (batch, row, column) = b.root, at
     inner = e.new_block()
-    left = as_taken(_left(e, op, c.lhs(batch, row, term)), dtype)
-    right = as_taken(e.at(op.operands[1], c.rhs(batch, term, column)), dtype)
+    left = as_tensor_core_operand(_left(e, op, c.lhs(batch, row, term)), dtype)
+    right = as_tensor_core_operand(e.at(op.operands[1], c.rhs(batch, term, column)), dtype)
     total = Buffer(e.names("total"), dtype, (), "private")
     inner.append(Store(total, (), Apply("mul", (left, right), dtype), "add"))
     zero = constant_scalar(to_numpy(dtype).type(0), dtype)
@@ -53,7 +53,7 @@ def _left(e: Elements, op: Op, place: Index) -> Scalar:
     return padded_element(lambda at: e.at(lhs, at), place, lhs.type.shape, padding, lhs.type.dtype)
 
 
-def as_taken(x: Scalar, dtype: str) -> Scalar:
+def as_tensor_core_operand(x: Scalar, dtype: str) -> Scalar:
     """Return an operand's element as tensor cores read it: widened, f32 rounded to TF32, or f64."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)

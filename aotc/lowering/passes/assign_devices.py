@@ -155,10 +155,10 @@ class _Mover:
             if op.name == "transfer":
                 self.origins[op.result] = self._origin(op.operands[0])
         for op in walk(function.body):
-            self._wants_of(op)
+            self._requests_of(op)
         self.of_result = OF_TARGET if IMPLIED in function.attrs else OF_RESULT
         for v, device in zip(function.body.results, self.demands, strict=True):
-            self._want(v, device, self.of_result, function.loc)
+            self._request(v, device, self.of_result, function.loc)
 
     def device(self, v: Value) -> str:
         """Return the device on which ``v`` is made; a value without one, a constant, is on the default device."""
@@ -185,21 +185,21 @@ class _Mover:
 
     # --- what has to move ---
 
-    def _wants_of(self, op: Op) -> None:
+    def _requests_of(self, op: Op) -> None:
         if op.name == "transfer" and op.result in self.read:
-            self._want(op.result, op.attrs["device"], _ASKED, op.loc)
+            self._request(op.result, op.attrs["device"], _ASKED, op.loc)
         elif op.name in CONTROL_FLOW:
             for row in [op.operands, op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]:
                 for v, result in zip(row, op.results, strict=True):
-                    self._want(v, self.device(result), f"{result} is there", op.loc)
+                    self._request(v, self.device(result), f"{result} is there", op.loc)
         elif op in self.solution.ops:
             for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                self._want(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
+                self._request(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
 
     def _origin(self, v: Value) -> Value:
         return self.origins.get(v, v)
 
-    def _want(self, v: Value, device: str, reason: str, loc: Loc) -> None:
+    def _request(self, v: Value, device: str, reason: str, loc: Loc) -> None:
         origin = self._origin(v)
         if device and origin not in self.sources and device != self.device(origin):
             known = self.wanted.setdefault(origin, {})

@@ -34,12 +34,12 @@ def canonicalize_dot(module: Module, options: Options) -> Module:
     home, _ = op_targets(module, options)
     functions = {}
     for name, f in module.functions.items():
-        turned = _read_turned(f.body) if options.opt_level >= 2 else {}
-        functions[name] = rewrite_function(f, partial(_rule, home, turned), ("dot_general",))
+        permutation = _transposed_readers(f.body) if options.opt_level >= 2 else {}
+        functions[name] = rewrite_function(f, partial(_rule, home, permutation), ("dot_general",))
     return module.with_functions(functions)
 
 
-def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
+def _transposed_readers(body: Region) -> dict[Value, tuple[int, ...]]:
     """Return the products whose only reader is a transpose, with its permutation."""
     if "dot_general" not in body.names or "transpose" not in body.names:
         return {}
@@ -49,7 +49,7 @@ def _read_turned(body: Region) -> dict[Value, tuple[int, ...]]:
 
 
 def _rule(
-    home: Callable[[Op], Target], turned: Mapping[Value, tuple[int, ...]], op: Op, b: Builder
+    home: Callable[[Op], Target], permutation: Mapping[Value, tuple[int, ...]], op: Op, b: Builder
 ) -> Sequence[Value] | None:
     if op.name != "dot_general":
         return None
@@ -61,9 +61,9 @@ def _rule(
     if all(lhs.type.shape[d] == 1 for d, _ in pairs) and {lhs.type.dtype, rhs.type.dtype} == {op.result.type.dtype}:
         return (_multiplied(op, b),)
     back = _swapped_dims(op)
-    is_packed = b.is_known(rhs) and not b.is_known(lhs)
+    is_packed = b.is_precomputable(rhs) and not b.is_precomputable(lhs)
     large = not STRIDED_BYTES.holds(product(op.result.type.shape) * size_of(op.result.type.dtype))
-    columns = op.result in turned and _writes_columns(op.result.type, turned[op.result], back)
+    columns = op.result in permutation and _writes_columns(op.result.type, permutation[op.result], back)
     if large and columns and not is_packed and home(op).kind == "cpu":
         return (b.transpose(_matmul(_swapped(op, back), b), [back.index(d) for d in range(len(back))]),)
     return (_matmul(op, b),)

@@ -70,10 +70,10 @@ def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bo
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     type_ = op.result.type
     found = describe(op.attrs["value"])
-    return None if found is None else (_made(found, type_, b),)
+    return None if found is None else (_array_ops(found, type_, b),)
 
 
-def _made(found: Description, type_: TensorType, b: Builder) -> Value:
+def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
     """Append the ops that compute a described array."""
     match found:
         case Repeated(part, dims):

@@ -92,13 +92,13 @@ class _Rewriter:
                     roots.setdefault(a.root, []).append(a)
         ops: list[Op] = []
         for op in region.ops:
-            made = next((x for a in roots.get(op, ()) if (x := self._made(a)) is not None), None)
+            made = next((x for a in roots.get(op, ()) if (x := self._replacement(a)) is not None), None)
             if made is None:
                 made = [op.on(op.operands, tuple(map(self._region, op.regions))) if op.regions else op]
             ops += made
         return region.holding(ops, region.results)
 
-    def _made(self, found: Attention) -> list[Op] | None:
+    def _replacement(self, found: Attention) -> list[Op] | None:
         """Return the ops that replace the last one of an attention, or None if the target computes its parts."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
         op, target = _Writer(found, b).op(), self._home(found.root)

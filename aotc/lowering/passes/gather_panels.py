@@ -55,7 +55,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         if not takes_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
-            return (_rows_of(op, *bound[op.operands[0]].packed_again(op.operands[0], b), b),)
+            return (_rows_of(op, *bound[op.operands[0]].repacked(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
         if table is None or table.ndim != 2 or id(table) not in tables:  # an array filled with one number has no dims
             return None
@@ -116,12 +116,12 @@ class _Packing:
     cols: int
     group: int
     n: int
-    turned: bool
+    is_transposed: bool
 
-    def packed_again(self, table: Value, b: Builder) -> tuple[Value, int, int]:
+    def repacked(self, table: Value, b: Builder) -> tuple[Value, int, int]:
         """Return the panels, the terms of a step, and the rows of the table."""
-        rhs = table if self.turned else b.transpose(table, swapped(2))
-        return pack_panels(rhs, self.cols, self.group, self.turned, b), self.group, self.n
+        rhs = table if self.is_transposed else b.transpose(table, swapped(2))
+        return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
 
 
 def _bound_tables(function: Function) -> dict[Value, _Packing]:

@@ -156,7 +156,7 @@ class _Hoister:
         early: list[_Check] = []
         seen = len(self.before)
         if _checked(op.regions[0]):
-            op, early = self._turned(op, b)
+            op, early = self._rotated(op, b)
             self.before += [check.holds for check in early]
         condition, body = op.regions
         made, checks = self.inner(body)
@@ -174,7 +174,7 @@ class _Hoister:
         )
         return [*early, *self._handed(op, (*op.operands, *starts), regions, checks, b)]
 
-    def _turned(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
+    def _rotated(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
         """Return a loop that computes its condition at the end of the body, and the checks of the first condition."""
         condition, body = op.regions
         first = Builder(self.names)
@@ -191,8 +191,8 @@ class _Hoister:
             Region((*body.params, params[1]), tuple(again.ops), (*body.results, going)),
         )
         unread = Value(self.names.fresh("going"), _TRUTH)
-        turned = replace(op, operands=(*op.operands, start), results=(*op.results, unread), regions=regions)
-        return turned, checks
+        rotated = replace(op, operands=(*op.operands, start), results=(*op.results, unread), regions=regions)
+        return rotated, checks
 
     def _copied(self, region: Region, operands: Sequence[Value], b: Builder) -> list[Value]:
         """Append a copy of a region's ops with ``operands`` for its parameters, and return its results."""

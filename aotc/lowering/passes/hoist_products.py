@@ -41,14 +41,14 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     inside = {*body.params, *(v for o in body.ops for v in o.results)}
     makers = {v: o for o in body.ops for v in o.results}
     known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
-    turns = trip_count(op, known, {})
+    iterations = trip_count(op, known, {})
     ops: list[Op] = []
     for inner in body.ops:
         row = _row_of(inner, inside, makers)
-        if row is None or not _is_worth_it(inner, row, turns):
+        if row is None or not _is_worth_it(inner, row, iterations):
             ops.append(inner)
         else:
-            ops += _taken(inner, row, _all_rows(inner, row, b), b)
+            ops += _row_slices(inner, row, _all_rows(inner, row, b), b)
     if len(ops) == len(body.ops):
         return None
     results = tuple(Value(b.names.fresh(v.name), v.type) for v in op.results)
@@ -83,11 +83,11 @@ HOISTED_PRODUCT_WASTE = Limit(
 )
 
 
-def _is_worth_it(op: Op, row: Op, turns: int | None) -> bool:
+def _is_worth_it(op: Op, row: Op, iterations: int | None) -> bool:
     """Tell if the product is too small to fill a GPU, and the loop takes about as many rows as there are."""
     rows, columns = map(static, op.result.type.shape)
     count = static(row.operands[0].type.shape[0])
-    waste = count // max(turns, 1) if turns is not None else count
+    waste = count // max(iterations, 1) if iterations is not None else count
     size = count * rows * columns * size_of(op.result.type.dtype)
     return HOISTED_PRODUCT_ROWS.holds(rows) and HOISTED_PRODUCT_BYTES.holds(size) and HOISTED_PRODUCT_WASTE.holds(waste)
 
@@ -101,7 +101,7 @@ def _all_rows(op: Op, row: Op, b: Builder) -> Value:
     return b.reshape(b.make("matmul", (flat, op.operands[1]), op.attrs), (count, rows, columns))
 
 
-def _taken(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
+def _row_slices(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
     """Return the ops that slice the rows of ``op`` from the product; starts along whole dims do not matter."""
     number, other = row.operands[1], row.operands[2]
     sizes = (1, *op.result.type.shape)

@@ -36,8 +36,8 @@ from aotc.ir.loop.forms.tile_forms import form_of_operands
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
-from aotc.lowering.passes.pack_contractions.shared_panels import as_widest, widest_rows
-from aotc.lowering.passes.pack_contractions.swap_operands import turned_back, turned_product
+from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
+from aotc.lowering.passes.pack_contractions.swap_operands import transpose_batch, transposed_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_tiles import best_tile
@@ -57,7 +57,7 @@ def quantize_weights(module: Module, options: Options) -> Module:
     if way is None:
         return module
     home, _ = op_targets(module, options)
-    quantizer = _Quantizer(*way, home, widest_rows(module))
+    quantizer = _Quantizer(*way, home, widest_product_rows(module))
     module = rewrite_module(module, quantizer.rule)
     quantizer.tables = only_rows_of(module) if quantizer.panels else ()
     return rewrite_module(module, quantizer.rows, ("gather",)) if quantizer.tables else module
@@ -105,7 +105,7 @@ class _Quantizer:
         if left == right:
             return None
         if left:
-            return self._turned(op, b)
+            return self._swapped(op, b)
         found = self._rounded(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
         if found is None:
             return None
@@ -115,10 +115,10 @@ class _Quantizer:
         by_terms = target.kind != "cpu" and op.result.type.shape[-2] != 1
         return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
 
-    def _turned(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def _swapped(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the product with its operands swapped, and its result transposed."""
-        made = self.rule(turned_product(op, b), b)
-        return None if made is None else (turned_back(made[0], b),)
+        made = self.rule(transposed_product(op, b), b)
+        return None if made is None else (transpose_batch(made[0], b),)
 
     def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
         """Return integers ([B,] K, N), scales ([B,] G, N) and the terms of a scale; None to leave the matrix."""
@@ -147,7 +147,7 @@ class _Quantizer:
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
-        most = as_widest(op, self.widest).result.type.shape[-2]
+        most = as_widest_panel(op, self.widest).result.type.shape[-2]
         form = form_of_operands(kind, "", self.bits)
         cols = _balanced(static(n), best_tile(most, n, k, form, target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
@@ -155,22 +155,22 @@ class _Quantizer:
         if weights is not None and weights.ndim == 2:
             own = weights.T if op.attrs["rhs_transposed"] else weights
             self.panels.append(Panels(own, panels, cols, self.bits, terms))
-        lhs, turned = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
-        axis = lhs.type.rank - (2 if turned else 1)
+        lhs, swapped = b.convert(op.operands[0], kind), bool(op.attrs["lhs_transposed"])
+        axis = lhs.type.rank - (2 if swapped else 1)
         lhs = b.pad(lhs, high={axis: scales.shape[-2] * terms - k})
-        attrs = {"n": n, "group": terms, "bits": self.bits, "lhs_transposed": turned}
+        attrs = {"n": n, "group": terms, "bits": self.bits, "lhs_transposed": swapped}
         stored = b.constant(panels, TensorType("u8", panels.shape))
         made = b.make("packed_matmul", (lhs, stored), attrs, TensorType("f32", op.result.type.shape))
         return b.convert(made, op.result.type.dtype)
 
     def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
         """Return the product of the converted integers; scales of whole columns multiply the sums."""
-        turned, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
+        swapped, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
         rank = integers.ndim
-        k_axis = rank - 1 if turned else rank - 2
-        weights = self._numbers(np.swapaxes(integers, -1, -2) if turned else integers, k_axis, b)
+        k_axis = rank - 1 if swapped else rank - 2
+        weights = self._numbers(np.swapaxes(integers, -1, -2) if swapped else integers, k_axis, b)
         if scales.shape[-2] > 1:
-            stored = np.ascontiguousarray(np.swapaxes(scales, -1, -2) if turned else scales)
+            stored = np.ascontiguousarray(np.swapaxes(scales, -1, -2) if swapped else scales)
             factors = b.constant(stored, TensorType("f32", stored.shape))
             weights = b.make("mul", (weights, _repeated(factors, k_axis, terms, integers.shape[-2], b)))
         made_type = TensorType("f32", op.result.type.shape)

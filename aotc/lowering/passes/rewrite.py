@@ -49,7 +49,7 @@ class Builder:
             self.weights.update(op.results)
         return op.results
 
-    def is_known(self, value: Value) -> bool:
+    def is_precomputable(self, value: Value) -> bool:
         """Tell if a value is known before a call: a constant, or made of bound arguments alone."""
         return value in self.weights or constant_of(value, self.definitions) is not None
 

@@ -53,15 +53,15 @@ def _rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequenc
         return None
     match way:
         case "highest":
-            return (_again(op, op.operands, {"precision": "HIGHEST"}, b),)
+            return (_rounded_and_rest(op, op.operands, {"precision": "HIGHEST"}, b),)
         case "bf16":
-            return (_again(op, [b.convert(x, "bf16") for x in op.operands], {}, b),)
+            return (_rounded_and_rest(op, [b.convert(x, "bf16") for x in op.operands], {}, b),)
     (left, left_rest), (right, right_rest) = (_split(x, b) for x in op.operands)
-    small = b.make("add", [_again(op, pair, {}, b) for pair in ((left, right_rest), (left_rest, right))])
-    return (b.make("add", [_again(op, (left, right), {}, b), _finite(small, small, b)]),)
+    small = b.make("add", [_rounded_and_rest(op, pair, {}, b) for pair in ((left, right_rest), (left_rest, right))])
+    return (b.make("add", [_rounded_and_rest(op, (left, right), {}, b), _finite(small, small, b)]),)
 
 
-def _again(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Builder) -> Value:
+def _rounded_and_rest(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Builder) -> Value:
     return b.make(op.name, operands, {**op.attrs, **attrs}, op.result.type)
 
 

@@ -49,7 +49,7 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     attrs = {**op.attrs, "part": part}
     means, logs = b.append(b.op("attention", op.operands, attrs, ()))
     if FEW_PARTS.holds(means.type.shape[0]):
-        return b.convert(_few_together(means, logs, column, Maths(b)), out.dtype)
+        return b.convert(_combine_parts(means, logs, column, Maths(b)), out.dtype)
     maths, low, zero = Maths(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
     rank, last = len(out.shape), logs.type.rank - 1
     rows = tuple(range(last))
@@ -64,7 +64,7 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     return b.convert(sums, out.dtype)
 
 
-def _few_together(means: Value, logs: Value, column: int, maths: Maths) -> Value:
+def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Value:
     """Append the ops that combine a few parts without a reduction, so that they are one kernel; return the result."""
     b, count, last = maths.b, means.type.shape[0], logs.type.rank - 1
     assert isinstance(count, int)

@@ -32,7 +32,7 @@ from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captures
 from aotc.ir.tensor.substitute_dims import with_dims, with_dims_in
 from aotc.lowering.analysis.constant_values import of_weights, weights_of
-from aotc.lowering.cost_model.work import guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.cse import cse, structure
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
@@ -137,12 +137,12 @@ class _Cut:
 
     def _is_small(self, v: Value, op: Op) -> bool:
         """Tell if a value is worth keeping, by the rules for folding constants."""
-        size = guess_bytes(v)
+        size = estimated_bytes(v)
         if op.name == "broadcast":
-            return FOLDED_BROADCAST.holds(size) or size <= guess_bytes(op.operands[0])
+            return FOLDED_BROADCAST.holds(size) or size <= estimated_bytes(op.operands[0])
         if not FOLDED_BYTES.holds(size) and self.wider.are_computed(v, self.roots[v]):
             return False
-        growth = -(-size // max(sum(map(guess_bytes, self.roots[v])), 1))
+        growth = -(-size // max(sum(map(estimated_bytes, self.roots[v])), 1))
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 
     def needed(self) -> list[Op]:

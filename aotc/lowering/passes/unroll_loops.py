@@ -51,11 +51,11 @@ def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     if not all(inner.name in INLINE and not inner.regions for inner in body.ops):
         return None
     known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
-    turns = trip_count(op, known, {})
+    iterations = trip_count(op, known, {})
     computed = sum(inner.name not in FREE for inner in body.ops)
-    if turns is None or not UNROLLED_TURNS.holds(turns) or not UNROLLED_OPS.holds(turns * computed):
+    if iterations is None or not UNROLLED_TURNS.holds(iterations) or not UNROLLED_OPS.holds(iterations * computed):
         return None
     values = list(op.operands)
-    for _ in range(turns):
+    for _ in range(iterations):
         values = append_region(body, values, b)
     return values

@@ -48,10 +48,10 @@ def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     begin, zero = splat_of(first, b.definitions), splat_of(start, b.definitions)
     if zero is None or zero != 0 or begin is None or begin != neutral_value(combiner, x.type.dtype):
         return None
-    return _found(op, combiner, b)
+    return _replacement(op, combiner, b)
 
 
-def _found(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
+def _replacement(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
     x, places, *_ = op.operands
     shape, row, place = x.type.shape, x.type.rank - 1, op.results[1].type
     short = kind_of(x.type.dtype) == "f" and DTYPES[x.type.dtype].bits < 32

@@ -77,7 +77,7 @@ def place(
     for thing, (device, reason) in decided.items():
         solver.decide(thing, device, reason)
     for v in function.body.params if arguments else ():
-        if not solver.known(v):
+        if not solver.device_of(v):
             solver.decide(v, arguments, OF_MEMORY)
     for large, match in heft(function, targets, costs).items() if targets and costs else ():
         for op in spread(large):
@@ -89,7 +89,7 @@ def place(
             for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
                 solver.decide(thing, default, DEFAULTED)
             solver.run()
-    values = {v: device for v in solver.every_value() if (device := solver.known(v))}
+    values = {v: device for v in solver.every_value() if (device := solver.device_of(v))}
     return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
 
 
@@ -191,7 +191,7 @@ class _Solver:
 
     # --- decisions ---
 
-    def known(self, v: Value) -> str:
+    def device_of(self, v: Value) -> str:
         """Return the device of ``v``, or an empty string if it is not decided yet."""
         while v in self.same:
             v = self.same[v]
@@ -219,7 +219,7 @@ class _Solver:
 
     def unplaced(self) -> Iterator[Op | Value]:
         """Yield the arguments and ops without a device, in order."""
-        yield from (v for v in self.function.body.params if not self.known(v))
+        yield from (v for v in self.function.body.params if not self.device_of(v))
         yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
 
     def is_work(self, op: Op) -> bool:
@@ -256,15 +256,15 @@ class _Solver:
         """Place results of a loop or a branch, as far as undecided, on the device of the values that they come from."""
         for row in rows:
             for v, result in zip(row, op.results, strict=True):
-                if not self.known(result) and self.known(v):
-                    self.decide(result, self.known(v), f"where {v} is")
+                if not self.device_of(result) and self.device_of(v):
+                    self.decide(result, self.device_of(v), f"where {v} is")
 
     def _choose(self, op: Op) -> None:
         """Place ``op`` on the device with most bytes of its operands; a tie goes to the target of a transfer.
 
         A constant that the model transfers counts like other operands, but costs no move: each device has a copy.
         """
-        homes = {v: self.known(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
+        homes = {v: self.device_of(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
         held: dict[str, int] = {}
         moved = dict.fromkeys(homes.values(), 0)  # the bytes to move if ``op`` runs on a device
         for v, home in homes.items():
@@ -291,14 +291,14 @@ class _Solver:
         for thing in (*reversed(things), *reversed(self.function.body.params)):
             if isinstance(thing, Op) and thing.name in CONTROL_FLOW:
                 for v in thing.results:
-                    found |= not self.known(v) and self._by_reader(v)
+                    found |= not self.device_of(v) and self._by_reader(v)
             elif isinstance(thing, Value):
-                found |= not self.known(thing) and self._by_reader(thing)
+                found |= not self.device_of(thing) and self._by_reader(thing)
             elif thing not in self.ops and self.is_work(thing) and thing.name != "transfer":
                 found |= any(self._by_reader(v, thing) for v in thing.results)
         return found
 
-    def _by_reader(self, v: Value, made_by: Op | None = None) -> bool:
+    def _by_reader(self, v: Value, added_by: Op | None = None) -> bool:
         """Place ``v``, or its producer, on the device of its first placed reader; return True if there is one."""
         read: list[tuple[str, str]] = []
         for reader in self.readers.get(v, ()):
@@ -307,11 +307,11 @@ class _Solver:
             elif isinstance(reader, Op):
                 read.append((self.ops.get(reader, ""), f"{reader.name} reads it there"))
             else:
-                read.append((self.known(reader), f"{reader} is there"))
-        known = [row for row in read if row[0]]
-        if known:
-            self.decide(made_by or v, *known[0], [device for device, _ in known])
-        return bool(known)
+                read.append((self.device_of(reader), f"{reader} is there"))
+        device_of = [row for row in read if row[0]]
+        if device_of:
+            self.decide(added_by or v, *device_of[0], [device for device, _ in device_of])
+        return bool(device_of)
 
     def _by_surroundings(self) -> bool:
         """Place counters of loops and the like where other ops of the loop run; return True if that placed any."""
@@ -324,7 +324,7 @@ class _Solver:
         before = len(self.ops)
         for op in walk(self.function.body):
             if op.name in CONTROL_FLOW and op not in works_on:
-                if device := next(filter(None, map(self.known, (*op.results, *op.operands))), ""):
+                if device := next(filter(None, map(self.device_of, (*op.results, *op.operands))), ""):
                     works_on[op] = device
             elif op not in self.ops and self.is_work(op):
                 outer = self.around.get(op)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor.ir import Function, Module, Op, walk
 from aotc.lowering.placement.devices import named
-from aotc.lowering.plans.linalg.gpu_jacobi import turned_in_block
+from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.options import DEVICE, HOST, Options
-from aotc.targets import MIX, Mix, Target, host_beside
+from aotc.targets import MIX, Mix, Target, host_of
 
 
 class HostOnly(NamedTuple):
@@ -34,7 +34,7 @@ def _lapack(op: Op) -> HostOnly | None:
         *_, columns, rows = op.operands[0].type.shape
         if BLOCK_FACTOR.holds(columns * rows):
             return None
-    if turned_in_block(op):
+    if fits_jacobi_block(op):
         return None
     hint = "a CPU target or device, or let the host run it: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
@@ -84,7 +84,7 @@ def imply_host(
         return module, target, options
     if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):
         return module, target, options
-    host = host_beside(targets, options.host_target)
+    host = host_of(targets, options.host_target)
     functions = {n: _on_device(f) if f.public else f for n, f in module.functions.items()}
     mix = Mix(target.name, MIX, "", devices=(("", target), (DEVICE, target), (HOST, host)))
     return module.with_functions(functions), mix, replace(options, devices={DEVICE: target.name, HOST: host.name})

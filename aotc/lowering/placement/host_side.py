@@ -16,7 +16,7 @@ from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
-from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.placement.devices import OF_TARGET, replicated
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
@@ -46,7 +46,7 @@ class _Sides:
     cut: LeastCut = field(default_factory=LeastCut)
     things: dict[Op | Value, int] = field(default_factory=dict)  # nodes of ops, and of results of loops and branches
     makers: dict[Value, int] = field(default_factory=dict)
-    turns: dict[Value, int] = field(default_factory=dict)  # how often a value is computed
+    iterations: dict[Value, int] = field(default_factory=dict)  # how often a value is computed
     readers: dict[Value, list[int]] = field(default_factory=dict)
     forced: dict[Op, str] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # producers of the conditions of loops and branches that the host runs
@@ -56,38 +56,38 @@ class _Sides:
         self.own = replicated(body)
         self.constants = constants_in(body)
         for v in body.params:
-            self._made(v, SECOND, 1)
+            self._produce(v, SECOND, 1)
         self._region(body, 1, None)
         for v in body.results:
             self._reads(v, SECOND)
         for v, maker in self.makers.items():
             move = move_nanoseconds(size_in_bytes(v), self.gpu.kind, self.host.kind)
-            self.cut.together((maker, *self.readers.get(v, ())), move * self.turns[v])
+            self.cut.together((maker, *self.readers.get(v, ())), move * self.iterations[v])
 
     # ------------------------------------------------------------ the network
 
-    def _made(self, v: Value, thing: int, turns: int) -> None:
-        self.makers[v], self.turns[v] = thing, turns
+    def _produce(self, v: Value, thing: int, iterations: int) -> None:
+        self.makers[v], self.iterations[v] = thing, iterations
 
     def _reads(self, v: Value, thing: int) -> None:
         self.readers.setdefault(v, []).append(thing)
 
-    def _region(self, region: Region, turns: int, whole: int | None) -> None:
-        """Add the ops of ``region``, which run ``turns`` times; they share the node ``whole`` if there is one."""
+    def _region(self, region: Region, iterations: int, whole: int | None) -> None:
+        """Add the ops of ``region``, which run ``iterations`` times; they share the node ``whole`` if there is one."""
         for op in region.ops:
             if op in self.own or op.name in JUDGED:
                 continue
             if op.name in CONTROL_FLOW:
-                self._control(op, turns, whole)
+                self._control(op, iterations, whole)
                 continue
             thing = self.things[op] = self.cut.thing() if whole is None else whole
-            self._weigh(op, thing, turns)
+            self._set_costs(op, thing, iterations)
             for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
                 self._reads(v, thing)
             for v in op.results:
-                self._made(v, thing, turns)
+                self._produce(v, thing, iterations)
 
-    def _weigh(self, op: Op, thing: int, turns: int) -> None:
+    def _set_costs(self, op: Op, thing: int, iterations: int) -> None:
         """Set the costs of an op on both sides; without a GPU kernel it is fixed to the host."""
         only = host_only(op)
         if only is not None:
@@ -98,22 +98,22 @@ class _Sides:
         if op.name in INLINE or op.name in MOVES:  # fused into a kernel that is launched anyway
             on_gpu = max(on_gpu - machine_of(self.gpu).launch, 0.0)
             on_host = max(on_host, on_gpu)
-        self.cut.prefer(thing, on_host * turns, on_gpu * turns)
+        self.cut.prefer(thing, on_host * iterations, on_gpu * iterations)
 
-    def _control(self, op: Op, turns: int, whole: int | None) -> None:
+    def _control(self, op: Op, iterations: int, whole: int | None) -> None:
         """Add a loop or a branch: a single node, unless an op in it has no GPU kernel."""
         divided = any(host_only(inner) for r in op.regions for inner in walk(r))
         if whole is None and not divided:
             whole = self.cut.thing()
         for v in op.results:
             self.things[v] = self.cut.thing() if whole is None else whole
-            self._made(v, self.things[v], turns)
-        inside = turns * self._trips(op) if op.name == "while" else turns
+            self._produce(v, self.things[v], iterations)
+        inside = iterations * self._trips(op) if op.name == "while" else iterations
         if op.name == "while":
             condition, body = op.regions
             for v, *rows in zip(op.results, condition.params, body.params, body.results, op.operands, strict=True):
                 for p in rows[:2]:
-                    self._made(p, self.things[v], inside)
+                    self._produce(p, self.things[v], inside)
                 for read in rows[2:]:
                     self._reads(read, self.things[v])
         else:
@@ -130,7 +130,7 @@ class _Sides:
             self.asked.add(self.makers[asked])
 
     def _trips(self, op: Op) -> int:
-        return expected_turns(op, self.constants, {})
+        return expected_iterations(op, self.constants, {})
 
     # ------------------------------------------------------------ the solution
 
@@ -149,15 +149,15 @@ class _Sides:
 
     def _near(self, side: set[int]) -> set[int]:
         """Return the nodes of the host side that are connected to an op that must run on the host."""
-        beside: dict[int, set[int]] = {}
+        neighbours: dict[int, set[int]] = {}
         for v, maker in self.makers.items():
             row = {n for n in (maker, *self.readers.get(v, ())) if n in side and n > SECOND}
             for n in row:
-                beside.setdefault(n, set()).update(row)
+                neighbours.setdefault(n, set()).update(row)
         near = {self.things[op] for op in self.forced} | (self.asked & side)
         found = list(near)
         while found:
-            more = beside.get(found.pop(), set()) - near
+            more = neighbours.get(found.pop(), set()) - near
             near |= more
             found += more
         return near

@@ -76,7 +76,7 @@ def _lanes(b: RegionBuilder) -> int:
 def _is_depthwise(b: RegionBuilder) -> bool:
     """Return True for a depthwise convolution on a CPU with whole vectors of channels, and pixels as results."""
     op = b.root
-    if op.name != "conv" or b.target.kind != "cpu" or b.shape != op.result.type.shape or any(b.turned):
+    if op.name != "conv" or b.target.kind != "cpu" or b.shape != op.result.type.shape or any(b.transposed):
         return False
     channels = op.result.type.shape[-1]
     known = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]

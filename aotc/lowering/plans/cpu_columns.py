@@ -52,7 +52,7 @@ def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) 
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
     reads = Reads(b, ops)
     light = is_light(b, ops)
-    together = reads.few(kept[:-1], [*reduced, kept[-1]]) if light else ()
+    together = reads.short_constant_axes(kept[:-1], [*reduced, kept[-1]]) if light else ()
     rows = static(product(b.shape[k] for k in together))
     width = _width(b, ops, kept, rows, together) if light else _narrow_width(b.shape[kept[-1]])
     terms = _terms(b, rows, len(ops), b.shape[reduced[-1]])

@@ -206,9 +206,9 @@ def _is_transposing_copy(b: RegionBuilder, outer: list[NestAxis], inner: list[Ne
     """Return True for a transposing copy: reads are contiguous along the last grid axis, strided along the loop."""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
-            along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+            along, across = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)
-            return along is not None and beside is not None and coefficient(at, along) == 1 != coefficient(at, beside)
+            return along is not None and across is not None and coefficient(at, along) == 1 != coefficient(at, across)
     return False
 
 

@@ -16,9 +16,9 @@ from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, make_axes, split_grid
 from aotc.lowering.plans.cpu_columns import ColumnPlan, plan_columns
-from aotc.lowering.plans.cpu_transpose import equal_parts, is_turned, line_of, loads_of
+from aotc.lowering.plans.cpu_transpose import equal_parts, is_transposed, line_of, loads_of
 from aotc.lowering.plans.operand_reuse import Reads, is_light
-from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.plans.row_values import RowLoopsPlan, merged_axes, results_along_rows, row_trial, stored_values
 from aotc.lowering.plans.thresholds import (
@@ -60,16 +60,16 @@ class TransposedRowPlan(RowLoopsPlan):
     ----------
     item_axes : int
         As in :class:`RowPlan`, if the rows of a kept axis are not transposed together.
-    beside : int
+    adjacent : int
         The axis whose neighbouring rows are transposed together: kept, or the reduced one before the last.
     height : int
         Their number.
     rows : int
-        Rows of a grid item along ``beside``, if it is kept.
+        Rows of a grid item along ``adjacent``, if it is kept.
     """
 
     item_axes: int
-    beside: int
+    adjacent: int
     height: int
     rows: int = 0
 
@@ -213,7 +213,7 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     if SHORT_BLOCK_ROW.holds(length) or not is_light(b, ops):
         return None
     reads = Reads(b, ops)
-    together = reads.few(kept, reduced)
+    together = reads.short_constant_axes(kept, reduced)
     sums = static(product(b.shape[k] for k in together)) * len(ops)
     large = [k for k in kept if k not in together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
     block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
@@ -282,7 +282,7 @@ def _plan_single_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> 
     stages = b.row_stages()
     unrolled = _is_written_out(b, stages)
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    stored = stored_values(b, stages, kept_values(stages, b.target), in_results=not unrolled)
+    stored = stored_values(b, stages, values_between_loops(stages, b.target), in_results=not unrolled)
     tail = _rows_of_one_item(b, kept, inner)
     lanes = 0 if unrolled or stored else _lanes(b, stages, tail)
     return RowPlan(tuple(kept), tuple(reduced), inner, stored, len(tail), unrolled, lanes)
@@ -339,7 +339,7 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
             break
     else:
         return None
-    values = kept_values(stages, b.target)
+    values = values_between_loops(stages, b.target)
     height = _rows_together(b, values, k, product(b.shape[j] for j in inner[-1]), found)
     if not height:
         return None
@@ -354,8 +354,8 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
 
 def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int) -> list[Load]:
     """Return the loads that are contiguous along the axis ``k``, and strided along rows."""
-    beside, along = axis_of(b.anchors.space[k]), axis_of(b.anchors.space[last])
-    return [x for x in loads if beside and along and is_turned(x, beside, along)]
+    adjacent, along = axis_of(b.anchors.space[k]), axis_of(b.anchors.space[last])
+    return [x for x in loads if adjacent and along and is_transposed(x, adjacent, along)]
 
 
 def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]) -> int:
@@ -364,7 +364,7 @@ def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Di
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
         return 0
     height = line_of(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in found))
-    turned = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
+    transposed = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
     kept = length * sum(size_of(v.type.dtype) for v in values)
-    fits = turned + kept <= memory_limits(b.target)["scratch"][1]
+    fits = transposed + kept <= memory_limits(b.target)["scratch"][1]
     return height if fits and TURNED_OPERANDS.holds(len(found)) else 0

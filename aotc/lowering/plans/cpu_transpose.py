@@ -53,10 +53,10 @@ def plan_blocks(
     """
     if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
         return None
-    along, beside = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
-    if along is None or beside is None:
+    along, across = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+    if along is None or across is None:
         return None
-    found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_turned(x, along, beside)}
+    found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_transposed(x, along, across)}
     if not found or not TURNED_OPERANDS.holds(len(found)):
         return None
     sizes = [size_of(x.buffer.dtype) for x in found.values()]
@@ -82,10 +82,10 @@ def loads_of(body: Sequence[Stmt]) -> list[Load]:
     return [x for s in walk(tuple(body)) for x in leaves(operands(s)) if isinstance(x, Load)]
 
 
-def is_turned(x: Load, along: Sym, beside: Sym) -> bool:
+def is_transposed(x: Load, along: Sym, across: Sym) -> bool:
     """Return True if elements are contiguous along the rows, and strided along the loop."""
     at = linearize(x.index, x.buffer.shape)
-    step = coefficient(at, beside)
+    step = coefficient(at, across)
     return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
 
 

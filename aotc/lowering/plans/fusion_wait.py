@@ -16,7 +16,7 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.op_time import op_nanoseconds, size_in_bytes
-from aotc.lowering.cost_model.work import SHARING_NS, guess
+from aotc.lowering.cost_model.work import SHARING_NS, estimated_dim
 from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, ORDER_WORKERS
 from aotc.targets import Target
 
@@ -50,7 +50,7 @@ def _items(anchors: Anchors | None, kind: str) -> int:
         return 1
     shape = anchors.anchor.type.shape
     reduced = anchors.reduced or frozenset()
-    rows = guess(product(n for k, n in enumerate(shape) if k not in reduced))
+    rows = estimated_dim(product(n for k, n in enumerate(shape) if k not in reduced))
     if kind == "row":
         return max(rows, 1)
     return max(rows // (CHUNK if kind == "contract" else ITEM_ELEMENTS).value, 1)

@@ -94,7 +94,7 @@ def window_of(op: Op, target: Target) -> Window | None:
     by_terms = op.attrs.get("rhs_transposed", False) or size == 1
     merged = replace(window, merged=True)
     found = [w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)]
-    if len(found) == 2 and 2 * merged.turns(128 // size) > window.turns(128 // size):
+    if len(found) == 2 and 2 * merged.slices(128 // size) > window.slices(128 // size):
         return window
     return found[-1] if found else None
 

@@ -255,7 +255,7 @@ def best_tiling(
         rows = (row for row in rows if not row.tiling.is_transposed or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     rows = (row for row in rows if row.tiling.shared <= target.shared_memory)
     widened = product.is_widened(right=True)
-    fitting = [_held(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
+    fitting = [_with_resident_limit(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
 
@@ -289,9 +289,9 @@ def _kind(tiling: Tiling) -> Template:
     return replace(tiling.template, ping_pong=False) if isinstance(tiling.template, Wgmma) else tiling.template
 
 
-def _held(row: TileRate, target: Target) -> TileRate:
+def _with_resident_limit(row: TileRate, target: Target) -> TileRate:
     """Return ``row`` with ``resident`` limited to the blocks that the shared memory of a multiprocessor holds."""
-    resident = max(min(row.resident, target.multiprocessor.held_blocks(1, 1, row.tiling.shared)), 1)
+    resident = max(min(row.resident, target.multiprocessor.resident_blocks(1, 1, row.tiling.shared)), 1)
     return row if resident == row.resident else replace(row, resident=resident)
 
 
@@ -307,7 +307,7 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
     if window is not None:
         read = window_operands(product, window)
         assert read is not None
-        ways = (False, not read.turned)
+        ways = (False, not read.transposed)
     else:
         views = [v for v in (product.view(), product.view(right=True)) if v is not None and _is_copied(v, product)]
         if target.cpu != "sm_90a" or len(views) != 2 or product.operands == "f64":
@@ -336,7 +336,7 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
 
 
 def parts_of_sum(
-    shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None, by_warps: bool = False
+    shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, transposed: bool | None = None, by_warps: bool = False
 ) -> int:
     """Return the number of parts of split-K for a product with a result of ``shape``; 1 if it is not split.
 
@@ -351,7 +351,7 @@ def parts_of_sum(
         The dtype that is multiplied.
     taps : int
         The taps of a convolution's window, 1 for a matmul.
-    turned : bool, optional
+    transposed : bool, optional
         Are the tiles those of swapped operands? None allows both.
     by_warps : bool
         Does the ``mma`` template multiply, not ``wgmma``?
@@ -361,7 +361,7 @@ def parts_of_sum(
     m, n = map(_guess, shape)
     by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
-    either = (row for row in fit if turned in (None, row.tiling.is_transposed))
+    either = (row for row in fit if transposed in (None, row.tiling.is_transposed))
     rows = _filled(either, m, n, by_warps and operands != "f64")
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
@@ -373,19 +373,19 @@ def parts_of_sum(
     return min((1, *possible), key=time)
 
 
-def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
+def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
     """Return True if an f32 convolution is faster when its weights, which lie by rows, are transposed first."""
     if not all(isinstance(d, int) for d in (*shape, k)):
         return False
     m, n, terms = map(_guess, (*shape, k))
     parts = parts_of_sum(shape, k, "tf32", taps)
     times = {
-        turned: min(
+        transposed: min(
             _time(m, n, terms // parts, parts, "tf32", row, taps)
             for row in TILE_RATES
-            if row.tiling.is_wgmma and row.tiling.is_transposed is not turned
+            if row.tiling.is_wgmma and row.tiling.is_transposed is not transposed
         )
-        for turned in (False, True)
+        for transposed in (False, True)
     }
     return times[True] + TURN_START.value + 8 * terms * n / PRODUCT_MEMORY.value < times[False]
 

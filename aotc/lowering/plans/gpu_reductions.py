@@ -15,10 +15,10 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.elements.builder import RegionBuilder, join_turned
+from aotc.lowering.elements.builder import RegionBuilder, join_transposed
 from aotc.lowering.elements.elements import provide
-from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small, kept_registers, row_group
-from aotc.lowering.plans.region_work import kept_values
+from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small, row_group, value_registers
+from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.row_values import (
     ReductionPlan,
     RowLoopsPlan,
@@ -87,7 +87,7 @@ def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuCo
     if columns is not None:
         return columns
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    stored = stored_values(b, stages, kept_values(stages, b.target), in_results=False)
+    stored = stored_values(b, stages, values_between_loops(stages, b.target), in_results=False)
     return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored)
 
 
@@ -98,10 +98,10 @@ def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], grou
     """Keep expensive and multiply-read values in registers, within the register budget."""
     stages = b.row_stages()
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    axes, values = (tuple(kept), tuple(reduced)), kept_values(stages, b.target)
+    axes, values = (tuple(kept), tuple(reduced)), values_between_loops(stages, b.target)
     if not group.steps:
         return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in values), group)
-    each, most = group.steps * group.width, kept_registers(group)
+    each, most = group.steps * group.width, value_registers(group)
     live = [0] * len(stages.loops)
     stored: list[Value] = []
     for v in values:
@@ -128,7 +128,7 @@ def row_reads(
     for n, loop in enumerate(stages.loops):
         trial: list[Stmt] = []
         e.enter(trial)
-        join_turned(b, e, b.anchors.space)
+        join_transposed(b, e, b.anchors.space)
         for op in loop.ops:
             for v in op.inputs:
                 e.bind(e.at(v, b.anchors.reads[op]))

@@ -1,8 +1,8 @@
 """Estimate the registers of a GPU thread for a region before it is compiled.
 
 Registers, threads and shared memory of a block determine how many blocks a multiprocessor holds
-(``Multiprocessor.held_blocks``). A multiprocessor hides memory latency behind its other threads, so every value that a
-block stores on chip costs occupancy. The bundle records the exact count, which the linker reports.
+(``Multiprocessor.resident_blocks``). A multiprocessor hides memory latency behind its other threads, so every value
+that a block stores on chip costs occupancy. The bundle records the exact count, which the linker reports.
 """
 
 from __future__ import annotations

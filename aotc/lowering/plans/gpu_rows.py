@@ -95,7 +95,7 @@ KEPT_REGISTERS = BlockSize(
 )
 
 
-def kept_registers(plan: RowGroup) -> int:
+def value_registers(plan: RowGroup) -> int:
     """Return the registers of a thread that may hold values of its row from one loop to the next."""
     most = KEPT_REGISTERS_LONG if plan.threads == LONG_ROW_THREADS.value else KEPT_REGISTERS
     return most.value

@@ -13,8 +13,8 @@ from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Region, Value
 from aotc.lowering.analysis.long_rows import LongRow, rows_of
 from aotc.lowering.cost_model.machines import machine_of
-from aotc.lowering.cost_model.work import guess
-from aotc.lowering.plans.resources import row_room
+from aotc.lowering.cost_model.work import estimated_dim
+from aotc.lowering.plans.resources import cheap_row_memory
 from aotc.lowering.plans.thresholds import FEW_ROWS, GPU_IDLE_ROWS, LONG_ROW_THREADS, REDUCED_ELEMENTS, ROW_REGISTERS
 from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
@@ -78,7 +78,7 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
     size, rows, bytes_ = row.elements, product(row.kept), row.bytes
     if isinstance(size, Expr) or isinstance(bytes_, Expr):
         return None
-    where, room = row_room(target)
+    where, room = cheap_row_memory(target)
     fits = bytes_ <= room
     idle = (FEW_ROWS if target.kind == "cpu" else GPU_IDLE_ROWS).holds(rows)
     if fits and (not idle or size <= _shortest(target)):
@@ -96,7 +96,7 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
         return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
     if not row.rescaled or not row.read_again:
         return RowForm(row, part, f"{needed}: read in parts of {part:,}")
-    again, kept = _exp_again(row, target), _exp_kept(row, target)
+    again, kept = _recompute_exp(row, target), _store_exp(row, target)
     told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
     if again > kept:
         return RowForm(row, 0, f"{needed}, but {told}")
@@ -109,17 +109,17 @@ def _shortest(target: Target) -> int:
     return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
 
 
-def _exp_again(row: LongRow, target: Target) -> float:
+def _recompute_exp(row: LongRow, target: Target) -> float:
     """Return the nanoseconds per element of recomputing the exponential that the second reduction sums."""
     machine = machine_of(target)
     lanes = max(machine.vector_bytes // size_of(_summed(row).type.dtype), 1)
     return SCALARS["exp"].vector_work / machine.vector / lanes
 
 
-def _exp_kept(row: LongRow, target: Target) -> float:
+def _store_exp(row: LongRow, target: Target) -> float:
     """Return the nanoseconds per element of writing the exponential to memory and reading it again."""
     size = size_of(_summed(row).type.dtype)
-    whole = size * guess(product(_summed(row).type.shape))
+    whole = size * estimated_dim(product(_summed(row).type.shape))
     return 2 * size / machine_of(target).level_of(2 * whole).rate
 
 

@@ -87,7 +87,7 @@ def _converts_integers(op: Op, form: TileForm) -> bool:
     return form in (I8_QUADS, I32, I64) and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
 
 
-def is_turned(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
+def is_transposed(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
     """Return True if a ``matmul`` with few columns is computed with swapped operands, as one with few rows.
 
     Otherwise its tiles would mostly be padding. ``constant`` means that only the right operand is known before a call,

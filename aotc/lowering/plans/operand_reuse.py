@@ -73,12 +73,12 @@ class Reads:
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
-    def beside(self, k: int | None, long: Sequence[int]) -> list[Load]:
+    def adjacent_loads(self, k: int | None, long: Sequence[int]) -> list[Load]:
         """Return loads that vary along ``long`` but not along ``k``, if they are the only ones of their buffers."""
         assert k is not None
-        few = Counter(x.buffer for x in self.elements)
+        short_constant_axes = Counter(x.buffer for x in self.elements)
         found = zip(self.elements, self.loads, strict=True)
-        alone = [(x, at) for x, at in found if few[x.buffer] == 1 and not self._moves(at, k)]
+        alone = [(x, at) for x, at in found if short_constant_axes[x.buffer] == 1 and not self._moves(at, k)]
         return [x for x, at in alone if any(self._moves(at, j) for j in long)]
 
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
@@ -108,7 +108,7 @@ class Reads:
             (k for k, _ in reversed(axes) if all(x[k] == 1 for x in most) and all(x[k] in (0, 1) for x in steps)), None
         )
 
-    def few(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
+    def short_constant_axes(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
         """Return the axes of ``kept``, with few steps together, along which such an operand is constant."""
         found: list[int] = []
         for k in kept:

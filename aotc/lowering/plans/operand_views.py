@@ -51,13 +51,15 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
         if op.name != "matmul":
             continue
         m, n = op.result.type.shape[-2:]
-        for v, turned in zip(op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True):
+        for v, transposed in zip(
+            op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True
+        ):
             if v is op.operands[1] and is_widened_in_tiles(v, m, makers):
                 found.operands.add(v)
                 continue
-            k = v.type.shape[-2 if turned else -1]
+            k = v.type.shape[-2 if transposed else -1]
             chain = _chain(v, makers)
-            if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _lies_in_lines(v, turned, chain):
+            if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _is_copyable(v, transposed, chain):
                 found.operands.add(v)
                 found.sources.add(chain[-1].operands[0])
                 found.moves.update(chain)
@@ -127,30 +129,30 @@ def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
     return found
 
 
-def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
+def _is_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
     """Return True if the templates can copy the source of ``chain`` directly in place of ``v``.
 
     The index of an element of ``v`` is followed backward through ``chain``. In the source, it must be an affine view
     with contiguous lines that start at multiples of 16 bytes.
     """
     *batch, rows, cols = v.type.shape
-    outer, depth = (cols, rows) if turned else (rows, cols)
+    outer, depth = (cols, rows) if transposed else (rows, cols)
     z, i, k = (sym(name, 0, extent) for name, extent in zip(_LOOPS, (*(batch or [1]), outer, depth), strict=True))
-    index: Index = (*([z] if batch else []), *((k, i) if turned else (i, k)))
+    index: Index = (*([z] if batch else []), *((k, i) if transposed else (i, k)))
     for op in chain:
         index = backward(op, index)
     source = chain[-1].operands[0].type
     view = view_of(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
     if view is None or not view.in_lines:
         return False
-    if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not turned)):
+    if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not transposed)):
         return False  # the transpose is for the tensor cores, which cannot read the source's layout in this dtype
     extent: Dim = batch[0] if batch else 1
     found = view.coordinates("z", extent)
     return found is not None and len(found[1]) <= MOST_COORDINATES
 
 
-def lies_as_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
+def has_aligned_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
     """Return True if ``v`` has a contiguous last dim in memory, with rows that start at multiples of 16 bytes.
 
     The memory is that of the source behind the movement ops that produce ``v``.

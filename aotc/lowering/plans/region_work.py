@@ -21,7 +21,7 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.cost_model.work import guess, guess_elements, work_of
+from aotc.lowering.cost_model.work import estimated_dim, estimated_elements, work_of
 from aotc.lowering.plans.resources import row_fits
 from aotc.lowering.plans.thresholds import REGION_WORK, SEGMENTS
 from aotc.lowering.threshold import Estimate
@@ -118,12 +118,12 @@ class Evaluations:
                 total += n * work_at(op, place.cut, place.picked)
                 for k, v in reads:
                     read, size = (place, n) if op.name in ELEMENTWISE else self._read(op, k, place, n)
-                    if not (v in known and self._lies_at(v, read)):
+                    if not (v in known and self._is_known_at(v, read)):
                         there = places.setdefault(v, {})
                         there[read] = max(there.get(read, 0), size)
         return total
 
-    def _lies_at(self, value: Value, place: Place) -> bool:
+    def _is_known_at(self, value: Value, place: Place) -> bool:
         """Return True if the known ``value`` is known at ``place``: at its own. A reduction has no other."""
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
@@ -131,7 +131,7 @@ class Evaluations:
         """Return the place at which ``op``, itself at ``place``, reads an operand, and the number of indices there."""
         v = op.operands[number]
         if op.name == "reduce_window":
-            domain *= guess(product(dims_of(op.attrs, "window")))
+            domain *= estimated_dim(product(dims_of(op.attrs, "window")))
         if v.type.rank == 0:
             return Place(()), domain
         if self.anchors is not None and op.name in MOVES and place == self.anchored(op.results[0]):
@@ -141,7 +141,7 @@ class Evaluations:
         cut = place.cut and _keeps_last(op)
         if op.name == "concatenate":
             if place.cut and _is_cut(op):
-                domain = -(-domain * guess(v.type.shape[-1]) // max(guess(op.result.type.shape[-1]), 1))
+                domain = -(-domain * estimated_dim(v.type.shape[-1]) // max(estimated_dim(op.result.type.shape[-1]), 1))
             return Place((op, number, place.name), place.cut), domain
         if op.name in MOVES:
             moved = (op.name, tuple(sorted(op.attrs.items())), v.type.shape, op.result.type.shape)
@@ -217,9 +217,9 @@ def work_at(op: Op, cut: bool, picked: bool = False) -> int:
         case "dynamic_slice":
             return CLAMP_WORK.value * (len(op.operands) - 1)
         case "reduce_window":
-            return guess(product(dims_of(op.attrs, "window"))) * combiner_work(op)
+            return estimated_dim(product(dims_of(op.attrs, "window"))) * combiner_work(op)
     if op.name in CONTRACT:
-        return 2 * guess(product(op.operands[0].type.shape[-1:]))
+        return 2 * estimated_dim(product(op.operands[0].type.shape[-1:]))
     return 0 if op.name in FREE else work_of(op)
 
 
@@ -240,7 +240,7 @@ def work_apart(ops: Iterable[Op]) -> int:
 
 
 def _elements(value: Value) -> int:
-    return guess_elements(value.type.shape)
+    return estimated_elements(value.type.shape)
 
 
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
@@ -267,7 +267,7 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
     anchors, ops = stages.anchors, stages.ops
     evaluations = Evaluations(ops, anchors)
     places = _elements(anchors.anchor)
-    rows = -(-places // max(guess(stages.elements), 1))
+    rows = -(-places // max(estimated_dim(stages.elements), 1))
     numbers = [v for v in ops if stages.is_row(v)]
     made: set[Value] = set()
     fused = 0
@@ -281,21 +281,21 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
     return RegionWork(fused, work_apart(dict.fromkeys(ops.values())))
 
 
-def kept_values(stages: RowStages, target: Target) -> dict[Value, int]:
+def values_between_loops(stages: RowStages, target: Target) -> dict[Value, int]:
     """Return the values that a region stores between its loops over a row, with their bytes.
 
     These are values that are expensive to compute twice. If the region still repeats too much work, cheaper values are
     stored too, as far as they fit.
     """
-    return _kept_and_work(stages, target)[0]
+    return _stored_values_and_work(stages, target)[0]
 
 
 def least_row_work(stages: RowStages, target: Target) -> RegionWork:
-    """Return the work of a region with reductions that stores its :func:`kept_values`."""
-    return _kept_and_work(stages, target)[1]
+    """Return the work of a region with reductions that stores its :func:`values_between_loops`."""
+    return _stored_values_and_work(stages, target)[1]
 
 
-def _kept_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
+def _stored_values_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
     """Return the values that a region stores between its loops, and its work: first without cheap values, then with."""
 
     def fits(sizes: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.machines import L3_SIZE
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.plans.gpu_registers import estimate_registers
-from aotc.lowering.plans.gpu_rows import RowGroup, kept_registers, row_group, shared_bytes
+from aotc.lowering.plans.gpu_rows import RowGroup, row_group, shared_bytes, value_registers
 from aotc.lowering.plans.thresholds import KEPT_REGISTERS_LONG, LONG_ROW_THREADS, MERGED_EACH
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -50,7 +50,7 @@ def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
     if plan.steps:
         return size <= _register_bytes(plan)
     shared = sum(map(shared_array_bytes, sizes)) + shared_bytes(plan, stages)
-    held = target.multiprocessor.held_blocks(plan.threads, row_registers(stages), shared)
+    held = target.multiprocessor.resident_blocks(plan.threads, row_registers(stages), shared)
     return shared <= target.shared_memory and held > 0
 
 
@@ -61,7 +61,7 @@ def row_registers(stages: RowStages) -> int:
 
 def _register_bytes(plan: RowGroup) -> int:
     """Return the bytes of a row that the registers of the threads sharing it hold."""
-    return 4 * plan.group * kept_registers(plan)
+    return 4 * plan.group * value_registers(plan)
 
 
 def run_cells(width: int) -> tuple[int, int]:
@@ -128,7 +128,7 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
     return "shared memory", target.shared_memory - shared_bytes(plan, stages)
 
 
-def row_room(target: Target) -> tuple[str, int]:
+def cheap_row_memory(target: Target) -> tuple[str, int]:
     """Return the name and the bytes of the memory from which a worker can cheaply read a long row again."""
     if target.kind == "cpu":
         return "the last-level cache", L3_SIZE.value

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE, MOVES
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
 from aotc.lowering.analysis.index_maps import unmoved
-from aotc.lowering.cost_model.work import guess_bytes, guess_elements
+from aotc.lowering.cost_model.work import estimated_bytes, estimated_elements
 from aotc.lowering.plans.operand_views import is_widened_in_tiles
 from aotc.lowering.plans.thresholds import REPEATED_WORK
 from aotc.targets import Target
@@ -57,8 +57,8 @@ class WiderWeights:
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
         """Return True if ``v`` has more bytes than its roots, and wider elements."""
-        bytes_, elements = (sum(map(count, roots)) for count in (guess_bytes, _elements))
-        return guess_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
+        bytes_, elements = (sum(map(count, roots)) for count in (estimated_bytes, _elements))
+        return estimated_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
 
     def _is_cheap(self, v: Value, roots: list[Value]) -> bool:
         """Return True if few cheap ops compute ``v``, so that each read may repeat them."""
@@ -126,4 +126,4 @@ def _narrow(v: Value, makers: Mapping[Value, Op]) -> str:
 
 
 def _elements(v: Value) -> int:
-    return guess_elements(v.type.shape)
+    return estimated_elements(v.type.shape)

@@ -18,10 +18,16 @@ from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.fills import Fills
 from aotc.lowering.program.memory_spaces import Memories, bytes_of, launch
 from aotc.lowering.program.owners.owners import BufferOwner, describe, owners_of
-from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, kept_memory
+from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, persistent_memory
 from aotc.lowering.program.while_kernels.carries import Carried, first_state, in_order
-from aotc.lowering.program.while_kernels.small_loops import CandidateLoop, LoopKernel, loop_name, made_in
-from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
+from aotc.lowering.program.while_kernels.small_loops import CandidateLoop, LoopKernel, computed_in, loop_name
+from aotc.lowering.program.while_kernels.symbolic_loops import (
+    SizeBound,
+    bounds_kernel,
+    bounds_of,
+    depth_of,
+    symbolic_kernel,
+)
 from aotc.lowering.program.while_kernels.whole_loops import one_kernel
 from aotc.vmfb.abi import MAX_NESTING
 
@@ -178,12 +184,12 @@ class _Bufferizer:
             return self._loop_kernel(op, found)
         bounds = self._bounds(op)
         made = first_state(self, op, bounds is not None)
-        whole = () if bounds is None else self._whole(op, made)
+        whole = () if bounds is None else self._loop_launch(op, made)
         if bounds == []:
             return [*made.steps, *whole]
         begin, carries, (cond, body) = self.time, made.places, op.regions
-        chosen = [self._judged(op, bounds)] if bounds else []
-        turns = trip_count(op, self.constant_ops, self.functions)
+        chosen = [self._bounds_launch(op, bounds)] if bounds else []
+        iterations = trip_count(op, self.constant_ops, self.functions)
         self._enter(op)
         self.depth += len(chosen)
         cond_steps = self.region(cond)
@@ -193,20 +199,20 @@ class _Bufferizer:
         self.depth -= 1 + len(chosen)
         self.time += 1
         self.extend(begin, op, [*carries, predicate, *(one.writes[0] for one in chosen)])
-        loop = Loop(predicate, tuple(cond_steps), tuple(body_steps), turns)
+        loop = Loop(predicate, tuple(cond_steps), tuple(body_steps), iterations)
         if not chosen:
             return [*made.steps, *made.late, loop]
         return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
 
     def _bounds(self, op: Op) -> list[SizeBound] | None:
         """Return the size bounds to check in a call before it runs a loop as one kernel, or None if it cannot."""
-        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
+        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *computed_in(op))})
         gpus = any(target.kind == "cuda" for target in self.memories.targets_in(op))
         if limit is None or gpus or not op.results or self.depth + 2 * depth_of(op) > MAX_NESTING:
             return None
         return bounds_of(op, self.functions, self.kernels, limit)
 
-    def _whole(self, op: Op, made: Carried) -> tuple[Step, ...]:
+    def _loop_launch(self, op: Op, made: Carried) -> tuple[Step, ...]:
         """Return the launch of a kernel that runs a whole loop."""
         return tuple(self._loop_kernel(op, symbolic_kernel(self._candidate(op), made.held), begun=True))
 
@@ -214,9 +220,9 @@ class _Bufferizer:
         name = loop_name(op, self.kernels, self.used)
         return CandidateLoop(op, name, self.functions, self.kernels, self.constant_ops, self.owners)
 
-    def _judged(self, op: Op, bounds: list[SizeBound]) -> Launch:
+    def _bounds_launch(self, op: Op, bounds: list[SizeBound]) -> Launch:
         """Return the launch that tests at run time whether the sizes are within bounds."""
-        kernel = judge(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
+        kernel = bounds_kernel(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
         self._use(op, kernel)
         index = self._allocated(4, self.space(op.results[0]))
         self.touch(index)
@@ -224,7 +230,7 @@ class _Bufferizer:
 
     def _one_kernel(self, op: Op) -> LoopKernel | None:
         """Return the kernel for a loop, if it is so small that one kernel is faster than many."""
-        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
+        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *computed_in(op))})
         if limit is None:
             return None
         filled = {n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage(v).kind == "fill"}
@@ -247,17 +253,17 @@ class _Bufferizer:
     def _use(self, op: Op, kernel: Kernel) -> None:
         """Add ``kernel``, which is for the loop ``op``, to the bundle."""
         self.used[kernel.name] = kernel
-        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # only one
+        self.memories.for_targets.update((kernel.name, target) for target in self.memories.targets_in(op))  # only one
 
     def _loop_kernel(self, op: Op, found: LoopKernel, begun: bool = False) -> list[Step]:
         """Return the steps of a loop that is one kernel; ``begun`` if its state is in place already."""
         self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
         self._use(op, found.kernel)
         self.held[found.kernel.name] = found.held
-        begin, kept = kept_memory(self, found, self.space(op.results[0]))
+        begin, kept = persistent_memory(self, found, self.space(op.results[0]))
         if found.bounded:
-            turns = trip_count(op, self.constant_ops, self.functions)
-            return [*begin, *bounded_steps(self, op, found, kept, turns)]
+            iterations = trip_count(op, self.constant_ops, self.functions)
+            return [*begin, *bounded_steps(self, op, found, kept, iterations)]
         if not begun:
             begin += self.moves([(self.storage(op.operands[n]), self.storage(op.results[n])) for n in found.held])
         sources, writes = tuple(map(self.readable, found.reads)), (*map(self.storage, op.results), *kept)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
 from aotc.lowering.cost_model import work
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.work import SHARING_NS, guess, turns_or_guess
+from aotc.lowering.cost_model.work import SHARING_NS, estimated_dim, iterations_or_estimate
 from aotc.lowering.plans.thresholds import ORDER_WORKERS
-from aotc.lowering.program.list_schedule import longest_ways
+from aotc.lowering.program.list_schedule import critical_paths
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
@@ -102,7 +102,7 @@ def width_of(step: Step, costs: Costs) -> int:
     """Return the number of workers that can share a command."""
     match step:
         case Launch(kernel=kernel):
-            return -(-guess(kernel.grid) // costs.grain(kernel))
+            return -(-estimated_dim(kernel.grid) // costs.grain(kernel))
         case Loop() | Branch():
             return max(1, round(_time(step, costs) / max(_shared_time(step, costs), 1.0)))
     return 1
@@ -126,7 +126,7 @@ def _of_inside(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
     inner = [time(steps) for steps in _inside(step)]
     if not isinstance(step, Loop):
         return max(inner, default=0.0)
-    return sum(inner) * turns_or_guess(step.turns)
+    return sum(inner) * iterations_or_estimate(step.iterations)
 
 
 def _commands(steps: Sequence[Step]) -> Run:
@@ -148,7 +148,7 @@ def _together(run: Run, before: Edges, costs: Costs) -> float:
         _shared_time(step, costs) if is_control(step) else ns / min(width_of(step, costs), ORDER_WORKERS.value)
         for step, ns in zip(run, times, strict=True)
     ]
-    return max(sum(times) / ORDER_WORKERS.value, *longest_ways(before, best))
+    return max(sum(times) / ORDER_WORKERS.value, *critical_paths(before, best))
 
 
 # ---------------------------------------------------------------- what overlaps
@@ -206,7 +206,7 @@ def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
 
 def _is_counted(step: Step) -> bool:
     """Return True unless the trip count of a step is an estimate."""
-    return not isinstance(step, Loop) or step.turns is not None
+    return not isinstance(step, Loop) or step.iterations is not None
 
 
 def _has_executor(target: Target) -> bool:

@@ -39,7 +39,7 @@ def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widt
     return program if ORDER_GAIN.holds(round(100 * (1 - ends[1] / max(ends[0], 1e-9)))) else other
 
 
-def longest_ways(
+def critical_paths(
     before: Sequence[Sequence[int]], nanoseconds: Sequence[float], lags: Mapping[tuple[int, int], float] | None = None
 ) -> list[float]:
     """Return the time from the start of each command to the end of the critical path through it.
@@ -54,7 +54,7 @@ def longest_ways(
 
 
 def _longest_way_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:
-    ways = longest_ways(before, nanoseconds)
+    ways = critical_paths(before, nanoseconds)
     waiting = list(map(len, before))
     successors: list[list[int]] = [[] for _ in before]
     for n, some in enumerate(before):

@@ -45,7 +45,7 @@ class Memories:
         All constants, as in the bundle.
     lower_region : callable
         Lowers a region to a kernel for a target.
-    made_for : dict of str to Target
+    for_targets : dict of str to Target
         Target of each kernel, by name.
     pieces : list of Pieces
         For each space.
@@ -55,7 +55,7 @@ class Memories:
     target: Target
     constants: Constants
     lower_region: Callable[[Function, Target], Kernel]
-    made_for: dict[str, Target] = field(default_factory=dict)
+    for_targets: dict[str, Target] = field(default_factory=dict)
     pieces: list[Pieces] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Memories:
 
     def anew(self) -> Memories:
         """Return the same spaces without constants, for a trial bufferisation."""
-        return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.made_for))
+        return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.for_targets))
 
     def finder(self, function: Function) -> Callable[[Value], int]:
         """Return the function that maps a value to the number of its space."""
@@ -91,11 +91,11 @@ class Memories:
     def targets_in(self, op: Op) -> set[Target]:
         """Return the targets of the kernels in a loop or a branch."""
         inner = (o for r in op.regions for o in walk(r))
-        return {self.made_for[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
+        return {self.for_targets[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
 
     def target_of(self, kernel: str, space: int) -> Target:
         """Return the target of a kernel that works on ``space``; by default that of the space."""
-        return self.made_for.get(kernel, self.spaces[space].target)
+        return self.for_targets.get(kernel, self.spaces[space].target)
 
 
 def bytes_of(type_: TensorType) -> Dim:

@@ -18,7 +18,7 @@ from aotc.ir.loop.access import operands, scalars_in, with_scalars
 from aotc.ir.loop.ir import Apply, Buffer, Either, ExternalCall, Kernel, Load, Prefetch, Scalar, Stmt, Store, Tile, walk
 from aotc.ir.program.ir import Branch, Buffered, Launch, Loop, Step
 from aotc.lowering.analysis.thresholds import REGION_FRAMES
-from aotc.support.recursion_limit import room_for
+from aotc.support.recursion_limit import deeper_recursion
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
@@ -57,7 +57,7 @@ def merge_by_offsets(
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels.values():
         alike.setdefault(_signature(kernel), []).append(kernel)
-    with room_for(REGION_FRAMES):
+    with deeper_recursion(REGION_FRAMES):
         found = [moved for some in alike.values() if _differ(some) for moved in _equal_ones(some)]
     chosen = {kernel.name: (kernel, begins) for kernel, begins in found}
     if not chosen:
@@ -145,16 +145,16 @@ class _RowReader:
     """Rewriter that makes a kernel read ``parts`` of its inputs."""
 
     parts: Mapping[str, ReadRows]
-    _made: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old scalar
+    _scalars: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old scalar
 
     def kernel(self, kernel: Kernel) -> Kernel:
         inputs = tuple(self.parts[b.name].buffer if b.name in self.parts else b for b in kernel.inputs)
         return replace(kernel, inputs=inputs, body=with_scalars(kernel.body, self.scalar))
 
     def scalar(self, s: Scalar) -> Scalar:
-        if id(s) not in self._made:
-            self._made[id(s)] = self._rewritten(s)
-        return self._made[id(s)]
+        if id(s) not in self._scalars:
+            self._scalars[id(s)] = self._rewritten(s)
+        return self._scalars[id(s)]
 
     def _rewritten(self, s: Scalar) -> Scalar:
         match s:

@@ -58,7 +58,7 @@ def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) ->
     """
     alike = [kernel for some in _groups(kernels, _outline) for kernel in some]
     found: dict[str, Sized] = {}
-    for some in _groups(map(_flattened, alike), partial(_kept, matrices=matrices)):
+    for some in _groups(map(_flattened, alike), partial(_equal_numbers, matrices=matrices)):
         found |= _of_equal_words(some)
     return found
 
@@ -123,7 +123,7 @@ def _flattened(kernel: Kernel) -> Kernel:
 TILE_ROWS = 4
 
 
-def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
+def _equal_numbers(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
     """Return the numbers of ``kernel`` that must be equal in all merged kernels, or None if it cannot be merged."""
     if kernel.dims or kernel.tiling is not None:
         return None
@@ -132,7 +132,7 @@ def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
-                kept += [] if _around(s) else _kept_of_rows(s, any(s is x for x in kernel.body))
+                kept += [] if _around(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
             case Store(reduce="") | Let() | If():
                 pass
             case Alloc(buffer=buffer) if buffer.space == "private":
@@ -147,7 +147,7 @@ def _kept(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
     return tuple(kept)
 
 
-def _kept_of_rows(loop: For, alone: bool) -> list[object]:
+def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
     """Return the numbers of an innermost loop that must be equal; ``alone`` if it is not inside another loop.
 
     None if it consists of whole vectors (more than one, inside of a loop). For an array read at several indices, as by
@@ -225,9 +225,9 @@ def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
                 if not next(left):
                     return stmt
                 vector, name = _vector(stmt), f"{var}_vector"
-                turns = static(end) // vector
-                within = sym(var, 0, vector) + sym(name, 0, turns) * vector
-                return For(name, 0, turns, (For(var, 0, vector, placed(stmt.body, {var: within}, "")),), stmt.kind)
+                iterations = static(end) // vector
+                within = sym(var, 0, vector) + sym(name, 0, iterations) * vector
+                return For(name, 0, iterations, (For(var, 0, vector, placed(stmt.body, {var: within}, "")),), stmt.kind)
             case For():
                 return replace(stmt, body=tuple(map(changed, stmt.body)))
         return stmt

@@ -121,12 +121,12 @@ def _place_static(
         s = storages[number]
         size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
         begins, ends, first, last, others = placed[:, :count]
-        beside = (first <= s.last) & (last >= s.first)
-        s.offset = _lowest_gap(begins, ends, beside, size)
+        overlapping = (first <= s.last) & (last >= s.first)
+        s.offset = _lowest_gap(begins, ends, overlapping, size)
         waits_for = None if waiting is None else waiting[number, others]
         if waits_for is not None and waits_for.any():
             for kind in (COMMAND, CONTROL):
-                apart = _lowest_gap(begins, ends, beside | (waits_for >= kind), size)
+                apart = _lowest_gap(begins, ends, overlapping | (waits_for >= kind), size)
                 if fits(apart + size, kind):
                     s.offset = apart
                     break
@@ -136,9 +136,9 @@ def _place_static(
     return int(placed[1].max(initial=0))
 
 
-def _lowest_gap(begins: np.ndarray, ends: np.ndarray, beside: np.ndarray, size: int) -> int:
-    """Return the lowest offset of a gap of ``size`` bytes between the storages marked in ``beside``."""
-    begins, ends = begins[beside], ends[beside]
+def _lowest_gap(begins: np.ndarray, ends: np.ndarray, overlapping: np.ndarray, size: int) -> int:
+    """Return the lowest offset of a gap of ``size`` bytes between the storages marked in ``overlapping``."""
+    begins, ends = begins[overlapping], ends[overlapping]
     tops = np.zeros(len(ends) + 1, np.int64)
     np.maximum.accumulate(ends, out=tops[1:])
     wide = begins - tops[:-1] >= size

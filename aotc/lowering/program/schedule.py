@@ -40,15 +40,15 @@ from aotc.vmfb.commands import encode
 class CommandBuffer:
     """Code of a command buffer; parameters are expressions over the function's dims.
 
-    ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``turns`` has the trip
-    count of each loop, None if it is not known.
+    ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``iterations`` has the
+    trip count of each loop, None if it is not known.
     """
 
     code: list[int]
     states: int
     parameters: list[Dim]
     orders: list[list[int]] = field(default_factory=list)
-    turns: list[int | None] = field(default_factory=list)
+    iterations: list[int | None] = field(default_factory=list)
 
 
 def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
@@ -86,14 +86,14 @@ class Scheduler:
         self.slots, self.kernel_number, self.costs, self.sizes = slots, kernel_number, costs, sizes
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
-        self.turns: list[int | None] = []
+        self.iterations: list[int | None] = []
         self.states = 0
         self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, none of which may be a step of the host program."""
         code = encode(self._nodes(steps))
-        return CommandBuffer(code, self.states, self.parameters, self.orders, self.turns)
+        return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
@@ -115,8 +115,8 @@ class Scheduler:
 
     def _control(self, step: Step) -> Node:
         match step:
-            case Loop(predicate, cond, body, turns):
-                self.turns.append(turns)
+            case Loop(predicate, cond, body, iterations):
+                self.iterations.append(iterations)
                 return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
             case Branch(index, branches):
                 return Case([self._nodes(branch) for branch in branches], self.place(index))

@@ -31,7 +31,7 @@ from aotc.lowering.analysis.access_intervals import ItemSpans, item_spans
 from aotc.lowering.analysis.access_lines import ItemLine, ItemLines, item_lines
 from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.plans.thresholds import ORDER_WORKERS
 from aotc.lowering.threshold import BlockSize, Estimate, Limit
 from aotc.vmfb.abi import TileEdge
@@ -98,10 +98,10 @@ class TileEdges:
             done = _union([ended[p] for p in wholes] + [begun[p] for p in tiles])
             tiles = {p: t for p, t in tiles.items() if not done >> p & 1}
             left = [p for p in range(n) if (ancestors & ~done) >> p & 1 and p not in tiles and p not in wholes]
-            beside = [p for p in left if conflict(steps[p], steps[n])]
-            if not beside:
+            conflicting = [p for p in left if conflict(steps[p], steps[n])]
+            if not conflicting:
                 return Waits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
-            for p in beside:
+            for p in conflicting:
                 tile = self.tile(steps[p], steps[n], p)
                 if tile is None:
                     return whole
@@ -217,7 +217,7 @@ def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] 
 
 
 @dataclass(frozen=True, slots=True)
-class _Touch:
+class _ArrayAccess:
     """An array of a command: its number among them, and its offset in its memory."""
 
     number: int
@@ -231,14 +231,14 @@ class _Touch:
         return (self.storage.offset if self.storage.kind == "arena" else 0) + self.begin
 
 
-def _touches(step: Launch | Copy) -> Iterator[_Touch]:
+def _touches(step: Launch | Copy) -> Iterator[_ArrayAccess]:
     read = len(touched(step)[0])
     for number, (s, begin) in enumerate(placed(step)):
         if s.kind != "constant":
-            yield _Touch(number, s, number >= read, begin)
+            yield _ArrayAccess(number, s, number >= read, begin)
 
 
-def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_Touch, _Touch]]:
+def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_ArrayAccess, _ArrayAccess]]:
     """Yield the pairs of arrays of two commands that may share bytes, one of them written."""
     mine = list(_touches(later))
     for a in _touches(earlier):
@@ -367,7 +367,7 @@ FIRST_TILE = Limit(
 
 def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
     """Return True if the first claim of ``later`` may begin long before ``earlier`` ends."""
-    of, items = guess(earlier.kernel.grid), guess(later.kernel.grid)
+    of, items = estimated_dim(earlier.kernel.grid), estimated_dim(later.kernel.grid)
     first = tile.need(min(costs.grain(later.kernel), items), items, of)
     return FIRST_TILE.holds(100 * first // max(of, 1))
 
@@ -391,7 +391,7 @@ def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
 
 
 def _claims(kernel: Kernel, costs: Costs) -> int:
-    return max(-(-guess(kernel.grid) // costs.grain(kernel)), 1)
+    return max(-(-estimated_dim(kernel.grid) // costs.grain(kernel)), 1)
 
 
 def _idle(kernel: Kernel, costs: Costs) -> float:
@@ -410,7 +410,7 @@ TILE_BYTES = Estimate(
 
 def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:
     """Return the nanoseconds that ``later`` loses by rereading the results of ``earlier`` from beyond the L2 cache."""
-    made = sum(guess(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
+    made = sum(estimated_dim(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
     near = costs.target.l2
     part = made // _claims(earlier.kernel, costs)
     return 1e3 * (made - near) / TILE_BYTES.value if part <= near < made else 0.0

@@ -185,7 +185,7 @@ class Crew:
 
     async def _run(self) -> None:
         try:
-            while await self._all_have_asked():
+            while await self._wait_for_members():
                 texts = self._next()
                 if texts:
                     await self._step(texts)
@@ -194,7 +194,7 @@ class Crew:
         finally:
             self._decoder.crews.remove(self)
 
-    async def _all_have_asked(self) -> bool:
+    async def _wait_for_members(self) -> bool:
         """Wait until all members have asked, or a while after the first; return False if no members are left."""
         loop, until = asyncio.get_running_loop(), inf
         timer = None

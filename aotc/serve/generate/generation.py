@@ -10,7 +10,7 @@ from typing import Any
 from aotc.serve.engine import Engine
 from aotc.serve.errors import LATE, RequestFault
 from aotc.serve.generate.capabilities import check_functions
-from aotc.serve.generate.request import Wish, choose, parse_wish
+from aotc.serve.generate.request import GenerationRequest, choose, parse_request
 from aotc.serve.generate.sequences import Sequence
 from aotc.serve.model import ServedModel
 
@@ -42,28 +42,36 @@ async def generate(
         if this is cancelled.
     """
     check_functions(model.module, model.name)
-    wish = parse_wish(document, model.name)
+    parameters = parse_request(document, model.name)
     try:
-        async with asyncio.timeout(wish.timeout):
-            await _generate(engine, model, version, wish, headers, say)
+        async with asyncio.timeout(parameters.timeout):
+            await _generate(engine, model, version, parameters, headers, say)
     except TimeoutError:
         what, hint = "the tokens were not made, and taken, in their time", "a longer timeout"
-        raise RequestFault(LATE, model.name, what, f"{wish.timeout} s", hint=hint) from None
+        raise RequestFault(LATE, model.name, what, f"{parameters.timeout} s", hint=hint) from None
 
 
 async def _generate(
-    engine: Engine, model: ServedModel, version: str, wish: Wish, headers: Mapping[str, str], say: Say
+    engine: Engine,
+    model: ServedModel,
+    version: str,
+    parameters: GenerationRequest,
+    headers: Mapping[str, str],
+    say: Say,
 ) -> None:
     count, seconds = engine.metrics.tokens(model.name), engine.settings.timeout
     about = {"model": model.name, "function": "generate"}
     made, token, done = -1, -1, ""
     try:
-        with engine.sequences.taken(model, version, wish) as sequence, engine.span("generate", headers, about):
-            async with asyncio.timeout(seconds) as limit, aclosing(_tokens(sequence, wish)) as tokens:
+        with (
+            engine.sequences.sequence_of(model, version, parameters) as sequence,
+            engine.span("generate", headers, about),
+        ):
+            async with asyncio.timeout(seconds) as limit, aclosing(_tokens(sequence, parameters)) as tokens:
                 async for token in tokens:
                     made += 1
                     count()
-                    done = STOP if token in wish.stop else LENGTH if made + 1 == wish.most else ""
+                    done = STOP if token in parameters.stop else LENGTH if made + 1 == parameters.most else ""
                     if done:
                         sequence.whole = True
                         break
@@ -76,17 +84,17 @@ async def _generate(
         raise RequestFault(LATE, model.name, what, f"{seconds:g} s") from None
 
 
-async def _tokens(sequence: Sequence, wish: Wish) -> AsyncGenerator[int, None]:
+async def _tokens(sequence: Sequence, parameters: GenerationRequest) -> AsyncGenerator[int, None]:
     """Yield tokens indefinitely."""
     decoder = sequence.model.decoder
     assert decoder is not None
     try:
         if sequence.text is None:
-            first, sequence.text = await decoder.begin(wish.tokens)
+            first, sequence.text = await decoder.begin(parameters.tokens)
         else:
-            first = await decoder.feed(sequence.text, [*sequence.pending, *wish.tokens])
+            first = await decoder.feed(sequence.text, [*sequence.pending, *parameters.tokens])
         while True:
-            sequence.pending = [choose(first, wish)]
+            sequence.pending = [choose(first, parameters)]
             yield sequence.pending[0]
             first = await decoder.feed(sequence.text, sequence.pending)
     finally:

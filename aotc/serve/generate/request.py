@@ -24,7 +24,7 @@ _KEYS = (
 
 
 @dataclass(slots=True)
-class Wish:
+class GenerationRequest:
     """A generation request.
 
     Attributes
@@ -65,7 +65,7 @@ class Wish:
 MOST_TEMPERATURE = 1e9
 
 
-def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
+def parse_request(document: Mapping[str, Any], where: str) -> GenerationRequest:
     """Parse the parameters of a request.
 
     Raises
@@ -77,9 +77,9 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     if unknown:
         raise RequestFault(BAD, where, f"there is no {sorted(unknown)[0][:40]!r} here", expected=", ".join(_KEYS))
     sequence, starts, ends = _sequence(document, where)
-    goes_on = bool(sequence) and not starts
-    tokens = _integers(document.get("tokens", [] if goes_on else None), "tokens", where)
-    if not tokens and not goes_on:
+    continues = bool(sequence) and not starts
+    tokens = _integers(document.get("tokens", [] if continues else None), "tokens", where)
+    if not tokens and not continues:
         raise RequestFault(BAD, where, "tokens is empty", expected='"tokens": [1, 2, 3]')
     most = _number(document, "max_tokens", USUAL_TOKENS, 1, MOST_TOKENS, where)
     stop = _integers(document.get("stop", []), "stop", where)
@@ -90,7 +90,9 @@ def parse_wish(document: Mapping[str, Any], where: str) -> Wish:
     top_k = _number(document, "top_k", 0, 0, 1 << 31, where)
     seed = _number(document, "seed", -1, 0, 1 << 63, where) if "seed" in document else None
     random, timeout = np.random.default_rng(seed), timeout_of(document, where)
-    return Wish(tokens, most, frozenset(stop), float(temperature), top_k, random, timeout, sequence, starts, ends)
+    return GenerationRequest(
+        tokens, most, frozenset(stop), float(temperature), top_k, random, timeout, sequence, starts, ends
+    )
 
 
 # Maximum characters of a sequence id, because ids are stored. A UUID has 36.
@@ -124,7 +126,7 @@ def _number(document: Mapping[str, Any], key: str, usual: int, least: int, most:
     return found
 
 
-def choose(first: np.ndarray, wish: Wish) -> int:
+def choose(first: np.ndarray, parameters: GenerationRequest) -> int:
     """Return the next token for the last position: the model's own choice, or sampled from logits.
 
     Raises
@@ -143,10 +145,10 @@ def choose(first: np.ndarray, wish: Wish) -> int:
         raise RequestFault(BAD, "", what, found, "numbers", "check the weights and the state of the sequence")
     logits = np.where(np.isnan(logits), -inf, logits)
     best = int(logits.argmax())
-    if not wish.temperature or not isfinite(logits[best]):
+    if not parameters.temperature or not isfinite(logits[best]):
         return best
-    if 0 < wish.top_k < logits.size:
-        logits = np.where(logits >= np.partition(logits, -wish.top_k)[-wish.top_k], logits, -inf)
+    if 0 < parameters.top_k < logits.size:
+        logits = np.where(logits >= np.partition(logits, -parameters.top_k)[-parameters.top_k], logits, -inf)
     with np.errstate(over="ignore"):  # of a low temperature: -inf, with probability 0
-        weights = np.exp((logits - logits[best]) / wish.temperature)
-    return int(wish.random.choice(logits.size, p=weights / weights.sum()))
+        weights = np.exp((logits - logits[best]) / parameters.temperature)
+    return int(parameters.random.choice(logits.size, p=weights / weights.sum()))

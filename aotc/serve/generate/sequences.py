@@ -9,7 +9,7 @@ from math import ceil
 
 from aotc.serve.errors import BAD, BUSY, CONFLICT, NOT_FOUND, RequestFault
 from aotc.serve.generate.batched_decoder import GrowingText
-from aotc.serve.generate.request import Wish
+from aotc.serve.generate.request import GenerationRequest
 from aotc.serve.model import ServedModel
 
 
@@ -51,13 +51,13 @@ class Sequences:
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds
-        self._kept: dict[tuple[str, str], Sequence] = {}
+        self._stored: dict[tuple[str, str], Sequence] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored)
 
     @contextmanager
-    def taken(self, model: ServedModel, version: str, wish: Wish) -> Iterator[Sequence]:
+    def sequence_of(self, model: ServedModel, version: str, parameters: GenerationRequest) -> Iterator[Sequence]:
         """Return the sequence of a request: a new or a stored one; it is stored afterwards unless the request ends it.
 
         Raises
@@ -65,32 +65,32 @@ class Sequences:
         RequestFault
             If there is none of this name, it is in use, or there are too many.
         """
-        if not wish.sequence:
+        if not parameters.sequence:
             yield Sequence(model)
             return
-        key = model.name, wish.sequence
-        sequence = self._begun(key, model) if wish.starts else self._continued(key, model.name, version)
+        key = model.name, parameters.sequence
+        sequence = self._begun(key, model) if parameters.starts else self._continued(key, model.name, version)
         sequence.whole, sequence.timer = False, None
         try:
             yield sequence
         finally:
-            if sequence.whole and not wish.ends:
-                sequence.timer = asyncio.get_running_loop().call_later(self._seconds, self._kept.pop, key, None)
+            if sequence.whole and not parameters.ends:
+                sequence.timer = asyncio.get_running_loop().call_later(self._seconds, self._stored.pop, key, None)
             else:
-                self._kept.pop(key, None)
+                self._stored.pop(key, None)
 
     def _begun(self, key: tuple[str, str], model: ServedModel) -> Sequence:
-        if key in self._kept:
-            _release(self._kept[key], key)
-        elif len(self._kept) >= self._most:
-            what, found = "too many sequences are kept", len(self._kept)
+        if key in self._stored:
+            _release(self._stored[key], key)
+        elif len(self._stored) >= self._most:
+            what, found = "too many sequences are kept", len(self._stored)
             hint, seconds = "later, or end others by sequence_end", max(1, min(ceil(self._seconds), 60))
             raise RequestFault(BUSY, model.name, what, found, f"fewer than {self._most}", hint, retry=seconds)
-        self._kept[key] = Sequence(model)
-        return self._kept[key]
+        self._stored[key] = Sequence(model)
+        return self._stored[key]
 
     def _continued(self, key: tuple[str, str], name: str, version: str) -> Sequence:
-        sequence = self._kept.get(key)
+        sequence = self._stored.get(key)
         if sequence is None:
             what, expected = "there is no such sequence", f"one that was asked for within {self._seconds:g} s"
             raise RequestFault(NOT_FOUND, name, what, key[1], expected, '"sequence_start": true, with all its tokens')

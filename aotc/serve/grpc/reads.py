@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from aotc.serve.background_threads import run_aside
+from aotc.serve.background_threads import run_in_background
 from aotc.serve.engine import Engine
 from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.limits import RETAINED_BYTES
@@ -75,7 +75,7 @@ class MessageReads:
         while True:
             await self._some.wait()
             if self._relieve(loop.time()):
-                await run_aside(return_freed_memory)
+                await run_in_background(return_freed_memory)
             if not self._pending:
                 self._some.clear()
             await asyncio.sleep(LOOK_AT_READS_SECONDS)

@@ -207,14 +207,14 @@ class _Service:
 
         async def call(requests: Any, context: Any) -> Any:
             try:
-                return await self._asked(context, name)
+                return await self._answer_health_check(context, name)
             except Exception as error:
                 fault = bare(error)
             await _abort(context, fault)
 
         return call
 
-    async def _asked(self, context: Any, name: str) -> bytes:
+    async def _answer_health_check(self, context: Any, name: str) -> bytes:
         """Answer a health check; they are accepted regardless of other calls, and replace the oldest pending one."""
         try:
             async with asyncio.timeout(self._engine.settings.head_timeout) as limit:

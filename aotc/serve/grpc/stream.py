@@ -18,7 +18,7 @@ from aotc.serve.errors import LATE, RequestFault, text_of
 from aotc.serve.generate.generation import generate
 from aotc.serve.grpc.messages import MESSAGE
 from aotc.serve.grpc.reads import MessageReads
-from aotc.serve.grpc.tensors import read_request, read_wish, write_answer
+from aotc.serve.grpc.tensors import read_parameters, read_request, write_answer
 from aotc.serve.grpc.wire import STREAM_RESPONSE, Received, receive
 from aotc.serve.limits import COPIES
 from aotc.serve.memory import Lease
@@ -145,7 +145,7 @@ class InferStream:
         finally:
             closed.cancel()
         if not reading.done():
-            reading.add_done_callback(_look_away)
+            reading.add_done_callback(_ignore_result)
             return None
         data = reading.result()
         return None if data is grpc.aio.EOF else data
@@ -198,7 +198,7 @@ class InferStream:
         with self._engine.admit("grpc") as ticket:
             ticket.model, ticket.statistics = model.name, model.statistics
             version = received.message.model_version
-            await generate(self._engine, model, version, read_wish(received), self._headers, say)
+            await generate(self._engine, model, version, read_parameters(received), self._headers, say)
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
@@ -215,7 +215,7 @@ async def _raised(error: Exception) -> None:
     raise error
 
 
-def _look_away(task: asyncio.Future[Any]) -> None:
+def _ignore_result(task: asyncio.Future[Any]) -> None:
     """Consume the result of a task that nobody waits for."""
     if not task.cancelled():
         task.exception()

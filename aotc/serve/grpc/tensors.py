@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.background_threads import join_aside
+from aotc.serve.background_threads import join_in_background
 from aotc.serve.conversion import Conversion
 from aotc.serve.errors import BAD, RequestFault
 from aotc.serve.grpc.messages import MESSAGE
@@ -19,8 +19,8 @@ from aotc.serve.protocol import (
     check_no_other_output,
     check_no_sequence,
     checked_outputs,
+    requested_outputs,
     timeout_of,
-    wanted_outputs,
 )
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
 from aotc.vmfb.dtypes import from_numpy
@@ -55,7 +55,7 @@ def read_request(received: Received, most: int) -> InferRequest:
     return request
 
 
-def read_wish(received: Received) -> dict[str, Any]:
+def read_parameters(received: Received) -> dict[str, Any]:
     """Return the parameters of a generation request, in the form of its JSON document.
 
     Raises
@@ -64,13 +64,13 @@ def read_wish(received: Received) -> dict[str, Any]:
         Its message has the malformed part.
     """
     message = received.message
-    wish = {key: value for key, value in _parameters(message).items() if key not in _NOT_OF_WISHES}
+    parameters = {key: value for key, value in _parameters(message).items() if key not in _NOT_OF_WISHES}
     for name, array in _inputs(received, SPARE_TENSORS).items():
         if array.dtype.kind not in "iu":
             found = datatype_of(from_numpy(array.dtype))
             raise RequestFault(BAD, f"{message.model_name}: input {name!r}", "tokens are integers", found, "INT64")
-        wish[name] = array.reshape(-1).tolist()
-    return wish
+        parameters[name] = array.reshape(-1).tolist()
+    return parameters
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -130,14 +130,14 @@ async def write_answer(
     RequestFault
         If there are too many numbers.
     """
-    arrays = [(name, results[name]) for name, _ in wanted_outputs(request, results)]
+    arrays = [(name, results[name]) for name, _ in requested_outputs(request, results)]
     rows = [(name, datatype_of(from_numpy(x.dtype)), x) for name, x in arrays]
     outputs: list[dict[str, Any]] = [
         {"name": name, "datatype": datatype, "shape": list(x.shape)} for name, datatype, x in rows
     ]
     fields = {**about, "outputs": outputs}
     if not numbers or not all(datatype in _CONTENTS for _, datatype, _ in rows):
-        return await join_aside(encode(fields, [to_bytes(x) for _, x in arrays], stream))
+        return await join_in_background(encode(fields, [to_bytes(x) for _, x in arrays], stream))
     if conversion.check_numbers([x for _, x in arrays], about["model_name"], "inputs in raw_input_contents"):
         raw = encode(fields, [to_bytes(x) for _, x in arrays], False)
         data, _ = await conversion.run({"job": "number_message", "stream": stream}, *raw)

@@ -10,7 +10,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.cost_model.model import Cost, Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds
-from aotc.lowering.program.list_schedule import longest_ways
+from aotc.lowering.program.list_schedule import critical_paths
 from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
@@ -214,7 +214,7 @@ def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
         for part, inner in parts.items():
             ns = total(inner, f"{prefix}{part} > ")
             if part.startswith("loop"):
-                found += flow.turns_of(part) * ns
+                found += flow.iterations_of(part) * ns
             else:
                 name = part.partition(".")[0]
                 arms[name] = max(arms.get(name, 0.0), ns)
@@ -235,7 +235,7 @@ def _rows(
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
         begins[n] = max((begins[p] + lags.get((p, n), times[p]) for p in some), default=0.0)
-    ends = longest_ways(before, times, lags)
+    ends = critical_paths(before, times, lags)
     longest = max(ends, default=0.0)
     rows = []
     for n, step in enumerate(steps):
@@ -244,7 +244,7 @@ def _rows(
         copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
         cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
         bound = "control" if step.control else "memory"
-        known = (times[n], None, bound, 2 * copied) if cost is None else _known(cost)
+        known = (times[n], None, bound, 2 * copied) if cost is None else _facts(cost)
         rows.append(ScheduleRow(
             step.number, step.graph, step.within, _device(flow, step), flow.name_of(step),
             locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
@@ -278,7 +278,7 @@ def _device(flow: Flow, step: FlowStep) -> str:
     return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
 
 
-def _known(cost: Cost) -> tuple[float, float | None, str, int]:
+def _facts(cost: Cost) -> tuple[float, float | None, str, int]:
     p = cost.predicted
     return p.ns, cost.measured, p.bound, p.bytes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from aotc.vmfb.api.named_values import on_its_device
 from aotc.vmfb.api.parameters import Parameters
-from aotc.vmfb.api.partial import OpenFunction, all_held, bound_to
+from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda.foreign import as_array
@@ -67,7 +67,7 @@ def bind(module: RuntimeModule, values: Mapping[str | int, Any], name: str) -> B
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     function = module.loaded(name)
-    held = all_held(module, function, values)
+    held = place_bound_values(module, function, values)
     return Bound(module, OpenFunction(function, held, bound_to(module, name, held, {})))
 
 
@@ -109,7 +109,7 @@ class Bound:
             If these are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function, bound = self._module.loaded(self.name), self.function.bound
-        held = all_held(self._module, function, values)
+        held = place_bound_values(self._module, function, values)
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
             raise VmError(function.where, "an update gives all that was bound, and nothing else", *names)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOT_KNOWN = -2  # before the first call
 
 
-class Again:
+class PickledModule:
     """Pickled form of a module: another process loads it with the same options."""
 
     def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
@@ -43,7 +43,7 @@ class Entry:
     def __init__(self, function: RuntimeFunction, home: str) -> None:
         self._function, self._home = function, home
         self.signature: Signature = function.signature
-        self.again: Again | None = None
+        self.again: PickledModule | None = None
         self._count, self._flat = _NOT_KNOWN, False
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = self.signature.doc or "A function of a module."  # ``help`` ignores an instance's empty docstring

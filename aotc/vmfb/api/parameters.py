@@ -79,9 +79,9 @@ class Parameters:
     def _wrong(self, problems: Sequence[str], count: int, kwargs: Mapping[str, Any]) -> VmError:
         more = max(count - self._positional, 0)
         given = [*self.names[: min(count, self._positional)], *[f"{more} more"] * (more > 0), *kwargs]
-        told = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"
+        description = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"
         expected = f"{len(self.names)}: {', '.join(self.names)}" if self.names else "none"
-        return VmError(self._where, "wrong arguments: " + ", ".join(problems), told, expected)
+        return VmError(self._where, "wrong arguments: " + ", ".join(problems), description, expected)
 
     def flattener(self) -> trees.Flatten:
         """Return ``f(values, leaves)``, which appends the leaves of all parameters."""

@@ -140,9 +140,9 @@ class WrappedFunction:
         """Number of times that the program of the whole function was recorded."""
         return self._whole.recordings
 
-    def prove(self) -> None:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.prove`."""
-        self._whole.prove()
+    def check_ahead(self) -> None:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.check_ahead`."""
+        self._whole.check_ahead()
 
 
 class _OpenResidence:
@@ -247,7 +247,7 @@ Made = dict[tuple[Any, int], DeviceArray]
 """Prepared values by number in the bundle and GPU: functions share one copy."""
 
 
-def all_held(
+def place_bound_values(
     module: FunctionTable, function: RuntimeFunction, values: Mapping[str | int, Any]
 ) -> dict[int, DeviceArray]:
     """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
@@ -275,7 +275,7 @@ def all_held(
 
 
 def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made) -> PartialFunction:
-    """Bind arguments that :func:`all_held` has placed, or the values that the bundle's program prepares from them.
+    """Bind arguments placed by :func:`place_bound_values`, or the values that the bundle's program prepares from them.
 
     ``made`` has values prepared for other functions, and receives those of this one.
     """

@@ -72,7 +72,7 @@ class KeptState:
         }
         self.default = bound.name if bound is not None else ""
         for name, tree in init.items():
-            self._held.init |= {key: np.array(x) for key, x in self._taken_apart(name, tree).items()}
+            self._held.init |= {key: np.array(x) for key, x in self._leaves_by_name(name, tree).items()}
 
     # ------------------------------------------------------------ calls
 
@@ -118,11 +118,11 @@ class KeptState:
 
     def __setitem__(self, name: str, tree: Any) -> None:
         """Set the values of a name from a pytree of the function's argument; they are copied."""
-        arrays = self._taken_apart(name, tree)
+        arrays = self._leaves_by_name(name, tree)
         made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
         self._held.exclusively(lambda: self._held.values.update(made))
 
-    def _taken_apart(self, name: str, tree: Any) -> dict[str, np.ndarray]:
+    def _leaves_by_name(self, name: str, tree: Any) -> dict[str, np.ndarray]:
         """Return the arrays of a pytree by leaf name, after checks."""
         for function in dict.fromkeys(f for f, _ in self._held.homes.values()):
             known = node_called(function.signature, name)

@@ -62,13 +62,13 @@ class StateCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
-        with self._held() as made:
+        with self._reserved() as made:
             results = self._run(leaves)
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
 
     @contextmanager
-    def _held(self) -> Iterator[dict[str, Any]]:
+    def _reserved(self) -> Iterator[dict[str, Any]]:
         """Reserve the state for a call, which puts its new values into the dict."""
         self._state.begin(self._function.where)
         made: dict[str, Any] = {}
@@ -89,9 +89,9 @@ class StateCall:
 
         leaves: list[Any] = []
         self._flatten(self._parameters.arranged(args, kwargs), leaves)
-        with self._held() as made:
+        with self._reserved() as made:
             row = self._partial(leaves).filled(leaves)
-            call = SubmittedCall(self._function, self._wanted(), "", wrapped=False)
+            call = SubmittedCall(self._function, self._results_option(), "", wrapped=False)
             results = await submit(call, row, (), None, self._overwrites, None)
             made.update((key, results[n]) for n, key in self._gives.items())
         return self._returned(results)
@@ -107,12 +107,12 @@ class StateCall:
         return PartialFunction(function, row, self._open)
 
     def _run(self, leaves: list[Any]) -> list[Any]:
-        partial, wanted = self._partial(leaves), self._wanted()
+        partial, wanted = self._partial(leaves), self._results_option()
         if not wanted and not self._overwrites:
             return partial.call(leaves)
         return partial.run(leaves, None, self._overwrites, wanted)
 
-    def _wanted(self) -> str:
+    def _results_option(self) -> str:
         """Return the option ``results`` of a call: results computed on a GPU stay there."""
         return DEVICE if any(gpu >= 0 for gpu in self._function.residence.result_gpus) else ""
 

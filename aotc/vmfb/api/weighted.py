@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, all_held, bound_to
+from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, bound_to, place_bound_values
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.mapped_file import check_of
@@ -69,7 +69,9 @@ class OwnWeights:
         made: Made = {}
         bounds = {}
         for name, own in self.places.functions.items():
-            held = all_held(self._whole, self._whole.loaded(name), {n: placed[path] for path, n in own.items()})
+            held = place_bound_values(
+                self._whole, self._whole.loaded(name), {n: placed[path] for path, n in own.items()}
+            )
             placed.update((path, held[n]) for path, n in own.items())
             bounds[name] = bound_to(self._whole, name, held, made)
         self._watch(arrays, bounds)

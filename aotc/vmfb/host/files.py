@@ -22,7 +22,7 @@ _PREFIX = ".aotc-"
 _WORK, _REPORT = "work-", "report-"
 
 
-def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
+def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> None:
     """Write ``parts`` in order to a path given by the user.
 
     A file is written atomically, with the mode of the one that it replaces. The target of a link is replaced, not the
@@ -53,7 +53,7 @@ def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
         raise _named(error, path) from error
 
 
-def append_whole(path: str, parts: Iterable[Any]) -> None:
+def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
     """Append ``parts`` to a file, all of them or none.
 
     Raises
@@ -102,7 +102,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
             os.fsync(descriptor)
         if not name and _link(descriptor, path):
             return
-        name = name or _link_aside(descriptor, temporary)
+        name = name or _link_temporarily(descriptor, temporary)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -120,7 +120,7 @@ def _link(descriptor: int, path: str) -> bool:
     return False
 
 
-def _link_aside(descriptor: int, temporary: str) -> str:
+def _link_temporarily(descriptor: int, temporary: str) -> str:
     """Link an open unnamed file to a temporary name with a prefix, and return the name."""
     while not _link(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
         pass
@@ -179,7 +179,7 @@ def work_folder(path: str = "") -> Iterator[Path]:
     while descriptor < 0:
         with suppress(FileNotFoundError, FileExistsError):  # another process took it for a stale one and removes it
             os.mkdir(path, 0o700)
-            descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            descriptor = _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         yield Path(path)
     finally:
@@ -217,10 +217,10 @@ def _own_temporary() -> str:
         path = os.path.join(gettempdir(), f"aotc-{os.geteuid()}")
     except FileNotFoundError as error:
         raise _named(error, "TMPDIR") from error
-    return mkdtemp(prefix="aotc-") if _is_taken(path) else path
+    return mkdtemp(prefix="aotc-") if _is_occupied(path) else path
 
 
-def _is_taken(path: str) -> bool:
+def _is_occupied(path: str) -> bool:
     """Return True if the path exists and is not a folder, or one that others can write to."""
     try:
         info = os.lstat(path)
@@ -285,12 +285,12 @@ def _create(prefix: str, mode: int) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         path = f"{prefix}{os.urandom(6).hex()}"
-        descriptor = _held(os.open(path, flags, mode))
+        descriptor = _locked(os.open(path, flags, mode))
         if descriptor >= 0:
             return descriptor, path
 
 
-def _held(descriptor: int) -> int:
+def _locked(descriptor: int) -> int:
     """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before."""
     try:
         _lock(descriptor)

@@ -75,7 +75,7 @@ class Watch:
     def __init__(self) -> None:
         self._due = monotonic_ns() + NOTICE_NANOSECONDS
 
-    def look(self) -> None:
+    def pending_exception(self) -> None:
         """Raise the exception that is to end the call, if there is one."""
         end_if_stopped()
         now = monotonic_ns()

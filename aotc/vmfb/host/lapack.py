@@ -77,7 +77,7 @@ class Lapack:
                 self._lowered = False
                 self._set(self._before)
 
-    def begin_again(self) -> None:
+    def forget_threads(self) -> None:
         """Forget the calls of threads that a forked child lacks; its next call restores the thread count."""
         self._calls = 0
 
@@ -97,7 +97,7 @@ def _first_that_loads(paths: Iterable[Path]) -> list[Lapack]:
 
 def _begin_again() -> None:
     for lapack in _OPEN:
-        lapack.begin_again()
+        lapack.forget_threads()
 
 
 after_fork(_begin_again)

@@ -94,7 +94,7 @@ class ArenaPool:
         """Return the bytes of cached arenas."""
         return sum(arena.size for arena in tuple(self._idle))
 
-    def held_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """Return the bytes of used and cached arenas."""
         return sum(tuple(self._held.values()))
 
@@ -103,7 +103,7 @@ class ArenaPool:
 
         ``idle_results`` is the cached memory of freed results.
         """
-        held, idle = self.held_bytes(), self.idle_bytes()
+        held, idle = self.allocated_bytes(), self.idle_bytes()
         found = {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
         return {**found, "idle_results": self.results.idle_bytes()}
 
@@ -125,7 +125,7 @@ class ArenaPool:
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = address_of(memory)
         arena = Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory, self._held)
-        self.high_water = max(self.high_water, self.held_bytes())
+        self.high_water = max(self.high_water, self.allocated_bytes())
         self.made += 1
         return arena
 
@@ -147,7 +147,7 @@ class GuardedPool(ArenaPool):
 
         memory = guarded_bytes(size + 1, ALIGNMENT)
         arena = Arena(memory.ctypes.data, size, memory, self._held)
-        self.high_water = max(self.high_water, self.held_bytes())
+        self.high_water = max(self.high_water, self.allocated_bytes())
         self.made += 1
         return arena
 

@@ -42,7 +42,7 @@ class _Rest(ResultMemory):
         self.watched = 0  # the limit changes with each call
         self._pool = ref(pool)
 
-    def shrink(self) -> None:
+    def free_excess(self) -> None:
         """Free memory above the limit, or all of it if the pool no longer exists."""
         pool = self._pool()
         with self.lock:
@@ -171,7 +171,7 @@ class LimitedPool(ArenaPool):
 
     def free_bytes(self) -> int:
         """Return the bytes not used by arenas or grants; cached results may occupy them."""
-        return self.limit - self.held_bytes() - self._promised
+        return self.limit - self.allocated_bytes() - self._promised
 
     def renew(self) -> None:
         """Reset in a forked child, where no other calls run or wait."""

@@ -43,7 +43,7 @@ class _Lease:
         size.idle.append(self.block)
         home.kept += size.bytes
         if home.kept > home.watched:
-            home.shrink()
+            home.free_excess()
 
 
 class _Size:
@@ -94,7 +94,7 @@ class ResultMemory:
         self.lock = new_recursive_lock()
         self.kept = 0
         self._sizes: dict[int, _Size] = {}
-        self._turns = count()
+        self._clock = count()
 
     def plan(self, results: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[Callable[[Any, Any], Any], Rows]:
         """Return an allocation function, and its arguments for each result with one of these shapes and dtypes."""
@@ -123,7 +123,7 @@ class ResultMemory:
     def _take(self, size: _Size | None, row: tuple[tuple[int, ...], np.dtype]) -> np.ndarray:
         if size is None:
             return self.new(*row)
-        size.asked = next(self._turns)
+        size.asked = next(self._clock)
         try:
             block = size.idle.pop()
             self.kept -= size.bytes
@@ -134,7 +134,7 @@ class ResultMemory:
         lease.size, lease.block = size, block
         return np.ndarray(*row, lease)
 
-    def shrink(self) -> None:
+    def free_excess(self) -> None:
         """Free memory above the limit."""
         self.keep_within(self.limit)
 

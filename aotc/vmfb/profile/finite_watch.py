@@ -110,19 +110,19 @@ class FiniteWatch(Stepper):
         header = read_header(text)
         sizes = dict(zip(header.dims, [value_of(word, self.parameters) for word in command.dims], strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
-        before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._looks() else set()
+        before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._run_checked() else set()
         outputs = [(place, p) for place, p in rows if p.output]
-        old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._looks() else []
+        old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._run_checked() else []
         run()
         for (place, p), was in zip_longest(outputs, old):
-            odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._looks() else None
+            odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._run_checked() else None
             kind = "" if odd is None else odd[0].lstrip("-")
             # NaN computed from an infinity is reported; a value that is only passed on is not.
             if odd is not None and kind not in self.found and kind not in before:
                 self.found[kind] = Oddity(odd[0], name, loc, self.count, f"output {p.name}", *odd[1:])
         self.count += 1
 
-    def _looks(self) -> bool:
+    def _run_checked(self) -> bool:
         return len(self.found) < 2
 
     def _kind(self, place: tuple[int, int], p: Parameter, sizes: dict[str, int]) -> str:

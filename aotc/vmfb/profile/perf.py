@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aotc.vmfb.abi import INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.host.files import own_folder, write_whole
+from aotc.vmfb.host.files import own_folder, write_atomically
 from aotc.vmfb.host.machine import PERF
 
 # ELF section types: symbols, relocations, and dynamic symbols.
@@ -50,7 +50,7 @@ def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[st
         folder = own_folder("perf") if PERF == "1" else PERF
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"aotc-{sha256(named).hexdigest()[:16]}.so")
-        write_whole(path, [named], durable=False)
+        write_atomically(path, [named], durable=False)
         return NamedLibrary(path)
     except (OSError, KeyError, StopIteration, struct.error, ValueError):
         return library

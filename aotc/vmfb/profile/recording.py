@@ -109,7 +109,7 @@ class CallRecording:
         if not self._place.lock.acquire(blocking=False):
             raise VmError(self.where, "another recording of this module is on")
         try:
-            self._thunks = self._made()
+            self._thunks = self._make_thunks()
             self._rows = np.zeros((RECORDED_CLAIMS, ROW_WORDS), np.int64)  # untouched pages take no memory
             log = self._thunks.log
             log[ROWS], log[COUNT], log[CAPACITY] = address_of(self._rows), 0, RECORDED_CLAIMS
@@ -123,7 +123,7 @@ class CallRecording:
         self._own = self._thunks.thread()
         return self
 
-    def _made(self) -> Thunks:
+    def _make_thunks(self) -> Thunks:
         kernels = [(int(words[at]), len(c.places), len(c.dims)) for words, at, c in self._patches]
         if self._place.thunks is None:
             self._place.thunks = Thunks(kernels, self.where)
@@ -215,11 +215,11 @@ class CallRecording:
         VmError
             If the block has not been left, or the file cannot be written.
         """
-        from aotc.vmfb.host.files import write_whole
+        from aotc.vmfb.host.files import write_atomically
 
         events = trace_events(self.dispatches, self.spans, self.where)
         try:
-            write_whole(os.fspath(path), [events_text(events).encode()])
+            write_atomically(os.fspath(path), [events_text(events).encode()])
         except OSError as error:
             raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
 

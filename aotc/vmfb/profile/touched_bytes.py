@@ -51,9 +51,9 @@ class TouchCounter:
             match stmt:
                 case ast.For(target=ast.Name(id=name), iter=ast.Call(args=bounds), body=inner):
                     self._expression(stmt.iter, times)
-                    turns, found = self._turns(bounds, ranges)
+                    iterations, found = self._iterations(bounds, ranges)
                     around = {k: v for k, v in ranges.items() if k != name} | ({} if found is None else {name: found})
-                    self.block(inner, times * turns if times and turns else 0, around)
+                    self.block(inner, times * iterations if times and iterations else 0, around)
                 case ast.If(test=test, body=then, orelse=other):
                     self._expression(test, times)
                     self.block(then, times, ranges)
@@ -73,7 +73,7 @@ class TouchCounter:
                 case _:
                     self._expression(stmt, times)
 
-    def _turns(self, bounds: Sequence[ast.expr], ranges: Mapping[str, _Range]) -> tuple[float, _Range | None]:
+    def _iterations(self, bounds: Sequence[ast.expr], ranges: Mapping[str, _Range]) -> tuple[float, _Range | None]:
         """Return the maximum trip count of a loop, and the range of its variable if that is known."""
         begin, end = bounds[:2]
         names = {n.id for bound in bounds for n in ast.walk(bound) if isinstance(n, ast.Name)} & ranges.keys()

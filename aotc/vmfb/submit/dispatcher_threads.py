@@ -125,7 +125,7 @@ class Dispatchers:
         """Return True if enough threads are on their way for all that is ready."""
         return len(self._coming) >= len(self.ready)
 
-    def settle(self, end: Callable[..., None], *arguments: Any) -> None:
+    def finish(self, end: Callable[..., None], *arguments: Any) -> None:
         """Report the end of this thread's task by calling ``end``; it wakes no thread for the first successor.
 
         This thread runs the successor itself. The successor's data is in this core's cache, and a sleeping thread would
@@ -300,7 +300,7 @@ class Process:
         """Start without threads and ready submissions."""
         self.dispatchers = Dispatchers()
 
-    def begin_again(self) -> None:
+    def forget_threads(self) -> None:
         """Reset in a forked child: it has none of its parent's threads, and the parent runs the submissions."""
         self.generation += 1
         RUNNING.clear()
@@ -308,5 +308,5 @@ class Process:
 
 
 PROCESS = Process()
-after_fork(PROCESS.begin_again)
+after_fork(PROCESS.forget_threads)
 atexit.register(lambda: PROCESS.dispatchers.end())

@@ -55,7 +55,7 @@ class Fence:
 
     def signal(self) -> bool:
         """Settle this fence, so that its waiters may run. Return False if it was already settled."""
-        return self._settle_once((), None)
+        return self._resolve((), None)
 
     def fail(self, error: BaseException) -> bool:
         """Settle this fence with an error, which fails all its waiters. Return False if it was already settled.
@@ -67,11 +67,11 @@ class Fence:
         """
         if not isinstance(error, BaseException):
             raise VmError("", "a fence fails with an exception", type(error).__name__, "VmError('', 'why')")
-        return self._settle_once((), error)
+        return self._resolve((), error)
 
     def cancel(self) -> bool:
         """Settle this fence with :class:`~aotc.FenceCancelled`; return False if it was already settled."""
-        return self._settle_once((), FenceCancelled("", f"{self.label} was cancelled"))
+        return self._resolve((), FenceCancelled("", f"{self.label} was cancelled"))
 
     # ------------------------------------------------------------ waiting
 
@@ -240,13 +240,13 @@ class Fence:
 
     # ------------------------------------------------------------ settling
 
-    def _settle_once(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
+    def _resolve(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
         if take(self._box) is None:
             return False
-        self._settle(results, error)
+        self._resolve_all(results, error)
         return True
 
-    def _settle(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+    def _resolve_all(self, results: tuple[Any, ...], error: BaseException | None) -> None:
         """Settle the fence; only the thread that popped it from its box may call this."""
         if error is not None and self._root is None:
             self._root = self.label, error

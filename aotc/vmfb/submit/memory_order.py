@@ -43,7 +43,7 @@ def _begin_again() -> None:
     _WRITERS.clear()
 
 
-class Touch:
+class MemoryAccess:
     """A memory range that a submission accesses.
 
     Attributes
@@ -71,9 +71,9 @@ class Touch:
             self.end = self.begin + value.nbytes
         self.writes, self.reads, self.after = writes, reads, -1
 
-    def behind(self, number: int, writes: bool) -> Touch:
+    def behind(self, number: int, writes: bool) -> MemoryAccess:
         """Return the same range, for a submission that waits for submission ``number``."""
-        other = Touch.__new__(Touch)
+        other = MemoryAccess.__new__(MemoryAccess)
         other.key, other.begin, other.end = self.key, self.begin, self.end
         other.writes, other.reads, other.after = writes, True, number
         return other
@@ -84,17 +84,17 @@ class Touch:
         return self.key, self.begin, self.end
 
 
-class Lies:
+class OutputRegions:
     """Memory of the caller in which the results of a submission may be: ``out=`` buffers and donated arguments."""
 
     __slots__ = ("_given", "_number", "_out")
 
-    def __init__(self, number: int, given: Iterable[Touch], out: Mapping[int, Touch]) -> None:
+    def __init__(self, number: int, given: Iterable[MemoryAccess], out: Mapping[int, MemoryAccess]) -> None:
         self._number = number
         self._given = tuple({t.place: t for t in given}.values())
         self._out = out
 
-    def touches(self, result: int, writes: bool) -> list[Touch]:
+    def touches(self, result: int, writes: bool) -> list[MemoryAccess]:
         """Return the memory of the caller that a reader of this result accesses in addition to the result."""
         found = [self._out[result]] if result in self._out else self._given
         return [t.behind(self._number, writes) for t in found]
@@ -102,7 +102,7 @@ class Lies:
 
 def touched(
     number: int, values: Sequence[Any], given: Sequence[bool], buffers: Sequence[Any]
-) -> tuple[list[Touch], Lies | None]:
+) -> tuple[list[MemoryAccess], OutputRegions | None]:
     """Return the ranges that submission ``number`` accesses, and its :class:`Lies` if it writes memory of the caller.
 
     Parameters
@@ -113,23 +113,23 @@ def touched(
     buffers : sequence
         For each result its ``out=`` array or None.
     """
-    touches: list[Touch] = []
-    theirs: list[Touch] = []
+    touches: list[MemoryAccess] = []
+    theirs: list[MemoryAccess] = []
     for value, writes in zip(values, given):
-        touch = Touch(value, writes)
+        touch = MemoryAccess(value, writes)
         touches.append(touch)
         if type(value) is FenceResult:
             fence: Any = value.fence  # a submission, whose module imports this one
-            its = fence.lies_of(value.number, writes)
+            its = fence.output_regions(value.number, writes)
             touches += its
             theirs += its if writes else ()
         elif writes:
             theirs.append(touch)
     if not buffers and not theirs:
         return touches, None
-    out = {n: Touch(x, True, False) for n, x in enumerate(buffers) if x is not None}
+    out = {n: MemoryAccess(x, True, False) for n, x in enumerate(buffers) if x is not None}
     touches += out.values()
-    return touches, Lies(number, theirs, out)
+    return touches, OutputRegions(number, theirs, out)
 
 
 class Turn:
@@ -151,7 +151,7 @@ class Turn:
         if self._keys:  # it will never be settled, because the fence that it waited for is gone
             _LOST.append((self.number, self._keys))
 
-    def enter(self, fence: Fence, touches: Iterable[Touch]) -> tuple[list[Fence], list[Fence]]:
+    def enter(self, fence: Fence, touches: Iterable[MemoryAccess]) -> tuple[list[Fence], list[Fence]]:
         """Register the memory that a submission accesses, and return the earlier submissions that it waits for.
 
         The first list has those that write data that it reads: it fails with them. The second has those that access
@@ -175,7 +175,7 @@ class Turn:
                 self._keys.append(t.key)
         return needed, before
 
-    def _overlapping(self, table: _Rows, t: Touch) -> list[_Found]:
+    def _overlapping(self, table: _Rows, t: MemoryAccess) -> list[_Found]:
         """Return earlier submissions that access part of the range, the latest first."""
         users = table.get(t.key)
         if users is None or not any(n > t.after for n in islice(reversed(users), 1)):
@@ -199,7 +199,7 @@ class Turn:
         self._keys.append(key)
 
 
-def _last_that_covers(writers: Sequence[_Found], t: Touch) -> int:
+def _last_that_covers(writers: Sequence[_Found], t: MemoryAccess) -> int:
     """Return the number of these writers, latest first, that determine the final content of the range.
 
     The first that covers the whole range ends the count.
@@ -231,7 +231,7 @@ def place(fence: Fence, results: Sequence[Any]) -> None:
                 users = table.pop((id(fence), number), None)
                 if users is None:
                     continue
-                t = Touch(value if getattr(value, "ordinal", -1) >= 0 else np.asarray(value), False)
+                t = MemoryAccess(value if getattr(value, "ordinal", -1) >= 0 else np.asarray(value), False)
                 for turn, rows in users.items():
                     there = table.setdefault(t.key, {}).setdefault(turn, [])
                     for user, _, _ in rows:

@@ -23,7 +23,16 @@ from aotc.vmfb.submit.deadlines import CLOCK
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take
 from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, quick
 from aotc.vmfb.submit.limited import queue_of
-from aotc.vmfb.submit.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
+from aotc.vmfb.submit.memory_order import (
+    MemoryAccess,
+    OutputRegions,
+    Turn,
+    give_away,
+    place,
+    still_owned,
+    taker,
+    touched,
+)
 from aotc.vmfb.submit.stream_queue import Lane
 
 # Errors that a call raises by contract. Any other exception is a defect of aotc, or is meant for the thread.
@@ -34,7 +43,7 @@ class Submission(Fence):
     """The fence of a submitted call; see :class:`Fence` for the ways to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_early", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out",
+        "_call", "_donate", "_early", "_fate", "_generation", "_hidden", "_home", "_lane", "_lent", "_mortal", "_out",
         "_remote", "_rows", "_tokens", "_turn", "_values", "_waits", "_where",
     )  # fmt: skip
 
@@ -51,7 +60,7 @@ class Submission(Fence):
         self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and after a failure
         self._waits: list[ResultWait] = []  # submissions that wait for one of its results
         self._turn: Turn | None = None
-        self._lies: Lies | None = None  # where its results are, if they are in memory of the caller
+        self._lent: OutputRegions | None = None  # where its results are, if they are in memory of the caller
         self._tokens: list[int] = []  # one for each settled fence still to be notified of; 0 is popped last
         self._fate: dict[int, VmError | None] = {}  # set once: None if the call ended, else why it stops
 
@@ -98,7 +107,7 @@ class Submission(Fence):
             return
         wait = ResultWait(self, number, waiter)
         self._waits.append(wait)
-        self.add_done_callback(wait.settle)
+        self.add_done_callback(wait.finish)
         if self._early is not None:
             wait.begin()
 
@@ -174,7 +183,7 @@ class Submission(Fence):
         turn = self._turn
         if turn is not None:
             turn.leave()
-        self._settle((), error)
+        self._resolve_all((), error)
 
     # ------------------------------------------------------------ waiting for fences
 
@@ -218,10 +227,10 @@ class Submission(Fence):
         if self._tokens.pop() == 0:
             self._post()
 
-    def lies_of(self, result: int, writes: bool) -> list[Touch]:
+    def output_regions(self, result: int, writes: bool) -> list[MemoryAccess]:
         """Return the memory of the caller that a reader of this result accesses in addition to the result."""
-        lies = self._lies
-        return [] if lies is None else lies.touches(result, writes)
+        regions = self._lent
+        return [] if regions is None else regions.touches(result, writes)
 
     @property
     def _queue(self) -> Lane | Dispatchers:
@@ -240,11 +249,11 @@ class Submission(Fence):
         results: tuple[Any, ...] = ()
         failed: BaseException | None = None
         try:
-            results = tuple(self._made())
+            results = tuple(self._run())
         except BaseException as error:
             ends = isinstance(error, SystemExit)  # the executor aborts all calls
             failed = VmError(self._where, "the interpreter ends") if ends else error
-        PROCESS.dispatchers.settle(self._end, results, failed)
+        PROCESS.dispatchers.finish(self._end, results, failed)
 
     def _help(self) -> None:
         """Run the call on this thread if it is ready. Exceptions meant for the thread, such as Ctrl-C, propagate."""
@@ -259,7 +268,7 @@ class Submission(Fence):
         made: list[Any] = []
         error = None
         try:
-            made = self._made()
+            made = self._run()
         except _EXPECTED as found:
             error = found
         except BaseException:
@@ -270,7 +279,7 @@ class Submission(Fence):
             queue.release()
         self._end(tuple(made), error)
 
-    def _made(self) -> list[Any]:
+    def _run(self) -> list[Any]:
         """Run the call and return its results."""
         call, me = self._call, get_ident()
         assert call is not None
@@ -282,7 +291,7 @@ class Submission(Fence):
                 raise stopped
             values = [v.read() if type(v) is FenceResult else v for v in self._values]
             if self._donate:
-                _note_given(call, values)
+                _record_donated(call, values)
             early = EarlyResults() if call.has_early_results else None
             self._early = None if early is None else (call, early)
             for wait in self._waits:
@@ -310,7 +319,7 @@ class Submission(Fence):
         self._placed = results
         place(self, results)
         if self._outcome is None:  # else the fence was settled while the call was running
-            self._settle(results, error)
+            self._resolve_all(results, error)
         if error is None:
             self._early = None
 
@@ -360,13 +369,13 @@ class ResultWait:
     def expire(self) -> None:
         """Poll the result, and plan the next poll."""
         if self._box and self._fence.has(self._number):
-            self.settle(self._fence)
+            self.finish(self._fence)
         elif self._box and not self._fence.done:
             self._pause = min(2 * self._pause, PART_LONGEST_PAUSE)
             CLOCK.add(self._pause, self)
 
     @quick
-    def settle(self, fence: Fence) -> None:
+    def finish(self, fence: Fence) -> None:
         """Notify the waiter: the result can be read, or the call has ended."""
         waiter = take(self._box)
         if waiter is not None:
@@ -418,7 +427,7 @@ def submit(
     made._turn = turn = Turn()
     buffers, late = _buffers(where, out), [0]
     while late:  # results may be created meanwhile and were then placed without this submission
-        touches, made._lies = touched(turn.number, prepared, taken, buffers)
+        touches, made._lent = touched(turn.number, prepared, taken, buffers)
         needed, before = turn.enter(made, touches)
         late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
         if late:
@@ -435,8 +444,8 @@ def submit(
         turn.leave()
         raise
     if donate:
-        _note_given(call, given)
-        _note_given(call, prepared)
+        _record_donated(call, given)
+        _record_donated(call, prepared)
         take_over(call.arguments, prepared, prepared, donate, now=False)
     whole = [v.fence for v, t in zip(prepared, taken) if t and type(v) is FenceResult]  # a call still reads its results
     made.start_when(fences + whole + needed, before, coming)
@@ -457,7 +466,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
     return buffers
 
 
-def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
+def _record_donated(call: SubmittedCall, values: Sequence[Any]) -> None:
     """Record donated arguments, including the array that a fence result has become."""
     for argument, value in zip(call.arguments, values):
         if argument.donated:
@@ -499,7 +508,7 @@ def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any
     if not isinstance(value, FenceResult):
         value = argument.as_ours(value, where)
     if isinstance(value, DeviceArray):  # passed to the call without a copy
-        argument.check_kept(value, where)
+        argument.check_not_donated(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
         return value if is_taken else value.reader()
     if not isinstance(value, FenceResult):

@@ -93,7 +93,7 @@ class Recorder:
         self._memory.read(slot, offset, size_of(dtype))
         return Unread(slot, offset, dtype)
 
-    def judge(self, condition: Unread, message: str, values: list[int | Unread]) -> None:
+    def check_assertion(self, condition: Unread, message: str, values: list[int | Unread]) -> None:
         """Record an assertion on memory."""
         self.judgements.append(Judgement(self._where, len(self.submissions), condition, message, values))
 

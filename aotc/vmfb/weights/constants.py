@@ -109,7 +109,7 @@ def _open_safetensors(bundle: OpenedBundle, path: str) -> tuple[MappedFile, dict
     from aotc.vmfb.weights.safetensors import decode_header
 
     try:
-        file = bundle.open_beside(path)
+        file = bundle.open_companion(path)
         return file, *decode_header(file.data)
     except (OSError, ValueError) as error:
         raise BundleError(path, f"this is not a safetensors file: {error}", hint="the file that was compiled") from None

@@ -18,7 +18,7 @@ from aotc.vmfb.arguments import Argument, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.result_names import path_of
 from aotc.vmfb.weights.constants import find_file
@@ -96,7 +96,7 @@ def own_weights(
         raise BundleError(where, "the bundle does not say where its weights are", sorted(entry), "a segment or a file")
     else:
         where = find_file(bundle, entry["file"])
-        owner = bundle.open_beside(where)
+        owner = bundle.open_companion(where)
         data = owner.data
     found = Tensors(data, where, owner)
     if found.metadata.get(_DIGEST) != entry["digest"]:
@@ -151,8 +151,8 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         try:
             found[path] = Argument(0, row).prepare(value, where)
         except VmError as error:
-            told = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
-            problems.append(" ".join(told.split()))
+            description = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
+            problems.append(" ".join(description.split()))
     known = {places.names.get(name, name) for name, _ in _flat(values)}
     missing = [path for path in places.types if whole and path not in known]
     problems += [f"{path} is missing, {type_text(*places.types[path])}" for path in missing]
@@ -194,7 +194,7 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     parts = file_parts(arrays, {_DIGEST: digest})
     entry: dict[str, Any] = {"digest": digest}
     if file:
-        write_whole(os.fspath(file), parts)
+        write_atomically(os.fspath(file), parts)
         return replaced(opened, {**entry, "file": os.path.basename(file)}, None)
     return replaced(opened, entry, parts)
 

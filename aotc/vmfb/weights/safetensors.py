@@ -76,14 +76,14 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
         raise ValueError("its header is nested without end") from None
     if not isinstance(rows, dict):
         raise ValueError("its header is no object")
-    told = rows.pop(METADATA, None) or {}
-    if not isinstance(told, dict):
+    metadata = rows.pop(METADATA, None) or {}
+    if not isinstance(metadata, dict):
         raise ValueError("its metadata is no object")
     end = max((_end_of(name, row) for name, row in rows.items()), default=0)
     if start + end != data.nbytes:
         what = "truncated" if start + end > data.nbytes else "longer than its header says"
         raise ValueError(f"{what}: {data.nbytes:,} bytes, expected {start + end:,}")
-    return rows, {str(key): str(value) for key, value in told.items()}, start
+    return rows, {str(key): str(value) for key, value in metadata.items()}, start
 
 
 def _end_of(name: str, row: Any) -> int:

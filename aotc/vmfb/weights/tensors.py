@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.arguments import type_text
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.host.files import write_whole
+from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, decode_all, encode_header, make_row
 
@@ -40,7 +40,7 @@ def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
     """
     where = os.fspath(path)
     try:
-        write_whole(where, file_parts(arrays))
+        write_atomically(where, file_parts(arrays))
     except OSError as error:
         need = sum(array.nbytes for array in arrays.values())
         raise BundleError(
@@ -107,8 +107,8 @@ class Tensors(Mapping[str, np.ndarray]):
                 continue
             expected = make_row(*types[name], row["data_offsets"][0])
             if row != expected:
-                told = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
-                found.append(f"{name} is {told}, expected {type_text(*types[name])}")
+                description = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
+                found.append(f"{name} is {description}, expected {type_text(*types[name])}")
         return found
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("numba_cuda")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from aotc.kernels.cuda.device_function import held_type
+from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.templates.gemm import epilogue as store_pieces
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ResultPieces
 from aotc.kernels.cuda.templates.steps import FAR, LOAD_AHEAD, STORE
@@ -52,10 +52,10 @@ def instruction(builder, text, result, operands, values):
 
 def load_ahead(module, pieces):
     """Define what is loaded for a piece: numbers of its place."""
-    function = ir.Function(module, ir.FunctionType(held_type(pieces.held), [I64] * 3), LOAD_AHEAD)
+    function = ir.Function(module, ir.FunctionType(registers_type(pieces.held), [I64] * 3), LOAD_AHEAD)
     b = ir.IRBuilder(function.append_basic_block())
     z, row, col = function.args
-    whole = ir.Constant(held_type(pieces.held), ir.Undefined)
+    whole = ir.Constant(registers_type(pieces.held), ir.Undefined)
     first = b.add(b.mul(row, ir.Constant(I64, 1000)), b.add(col, b.mul(z, ir.Constant(I64, 100))))
     for n in range(sum(count for _, count in pieces.held)):
         value = b.sitofp(b.add(b.mul(first, ir.Constant(I64, 8)), ir.Constant(I64, n)), F32)
@@ -87,7 +87,7 @@ def run_warp(emit, kinds, calls):
     return run
 
 
-@pytest.mark.parametrize(("parts", "turned", "ahead"), [(1, False, 1), (2, False, 3), (1, True, 2)])
+@pytest.mark.parametrize(("parts", "transposed", "ahead"), [(1, False, 1), (2, False, 3), (1, True, 2)])
 @pytest.mark.parametrize(("rows", "cols"), [(200, 200), (72, 48)])
 @pytest.mark.parametrize(
     ("total", "width", "down", "held"),
@@ -98,7 +98,7 @@ def run_warp(emit, kinds, calls):
         *(("f64", *form) for form in ((2, False, 0), (2, False, 2), (2, True, 2))),
     ],
 )
-def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, cols, parts, turned, ahead):
+def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, cols, parts, transposed, ahead):
     """With row, column and what was loaded for it, if it is inside of the result; turned, they change places.
 
     ``ahead`` of two times 32 columns, or four in two parts, are loaded before the first is stored.
@@ -106,7 +106,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
     monkeypatch.setattr(store_pieces, "assembly", instruction)
     pieces = ResultPieces(width, down, (("f32", held),) if held else ())
     kind, size = {"f32": F32, "i32": I32, "f64": F64}[total], 8 if total == "f64" else 4
-    tiles = SimpleNamespace(pieces=pieces, sum=total, turned=turned, staged=128 // size)
+    tiles = SimpleNamespace(pieces=pieces, sum=total, transposed=transposed, staged=128 // size)
     tiles.steps = 16 * tiles.staged // (32 * width)
     (row, col), across = (16, 32), 64
     memory = np.zeros(2048 // size, {"f32": "f4", "i32": "i4", "f64": "f8"}[total])
@@ -145,7 +145,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
         assert z == 3
         first = (at * (width if down else 1), across_at * (1 if down else width))
         places = [(first[0] + k * down, first[1] + k * (not down)) for k in range(width)]
-        places = [place[::-1] for place in places] if turned else places
+        places = [place[::-1] for place in places] if transposed else places
         assert [x * 1000 + y for x, y in places] == values[:width]
         assert values[width:] == [8 * (at * 1000 + across_at + 300) + k for k in range(held)]
         stored += places
@@ -157,7 +157,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
 def test_l2_is_asked_for_every_line(monkeypatch, down, size):
     """Of 16 rows and 128 columns, of which 90 columns are in the result."""
     monkeypatch.setattr(store_pieces, "assembly", instruction)
-    tiles, asked = SimpleNamespace(pieces=ResultPieces(4, down, (("f32", 4),), ((0, size),)), turned=False), []
+    tiles, asked = SimpleNamespace(pieces=ResultPieces(4, down, (("f32", 4),), ((0, size),)), transposed=False), []
 
     def emit(b, lane, _):
         none = ir.Constant(ir.ArrayType(I64, 0), ir.Undefined)

@@ -22,7 +22,7 @@ def converted(x, w):
     return x.astype(jnp.float32) @ w.astype(jnp.float32)
 
 
-def turned(x, w):
+def transposed(x, w):
     return x @ w.T
 
 
@@ -56,7 +56,7 @@ PROGRAMS = {
     "linear": (jnp.matmul, lambda k, n: [(k, n)]),
     "wide": (wide, lambda k, n: [(k, n)]),
     "converted": (converted, lambda k, n: [(k, n)]),
-    "turned": (turned, lambda k, n: [(n, k)]),
+    "turned": (transposed, lambda k, n: [(n, k)]),
     "swiglu": (swiglu, lambda k, n: [(k, n)] * 2),
     "swiglu wide": (swiglu_wide, lambda k, n: [(k, n)] * 2),
     "swiglu converted": (swiglu_converted, lambda k, n: [(k, n)] * 2),

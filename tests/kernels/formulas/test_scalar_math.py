@@ -77,7 +77,9 @@ class Algebra:
         return np.asarray(i).astype(self.kind)
 
     def shift_right_logical(self, i, by):
-        return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(self.integer)  # noqa: E501
+        return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(
+            self.integer
+        )
 
     def rarely(self, condition, name, args, usual):
         with np.errstate(all="ignore"):
@@ -106,7 +108,7 @@ class NoFma(Algebra):
 
 
 RARE = {
-    "sine_of_large": lambda x, turns: (np.sin, np.cos)[turns](x),
+    "sine_of_large": lambda x, iterations: (np.sin, np.cos)[iterations](x),
     "remainder": np.fmod,
     "power": np.float_power,
     "log_gamma_of_negative": lambda x, opposite: log_gamma(x).astype(np.float64),
@@ -133,7 +135,9 @@ def fma64(a, b, c):
     back = total - p
     lost = (p - (total - back)) + (c - back)
     value = total + (lost + rest)
-    return np.where(np.isfinite(value) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290), value, np.asarray(LONG(a) * b + c, np.float64))  # noqa: E501
+    return np.where(
+        np.isfinite(value) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290), value, np.asarray(LONG(a) * b + c, np.float64)
+    )
 
 
 def by(function):
@@ -187,7 +191,9 @@ def samples(name, bits, seed=0):
             base = np.exp2(r.uniform(-10, 10, count)).astype(kind)
             return base, r.uniform(-11, 11, count).astype(kind)
         case "rem":
-            return np.exp2(r.uniform(-20, 40, count)).astype(kind) * r.choice([-1, 1], count).astype(kind), r.uniform(0.1, 9, count).astype(kind)  # noqa: E501
+            return np.exp2(r.uniform(-20, 40, count)).astype(kind) * r.choice([-1, 1], count).astype(kind), r.uniform(
+                0.1, 9, count
+            ).astype(kind)
         case "atan2":
             return signed, r.permutation(signed)
     return (signed,)
@@ -351,7 +357,9 @@ def test_subnormals(bits):
 def test_reduce_precision_to_the_short_floats():
     import ml_dtypes
 
-    x = np.concatenate([np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-20, 30, 0.1), [INF, -INF, 0.0, -0.0]])  # noqa: E501
+    x = np.concatenate(
+        [np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-20, 30, 0.1), [INF, -INF, 0.0, -0.0]]
+    )
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):
         got = reduce_precision(Algebra(32), x, 8, 7, 8)

@@ -140,7 +140,7 @@ def test_one_small_kernel_waits_for_the_caller(compilers):
 
 
 def test_threads_that_compile_at_once_leave_pythons_turns_as_they_were(compilers):
-    first, second = compilers.short_turns(), compilers.short_turns()
+    first, second = compilers.short_switch_interval(), compilers.short_switch_interval()
     for enter in (first, second):
         enter.__enter__()
     first.__exit__(None, None, None)

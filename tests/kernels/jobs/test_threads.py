@@ -57,14 +57,14 @@ def test_many_threads_make_the_bytes_of_one(compilers, target):
 
 
 def test_a_kept_thread_works_beside_the_caller(compilers):
-    first = compilers.beside(threading.get_ident)
-    failing = compilers.beside(lambda: 1 // 0)
+    first = compilers.in_background(threading.get_ident)
+    failing = compilers.in_background(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
     kept = {first.result(60)}
     for _ in range(20):
         time.sleep(0.01)  # the last one is idle again
-        kept.add(compilers.beside(threading.get_ident).result(60))
+        kept.add(compilers.in_background(threading.get_ident).result(60))
     assert len(kept) <= 2
     assert threading.get_ident() not in kept
 

@@ -73,9 +73,9 @@ def test_rows_and_columns(rows, cols, form):
     for k in (64, 128 + 4):
         said, shapes = plain(form, rows, cols, k, pad=3)
         unit = check(kernel_of([said], form, shapes))
-        turns = k // (32 if form == "bf16" else 64) + (k % (32 if form == "bf16" else 64) != 0)
+        iterations = k // (32 if form == "bf16" else 64) + (k % (32 if form == "bf16" else 64) != 0)
         sums = -(-rows // 16) * cols // 16
-        assert unit.seen.count(INSTRUCTION[form]) == turns * sums
+        assert unit.seen.count(INSTRUCTION[form]) == iterations * sums
         assert unit.seen[0] == "ldtilecfg"
         assert unit.seen[-1] == "tilerelease"
 

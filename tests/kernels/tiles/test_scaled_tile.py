@@ -23,12 +23,12 @@ PAIRS = ["bf16_i8", "bf16_i4"]
 TURNS = [False, True]
 
 
-def scaled_tile(form, rows, cols, terms, runs, turned=False):
+def scaled_tile(form, rows, cols, terms, runs, transposed=False):
     """Return a tile of so many runs of terms; the left operand may lie by columns."""
     bits, k, per = BITS[form], terms * runs, FORMS[form].group
     chunk = chunk_bytes(cols, bits, terms)
-    row, step = (1, rows) if turned else (k, 1)
-    a = Buffer("a", FORMS[form].left, (k, rows) if turned else (rows, k))
+    row, step = (1, rows) if transposed else (k, 1)
+    a = Buffer("a", FORMS[form].left, (k, rows) if transposed else (rows, k))
     b, out = Buffer("b", "u8", (runs, chunk)), Buffer("out", "f32", (rows, cols))
     levels = ((runs, terms * step, chunk), (terms // per, per * step, per * cols * bits // 8))
     return Tile(rows, cols, out, 0, cols, a, 0, row, b, 0, levels, FORMS[form], a_inner=step)
@@ -50,27 +50,27 @@ def operands(form, rows, cols, terms, runs):
     ("rows", "vectors", "terms", "runs"),
     [(1, 4, 40, 1), (1, 4, 8, 5), (3, 2, 24, 2), (5, 1, 8, 3), (12, 2, 16, 4), (12, 2, 64, 1), (2, 1, 2, 1)],
 )
-@pytest.mark.parametrize("turned", TURNS)
-def test_tiles_widen_and_scale(form, rows, vectors, terms, runs, turned, target):
+@pytest.mark.parametrize("transposed", TURNS)
+def test_tiles_widen_and_scale(form, rows, vectors, terms, runs, transposed, target):
     if form in PAIRS and "bf16" not in target.units:
         pytest.skip("multiplies no pairs of bf16")
     cols = vectors * target.vector_bytes // 4
     x, panels, want = operands(form, rows, cols, terms, runs)
     out = np.full((rows, cols), 7, np.float32)
-    tile = scaled_tile(form, rows, cols, terms, runs, turned)
+    tile = scaled_tile(form, rows, cols, terms, runs, transposed)
     run = Native(build([tile], target), target)
-    run(np.ascontiguousarray(x.T) if turned else x, panels, out)
+    run(np.ascontiguousarray(x.T) if transposed else x, panels, out)
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("form", BITS)
-@pytest.mark.parametrize("turned", TURNS)
-def test_the_interpreter_does_the_same(form, turned):
+@pytest.mark.parametrize("transposed", TURNS)
+def test_the_interpreter_does_the_same(form, transposed):
     x, panels, want = operands(form, 3, 16, 24, 2)
-    tile = scaled_tile(form, 3, 16, 24, 2, turned)
+    tile = scaled_tile(form, 3, 16, 24, 2, transposed)
     kernel = Kernel("k", (tile.a, tile.b), (tile.out,), (), 1, (tile,))
     found = np.zeros((3, 16), np.float32)
-    run_kernel(print_kernel(kernel), [np.ascontiguousarray(x.T) if turned else x, panels, found])
+    run_kernel(print_kernel(kernel), [np.ascontiguousarray(x.T) if transposed else x, panels, found])
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 

@@ -22,7 +22,7 @@ TARGET = "cpu:x86-64-v4"
 X86 = TARGETS[TARGET]
 
 
-def kernel(value="tile0[r, c] + a2[c]", cols=32, rows=14, turns=None, extra="", more=""):
+def kernel(value="tile0[r, c] + a2[c]", cols=32, rows=14, iterations=None, extra="", more=""):
     """The text of a kernel that multiplies, and stores ``value`` for each element of a tile."""
     wide = -(-cols // 16) * 16
     return f"""def kernel(a0: "f32[28, 8]", a1: "f32[8, {wide}]", a2: "f32[{wide}]", a3: "i1[{wide}]", \
@@ -32,7 +32,7 @@ a4: "f32[28, {wide}]", /, o0: "f32[28, {wide}]", *, grid: "2"):
         tile(tile0, a0, a1, rows={rows}, cols={wide}, out_base=0, out_row={wide}, a_base=112*p, a_row=8, b_base=0, \
 levels=[(8, 1, {wide})])
         for r in range(0, {rows}):{extra}
-            for c in range(0, {turns or cols}):
+            for c in range(0, {iterations or cols}):
                 o0[r + 14*p, c] = {value}{more}
 """
 
@@ -50,9 +50,9 @@ def are_vectors(text, target=X86):
         (kernel(cols=PIECES * 16), True),
         (kernel(cols=PIECES * 16 + 16), True),  # in a loop over vectors
         (kernel(cols=PIECES * 16 + 8), False),
-        (kernel(cols=48, turns="min(-16*p + 32, 32)"), True),
-        (kernel(cols=48, turns="min(-16*p + 16, 32)"), False),  # none in the second item
-        (kernel(cols=48, turns="min(-8*p + 32, 32)"), False),
+        (kernel(cols=48, iterations="min(-16*p + 32, 32)"), True),
+        (kernel(cols=48, iterations="min(-16*p + 16, 32)"), False),  # none in the second item
+        (kernel(cols=48, iterations="min(-8*p + 32, 32)"), False),
         (kernel("max(f32(0.0), -tile0[r, c])"), True),
         (kernel("select(tile0[r, c] > a2[c], a2[c], tile0[0, c])"), True),
         (kernel("tile0[r, c] * a2[r]"), True),
@@ -86,7 +86,7 @@ def test_tiles_of_few_bits_have_all_passes():
 
 
 def test_few_passes_are_run(monkeypatch):
-    monkeypatch.setattr(back_end, "optimize", None)
+    monkeypatch.setattr(back_end.Library, "optimize", None)
     text = str(optimized_module(parse_kernel(kernel()), X86))
     assert "fadd contract <16 x float>" in text
 
@@ -148,9 +148,9 @@ def test_numbers_that_are_none_pass_an_epilogue_as_xla_has_them(compiled):
 def test_under_qemu(name):
     if emulated.missing(name):
         pytest.skip(f"needs qemu: {emulated.missing(name)}")
-    turned = kernel().replace("o0[r + 14*p, c]", "o0[c, r + 14*p]").replace('o0: "f32[28, 32]', 'o0: "f32[32, 28]')
+    transposed = kernel().replace("o0[r + 14*p, c]", "o0[c, r + 14*p]").replace('o0: "f32[28, 32]', 'o0: "f32[32, 28]')
     masked = kernel("select(a3[c], max(tile0[r, c], a2[c]), -tile0[r, c])", cols=26)
-    for text in (turned.replace(" + a2[c]", ""), masked):
+    for text in (transposed.replace(" + a2[c]", ""), masked):
         assert are_vectors(text, TARGETS[name])
         made = parse_kernel(text)
         inputs = [np.resize(np.arange(-7, 8), b.shape).astype(to_numpy(b.dtype)) for b in made.inputs]

@@ -99,12 +99,12 @@ def test_where_the_weights_stand(name, way):
     close(found, want(x.astype("f8"), w, lambda w: rounded(w, way)))
 
 
-def tied(table, turned):
+def tied(table, transposed):
     """Return a model that gathers rows of a table and multiplies with it."""
 
     def model(ids):
         x = jnp.asarray(table)[ids]
-        return x, x @ table.T if turned else jnp.einsum("...d,vd->...v", x, table)
+        return x, x @ table.T if transposed else jnp.einsum("...d,vd->...v", x, table)
 
     return model
 
@@ -121,11 +121,11 @@ def stored_bytes(model, *args, **options):
 
 @pytest.mark.parametrize("way", ["int8", "int4", "int8:40", "int4:40"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_table_that_is_gathered_from_too(way, dtype, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_table_that_is_gathered_from_too(way, dtype, transposed):
     """One packed copy serves both: rows are rounded as the product's columns."""
     table, ids = numbers(300, 130).astype(to_numpy(dtype)), np.array([[3, 299], [0, 17]], np.int32)
-    model = tied(table, turned)
+    model = tied(table, transposed)
     rows, logits = compiled(model, ids, quantize_weights=way).invoke("main", ids)
     of_table = rounded(table.T.astype("f4"), way).T
     np.testing.assert_allclose(rows.astype("f8"), of_table[ids].astype(table.dtype).astype("f8"), rtol=1e-6)
@@ -247,17 +247,17 @@ def test_numbers_that_are_not_finite_pass_through():
 
 @pytest.mark.parametrize("way", ["int8", "int4:64", "int4:24", "int8:40"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("rows", "turned"), [(1, True), (1, False), (64, True)])
-def test_gpus_convert_integers(rows, turned, dtype, way):
+@pytest.mark.parametrize(("rows", "transposed"), [(1, True), (1, False), (64, True)])
+def test_gpus_convert_integers(rows, transposed, dtype, way):
     """The ops after all passes compute it, and read integers: of one row in the kernel that adds products up."""
-    w, x = numbers(*((150, 257) if turned else (257, 150)), dtype=dtype), numbers(rows, 257, dtype=dtype, seed=1)
-    model = lambda x: x @ (w.T if turned else w)
+    w, x = numbers(*((150, 257) if transposed else (257, 150)), dtype=dtype), numbers(rows, 257, dtype=dtype, seed=1)
+    model = lambda x: x @ (w.T if transposed else w)
     (target,) = resolve("cuda:sm_90")
     options = Options(target=target.name, quantize_weights=way, verify_each=True)
     module = run_passes(import_model(model, x), options)
     found = interpret(module, x)[0]
     most = {"f32": 1e-5, "bf16": 1e-2}[dtype]
-    want = x.astype("f8") @ rounded(w.T if turned else w, way)
+    want = x.astype("f8") @ rounded(w.T if transposed else w, way)
     np.testing.assert_allclose(found.astype("f8"), want, rtol=most, atol=most * np.abs(want).max())
     variant = lower(module, target, options)
     held = Counter()

@@ -22,12 +22,12 @@ def numbers(*shape, seed=0, dtype="f32"):
     return np.random.default_rng(seed).standard_normal(shape).astype(to_numpy(dtype))
 
 
-def tied(table, turned):
+def tied(table, transposed):
     """Return a model that gathers rows of a table and multiplies with it."""
 
     def model(ids):
         x = jnp.asarray(table)[ids]
-        return x, x @ table.T if turned else jnp.einsum("...d,vd->...v", x, table)
+        return x, x @ table.T if transposed else jnp.einsum("...d,vd->...v", x, table)
 
     return model
 
@@ -50,11 +50,11 @@ def close(found, want, dtype="f32"):
 
 @pytest.mark.parametrize("shape", [(300, 128), (1000, 130), (129, 33)])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_rows_are_those_of_the_table(shape, dtype, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_are_those_of_the_table(shape, dtype, transposed):
     table, ids = numbers(*shape, dtype=dtype), IDS % shape[0]
     with jax.enable_x64(dtype == "f64"):
-        model = tied(table, turned)
+        model = tied(table, transposed)
         rows, logits = aotc.load(aotc.compile(jax.jit(model), ids)).invoke("main", ids)
         kept = times_kept(table, model, ids)
     np.testing.assert_array_equal(rows, table[ids])
@@ -140,11 +140,11 @@ def test_what_is_not_a_number_is_gathered_as_it_is():
     assert rows.tobytes() == table[IDS].tobytes()
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_the_source_takes_it_from_the_panels_too(turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_source_takes_it_from_the_panels_too(transposed):
     """Also where JAX made another constant of the transpose."""
     table = numbers(1000, 64)
-    model = jax.jit(tied(table, turned))
+    model = jax.jit(tied(table, transposed))
     data, bare = (aotc.compile(model, IDS, source=source, cache=False) for source in (True, False))
     assert len(data) - len(bare) < table.nbytes / 10
     assert aotc.upgrade(data) == data

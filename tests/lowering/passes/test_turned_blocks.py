@@ -49,7 +49,7 @@ def kernels_of(function, arrays, stack=0):
     return lower(run_passes(import_model(exported), options), TARGET.limited(stack, 0), options).kernels
 
 
-def is_turned(kernel):
+def is_transposed(kernel):
     return any(isinstance(s, Alloc) and s.buffer.name.startswith("turned") for s in walk(kernel.body))
 
 
@@ -57,7 +57,7 @@ def is_turned(kernel):
 def test_what_is_turned_is_what_xla_computes(name):
     function, *shapes = CASES[name]
     arrays = arrays_of(shapes)
-    assert any(map(is_turned, kernels_of(function, arrays)))
+    assert any(map(is_transposed, kernels_of(function, arrays)))
     found = aotc.load(aotc.compile(function, *arrays, verify_each=True)).invoke("main", *arrays)
     for one, want in zip(found, jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
         np.testing.assert_allclose(one, want, rtol=2e-6, atol=2e-6)
@@ -67,7 +67,7 @@ def test_what_is_turned_is_what_xla_computes(name):
 def test_what_is_not_turned(name):
     function, *shapes = ELSE[name]
     arrays = arrays_of(shapes)
-    assert not any(map(is_turned, kernels_of(function, arrays)))
+    assert not any(map(is_transposed, kernels_of(function, arrays)))
     (found,) = aotc.load(aotc.compile(function, *arrays)).invoke("main", *arrays)
     np.testing.assert_allclose(found, jax.jit(function)(*arrays), rtol=2e-6, atol=2e-6)
 
@@ -80,7 +80,7 @@ def test_every_size_of_elements(dtype):
     with jax.enable_x64(True):
         function = lambda x, y: jnp.where(y == x.T, x.T, y)
         arrays = arrays_of([(128, 192), (192, 128)], jnp.dtype(dtype))
-        assert any(map(is_turned, kernels_of(function, arrays)))
+        assert any(map(is_transposed, kernels_of(function, arrays)))
         (found,) = aotc.load(aotc.compile(function, *arrays)).invoke("main", *arrays)
     x, y = arrays
     assert np.array_equal(found, np.where(y == x.T, x.T, y))
@@ -90,7 +90,7 @@ def test_every_size_of_elements(dtype):
 def test_blocks_fit_the_stack(stack, fits):
     """Four of 16 x 16 elements of f32."""
     arrays = arrays_of([(64, 48)] * 4)
-    assert any(map(is_turned, kernels_of(lambda *xs: sum(x.T for x in xs) * 2, arrays, stack))) == fits
+    assert any(map(is_transposed, kernels_of(lambda *xs: sum(x.T for x in xs) * 2, arrays, stack))) == fits
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -78,7 +78,7 @@ def kernels_of(function, arrays):
     return lower(run_passes(import_model(exported), options), TARGET, options).kernels
 
 
-def is_turned(kernel):
+def is_transposed(kernel):
     return any(isinstance(s, Alloc) and s.buffer.name.startswith("turned") for s in walk(kernel.body))
 
 
@@ -112,7 +112,7 @@ def test_other_reductions(name):
 def test_rows_that_their_operands_do_not_lie_along_are_turned(name):
     function, *shapes = TURNED[name]
     arrays = arrays_of(shapes)
-    assert any(map(is_turned, kernels_of(function, arrays)))
+    assert any(map(is_transposed, kernels_of(function, arrays)))
     check(function, arrays, 2)
 
 
@@ -120,7 +120,7 @@ def test_rows_that_their_operands_do_not_lie_along_are_turned(name):
 def test_rows_that_are_not_turned(name):
     function, *shapes = NOT_TURNED[name]
     arrays = arrays_of(shapes)
-    assert not any(map(is_turned, kernels_of(function, arrays)))
+    assert not any(map(is_transposed, kernels_of(function, arrays)))
     check(function, arrays, 2, factor=2)
 
 
@@ -133,7 +133,7 @@ def test_sums_of_turned_rows_beside_float64():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "int8", "complex64"])
 def test_turned_rows_of_other_dtypes(dtype):
     x, y = (integers(*s, low=-9, high=9, seed=9).astype(jnp.dtype(dtype)) for s in ((72, 128), (128, 72)))
-    assert any(map(is_turned, kernels_of(TURNED["sums"][0], [x, y])))
+    assert any(map(is_transposed, kernels_of(TURNED["sums"][0], [x, y])))
     check(TURNED["sums"][0], [x, y], 2)
 
 

@@ -43,11 +43,11 @@ def test_what_an_update_reads_of_its_operand_is_computed_before(own):
     """In the region of the update it would be read from a copy of all, in each turn of a loop."""
 
     def change(x, places, y):
-        def turn(k, x):
+        def iteration(k, x):
             part = lax.dynamic_slice(x if own else y, (places[k], 0), (3, 8))
             return lax.dynamic_update_slice(x, jnp.sin(part), (places[k], 0))
 
-        return lax.fori_loop(0, 4, turn, x)
+        return lax.fori_loop(0, 4, iteration, x)
 
     x, places, y = normal(64, 8), np.array([60, 1, 2, -70], "int32"), normal(64, 8, seed=1)
     options = Options(target="cpu:x86-64-v3")

@@ -23,7 +23,7 @@ from aotc.ir.program.ir import Branch, Launch
 from aotc.ir.program.ir import walk as walk_steps
 from aotc.lowering.lower import lower
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
-from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, judge
+from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, bounds_kernel
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
@@ -82,8 +82,8 @@ def swap(x, y):
 
 def chosen(x):
     """A branch in the loop, and a value that is not part of the state."""
-    turn = lambda i, h: lax.cond(h[0] > 0, lambda h: h - x, lambda h: h + 2 * x[::-1], h)
-    return lax.fori_loop(0, 7, turn, x + 1)
+    iteration = lambda i, h: lax.cond(h[0] > 0, lambda h: h - x, lambda h: h + 2 * x[::-1], h)
+    return lax.fori_loop(0, 7, iteration, x + 1)
 
 
 def strings(n, m):
@@ -170,7 +170,7 @@ def test_nothing_is_asked_where_only_the_turns_are_unknown():
 def test_the_judge(size, way):
     """The second number is twice the first: both are to be within their bounds."""
     n = sym("n")
-    kernel = judge("fits", [SizeBound(n, 4), SizeBound(2 * n, 7)])
+    kernel = bounds_kernel("fits", [SizeBound(n, 4), SizeBound(2 * n, 7)])
     out = np.full((), 9, np.int32)
     run_kernel(kernel, [out], {"n": size})
     assert out == way
@@ -200,12 +200,12 @@ def sines():
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, LOOP_VALUE.value, LOOP_VALUE.value + 1, LOOP_ELEMENTS.value + 5])
-@pytest.mark.parametrize("turns", [0, 1, 4])
-def test_sizes(sines, size, turns):
+@pytest.mark.parametrize("iterations", [0, 1, 4])
+def test_sizes(sines, size, iterations):
     x = expected = np.linspace(-3, 3, size, dtype=np.float32)
-    for _ in range(turns):
+    for _ in range(iterations):
         expected = np.sin(expected)
-    (found,) = sines.invoke("main", x, np.int32(turns))
+    (found,) = sines.invoke("main", x, np.int32(iterations))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -223,9 +223,9 @@ def test_the_loop_is_cancelled(sines, size):
 
 def test_what_a_donated_argument_carries_stays_in_place():
     """The state is taken over: neither way copies it."""
-    turn = lambda x: lax.fori_loop(0, 3, lambda i, h: jnp.sin(h), x)
+    iteration = lambda x: lax.fori_loop(0, 3, lambda i, h: jnp.sin(h), x)
     shape = jax.ShapeDtypeStruct(symbolic_shape("n"), "float32")
-    module = aotc.load(aotc.compile(jax.jit(turn, donate_argnums=0), shape, verify_each=True), threads=1)
+    module = aotc.load(aotc.compile(jax.jit(iteration, donate_argnums=0), shape, verify_each=True), threads=1)
     for n in (3, 5000):
         x = np.linspace(0, 1, n, dtype=np.float32)
         np.testing.assert_allclose(module.invoke("main", x)[0], np.sin(np.sin(np.sin(x))), rtol=1e-5)

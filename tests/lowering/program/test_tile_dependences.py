@@ -188,7 +188,7 @@ def rows(x, y):
     return jnp.cumsum(jnp.sort(jax.nn.softmax(x, -1) + y, -1), -1)
 
 
-def turned(x, y):
+def transposed(x, y):
     return jnp.sort(jnp.sort(x, -1)[::-1] + y.mean(0), -1)
 
 
@@ -203,7 +203,7 @@ PROGRAMS = {
     **{f"windows-{s}-{d}-{p}": (windows(s, d, p), [(2, 11, 4, 3), (3, 1, 3, 5)])
        for s, d, p in [(1, 1, "SAME"), (2, 1, "VALID"), (1, 2, "SAME"), (2, 2, "SAME")]},
     "rows": (rows, [(13, 6), (13, 6)]),
-    "turned": (turned, [(9, 6), (9, 6)]),
+    "turned": (transposed, [(9, 6), (9, 6)]),
     "mixed": (mixed, [(8, 7), (5, 7)]),
 }  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_caches_of_either_layout(rows, heads, keys, terms, depth, dtype):
 def test_keys_whose_elements_lie_apart(dtype):
     """A cache of turned keys: vectors of terms."""
 
-    def turned(q, k, v):
+    def transposed(q, k, v):
         s = jnp.einsum("bthd,bhds->bhts", q, k)
         return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(s, axis=-1), v)
 
@@ -114,8 +114,8 @@ def test_keys_whose_elements_lie_apart(dtype):
     cache = [normal(*shape, dtype=kind) for shape in ((1, 2, 32, 131), (1, 131, 2, 32))]
     arguments = [normal(1, 3, 2, 32, dtype=kind, scale=0.3), *cache]
     with jax.enable_x64(True):
-        found = computed(turned, arguments, verify_each=True)
-    assert is_near(found, turned, arguments, 2 * BOUNDS[dtype])
+        found = computed(transposed, arguments, verify_each=True)
+    assert is_near(found, transposed, arguments, 2 * BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -154,8 +154,8 @@ def test_parts_are_of_all_heads_side_by_side():
     """Few items have parts; heads that are items need none."""
     q, k = normal(1, 1, 16, 32), normal(1, 1500, 16, 32)
     assert attention_op(attention, [q, k, k]).attrs["split"] == 8
-    turned = np.ascontiguousarray(k.swapaxes(1, 2))
-    assert "split" not in attention_op(heads_first, [q, turned, turned]).attrs
+    transposed = np.ascontiguousarray(k.swapaxes(1, 2))
+    assert "split" not in attention_op(heads_first, [q, transposed, transposed]).attrs
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v4", "cpu:x86-64-v2", "cpu:aarch64"])

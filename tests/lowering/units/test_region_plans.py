@@ -8,7 +8,7 @@ from aotc.lowering.plans.gpu_contract import TensorCorePlan
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan
 from aotc.lowering.plans.gpu_rows import RowGroup
 from aotc.lowering.plans.linalg.gpu_factors import EigenPlan
-from aotc.lowering.plans.linalg.gpu_jacobi import turned_columns
+from aotc.lowering.plans.linalg.gpu_jacobi import jacobi_layout
 from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, TriangleBlock
 from aotc.lowering.plans.linalg.triangles import CholeskyPlan
 from aotc.lowering.plans.region_plan import parse_plan
@@ -24,7 +24,7 @@ PLANS = (
     TensorCorePlan("f32", Tiling(Wgmma(), 128, 64, 8, WINDOW)),
     CholeskyPlan(loop_rows=None),
     BlockCholeskyPlan(TriangleBlock(threads=512, panel=32, side=4), mirror=16),
-    EigenPlan(turned_columns(given=33, rows=33, size=4, more=0), sweeps=30),
+    EigenPlan(jacobi_layout(given=33, rows=33, size=4, more=0), sweeps=30),
     LapackCallPlan(),
 )
 

@@ -183,7 +183,7 @@ def _chosen(s: Choose, env: Env, i: Any) -> Env:
 def _looped(s: Repeat, env: Env, i: Any) -> Env:
     names = s.names
 
-    def goes_on(state: Any) -> Any:
+    def continue_while(state: Any) -> Any:
         now = {**env, **dict(zip(names, state[1]))}
         return (state[0] < s.count) & (now[s.until][1] < 1000 if s.until else True)
 
@@ -192,7 +192,7 @@ def _looped(s: Repeat, env: Env, i: Any) -> Env:
         after = traced(s.body, {**env, **dict(zip(names, arrays))}, n + i)
         return n + 1, [after[name] for name in names]
 
-    _, arrays = lax.while_loop(goes_on, body, (jnp.int32(0), [env[name] for name in names]))
+    _, arrays = lax.while_loop(continue_while, body, (jnp.int32(0), [env[name] for name in names]))
     return {**env, **dict(zip(names, arrays))}
 
 

@@ -147,7 +147,7 @@ EMITTERS: dict[str, Emitter] = {
 }
 
 
-def in_a_loop(emitters: list[Emitter], turns: int = 3) -> Emitter:
+def in_a_loop(emitters: list[Emitter], iterations: int = 3) -> Emitter:
     """Return a function whose loop adds up what each of ``emitters`` returns for a vector that changes exactly."""
 
     def step(state: Any, _: Any) -> Any:
@@ -155,6 +155,6 @@ def in_a_loop(emitters: list[Emitter], turns: int = 3) -> Emitter:
         return (x * -0.75, [total * 0.5 + emitter(x) for emitter, total in zip(emitters, sums)]), None
 
     def run(x: Any) -> Any:
-        return jax.lax.scan(step, (x, [jnp.zeros_like(x) for _ in emitters]), length=turns)[0][1]
+        return jax.lax.scan(step, (x, [jnp.zeros_like(x) for _ in emitters]), length=iterations)[0][1]
 
     return run

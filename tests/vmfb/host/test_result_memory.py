@@ -206,16 +206,16 @@ class TestThreadsAndProcesses:
         kept = {}
 
         def call(n):
-            for turn in range(30):
-                (found,) = module.invoke("main", numbers(n * 100 + turn))
-                if turn % 7 == 0:
-                    kept[n, turn] = found
-                assert (found == 2 * (n * 100 + turn)).all()
+            for iteration in range(30):
+                (found,) = module.invoke("main", numbers(n * 100 + iteration))
+                if iteration % 7 == 0:
+                    kept[n, iteration] = found
+                assert (found == 2 * (n * 100 + iteration)).all()
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(call, range(4)))
         assert len({address(x) for x in kept.values()}) == len(kept)
-        assert all((x == 2 * (n * 100 + turn)).all() for (n, turn), x in kept.items())
+        assert all((x == 2 * (n * 100 + iteration)).all() for (n, iteration), x in kept.items())
         count = len(kept)
         kept.clear()
         gc.collect()

@@ -69,8 +69,8 @@ def test_never_more_than_the_limit():
     def work(sizes):
         for size in sizes:
             arena = pool.take(int(size))
-            if pool.held_bytes() > 4096:
-                wrong.append(pool.held_bytes())
+            if pool.allocated_bytes() > 4096:
+                wrong.append(pool.allocated_bytes())
             pool.give(arena)
 
     threads = [started(work, rng.integers(1, 4097, 200)) for _ in range(8)]

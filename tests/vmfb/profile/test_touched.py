@@ -66,8 +66,8 @@ def test_sizes_of_a_call():
 def test_what_the_data_say_and_what_is_handed_on_count_whole():
     head = 'def k(a0: "f32[8, 8]", a1: "f32[8]", /, o0: "f32[8]", *, grid: "1"):\n'
     assert touched_bytes(head + "    while a1[0]:\n        o0[0] = a0[0, 0]\n", ()) == (256, 32, 32)
-    turns = "    n1 = let(a1[0])\n    for i in range(0, n1):\n        o0[0] = a0[0, i]\n"
-    assert touched_bytes(head + turns, ())[0] == 256
+    iterations = "    n1 = let(a1[0])\n    for i in range(0, n1):\n        o0[0] = a0[0, i]\n"
+    assert touched_bytes(head + iterations, ())[0] == 256
     assert touched_bytes(head + "    call(a0, 3)\n    o0[a1[2]] = f32(1)\n", ()) == (256, 4, 4)
 
 

@@ -78,10 +78,10 @@ def test_what_was_there_before_a_row_is_written_is_not_its_fault():
     assert (odd.step, odd.array, odd.at) == (-1, "argument 0", (5, 5))
     odd = watched(module.loaded("main"), [cache, -X[0]])[1][1]
     assert (odd.value, odd.step, odd.at, odd.elements) == ("nan", 0, (1, 0), 16)
-    turned = np.roll(cache, 1, 0)
-    assert oddity_in(turned, "f32", cache) is None
-    turned[0, 0] = -np.inf
-    assert oddity_in(turned, "f32", cache) == ("-inf", (0, 0), 1)
+    transposed = np.roll(cache, 1, 0)
+    assert oddity_in(transposed, "f32", cache) is None
+    transposed[0, 0] = -np.inf
+    assert oddity_in(transposed, "f32", cache) == ("-inf", (0, 0), 1)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f64", "c64"])

@@ -147,9 +147,9 @@ def test_a_result_that_is_made_while_its_reader_is_submitted(module, monkeypatch
     value = module.submit("main", X, Y, results=kind, wait=[start])
     enter = Turn.enter
 
-    def late(turn, *rest):
+    def late(iteration, *rest):
         start.signal(), value.wait(PATIENCE)
-        return enter(turn, *rest)
+        return enter(iteration, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Turn, "enter", late)

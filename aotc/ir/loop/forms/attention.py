@@ -149,7 +149,7 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     ring = tiling.stages * tiling.cols * (keys + values)
     if isinstance(tiling.template, DecodeAttention):
         warps = tiling.rows // 16
-        sums = (warps + (tiling.cluster > 1)) * few_sums(width)
+        sums = (warps + (tiling.cluster > 1)) * accumulator_bytes(width)
         queries = 16 * keys if queries_stay(depth, width, size) else 0
         return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
     if isinstance(tiling.template, WgmmaAttention):
@@ -168,7 +168,7 @@ def queries_stay(depth: int, width: int, size: int) -> bool:
     return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
 
-def few_sums(width: int) -> int:
+def accumulator_bytes(width: int) -> int:
     """Return the bytes of the accumulators of a warp's 16 rows, with two statistics of each row."""
     return 16 * 4 * (width + ROWS_APART + 2)
 

@@ -30,7 +30,7 @@ class Butterfly:
         number = Const(by, self.dtype)
         return self._op("mul", a[0], number), self._op("mul", a[1], number)
 
-    def turn(self, a: Pair) -> Pair:
+    def rotate(self, a: Pair) -> Pair:
         """Return ``sign * i * a``."""
         re, im = a
         if self.sign < 0:
@@ -60,23 +60,23 @@ class Butterfly:
 
     def _four(self, x: list[Pair]) -> list[Pair]:
         a, b = self.add(x[0], x[2]), self.sub(x[0], x[2])
-        c, d = self.add(x[1], x[3]), self.turn(self.sub(x[1], x[3]))
+        c, d = self.add(x[1], x[3]), self.rotate(self.sub(x[1], x[3]))
         return [self.add(a, c), self.add(b, d), self.sub(a, c), self.sub(b, d)]
 
     def _eight(self, x: list[Pair]) -> list[Pair]:
         even, odd = self._four(x[0::2]), self._four(x[1::2])
         root = math.sqrt(0.5)
-        one = self.scale(self.add(odd[1], self.turn(odd[1])), root)
-        three = self.scale(self.sub(self.turn(odd[3]), odd[3]), root)
-        turned = [odd[0], one, self.turn(odd[2]), three]
-        return [self.add(a, b) for a, b in zip(even, turned)] + [self.sub(a, b) for a, b in zip(even, turned)]
+        one = self.scale(self.add(odd[1], self.rotate(odd[1])), root)
+        three = self.scale(self.sub(self.rotate(odd[3]), odd[3]), root)
+        transposed = [odd[0], one, self.rotate(odd[2]), three]
+        return [self.add(a, b) for a, b in zip(even, transposed)] + [self.sub(a, b) for a, b in zip(even, transposed)]
 
     def _odd(self, x: list[Pair]) -> list[Pair]:
         """Pair each element with its mirror image: sums are multiplied by cosines, differences by sines."""
         n = len(x)
         half = range(1, n // 2 + 1)
         sums = {j: self.add(x[j], x[n - j]) for j in half}
-        gaps = {j: self.turn(self.sub(x[j], x[n - j])) for j in half}
+        gaps = {j: self.rotate(self.sub(x[j], x[n - j])) for j in half}
         first = x[0]
         for j in half:
             first = self.add(first, sums[j])

@@ -61,7 +61,7 @@ class WindowOperands:
 
     x: Buffer
     w: Buffer
-    turned: bool
+    transposed: bool
 
 
 def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | None:
@@ -87,7 +87,7 @@ def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | N
         return None
     *tap, channel = delinearize(term, (*window.taps, window.channels))
     col = sym(product_.col[0], 0, product_.col[1])
-    for turned, index in enumerate(((*tap, channel, col), (*tap[:-1], col, tap[-1], channel))):
+    for transposed, index in enumerate(((*tap, channel, col), (*tap[:-1], col, tap[-1], channel))):
         if right.index == index:
-            return WindowOperands(x, w, bool(turned))
+            return WindowOperands(x, w, bool(transposed))
     return None

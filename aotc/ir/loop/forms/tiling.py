@@ -56,7 +56,7 @@ class Window(TextRecord):
             return (*self.taps[:-1], 1), self.taps[-1] * self.channels
         return self.taps, self.channels
 
-    def turns(self, depth: int) -> int:
+    def slices(self, depth: int) -> int:
         """Return the number of slices of up to ``depth`` channels of one tap in a part."""
         taps, channels = self.copied
         return prod(taps) * -(-channels // depth) // self.parts

@@ -101,7 +101,7 @@ def count_workers(pool):
     They could use as many threads as they ask for, or as there may be.
     """
     held = acquire(at(pool, HELD))
-    seen, wish, most, present = 0, 0, 0, 0
+    seen, parameters, most, present = 0, 0, 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
@@ -109,14 +109,14 @@ def count_workers(pool):
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
             threads = acquire(at(run, THREADS))
-            wish += threads
+            parameters += threads
             most = max(most, threads)
             present += acquire(at(run, PRESENT))
-    return min(wish, max(most, pool[POOL_CORES])) - seen, present
+    return min(parameters, max(most, pool[POOL_CORES])) - seen, present
 
 
 @njit
-def most_wanted(pool):
+def most_useful_workers(pool):
     """Return how many workers the call under way that could use the most of them would have if it were alone."""
     held = acquire(at(pool, HELD))
     seen, most = 0, 0

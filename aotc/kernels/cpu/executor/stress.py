@@ -150,8 +150,8 @@ def pick_any(run, params, dice):
     if tail == 0:
         return 0
     first = throw(dice) % tail
-    for turn in range(tail):
-        entry = (first + turn) % tail
+    for iteration in range(tail):
+        entry = (first + iteration) % tail
         number = acquire(at(words_at(run[CELLS]), entry * STATE + READY))
         if number != 0 and is_left(run, number - 1, params):
             return entry

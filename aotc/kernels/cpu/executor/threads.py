@@ -21,7 +21,7 @@ from aotc.kernels.cpu.executor.concurrent_calls import (
     give_seat,
     is_hoped_for,
     missing_workers,
-    most_wanted,
+    most_useful_workers,
     run_to_join,
     take_seat,
 )
@@ -92,7 +92,7 @@ def is_surplus(pool):
     if now - since > KEEP_SECONDS * SECOND and exchange(at(pool, WINDOW), now) == since:
         pool[WANTED_BEFORE] = pool[WANTED]
         pool[WANTED] = 0
-    most = max(pool[WANTED], pool[WANTED_BEFORE], most_wanted(pool))
+    most = max(pool[WANTED], pool[WANTED_BEFORE], most_useful_workers(pool))
     if acquire(at(pool, ALIVE)) <= most:
         return False
     if fetch_add(at(pool, ALIVE), -1) > most:

@@ -76,9 +76,9 @@ YIELD_AFTER = 2000
 
 
 @njit
-def wait_a_little(turns):
+def wait_a_little(iterations):
     """Wait for a moment, the longer the more turns of waiting there were."""
-    if turns > YIELD_AFTER:
+    if iterations > YIELD_AFTER:
         yield_processor()
     else:
         pause()

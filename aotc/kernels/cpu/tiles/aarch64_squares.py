@@ -54,7 +54,7 @@ class SquareTileWriter(TileWriter):
             to = self.at(self.out, self.times(self.out_row, row))
             for j in range(self.shape.vectors):
                 at = (row // 2 * self.shape.vectors + j) * 2
-                sums = self.taken(state[at], state[at + 1], self.of_rows[row % 2])
+                sums = self.shuffle(state[at], state[at + 1], self.of_rows[row % 2])
                 self.store(sums, self.vector_at(to, j, self.size))
         self.b.ret_void()
 
@@ -93,7 +93,7 @@ class SquareTileWriter(TileWriter):
         pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
         left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
         right = [
-            self.b.bitcast(self.taken(x, y, lanes), self.kind)
+            self.b.bitcast(self.shuffle(x, y, lanes), self.kind)
             for x, y in zip(first, second, strict=True)
             for lanes in self.halves
         ]

@@ -131,7 +131,7 @@ class TileWriter:
 
     # --- helpers ---
 
-    def taken(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
+    def shuffle(self, x: ir.Value, y: ir.Value, lanes: list[int]) -> ir.Value:
         """Return a shuffle: the elements of two vectors at ``lanes``."""
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 

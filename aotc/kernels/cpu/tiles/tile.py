@@ -62,7 +62,7 @@ from aotc.kernels.cpu.tiles.micro_kernel import TileWriter, tile_function, tile_
 from aotc.kernels.cpu.tiles.scaled_weights import ScaledTileWriter
 from aotc.kernels.cpu.tiles.shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
-from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TurnedTileWriter, turns
+from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TransposedTileWriter, transposes
 from aotc.kernels.llvm_types import PTR, KernelModule, release
 from aotc.kernels.symbol_table import symbol_texts
 from aotc.targets import Target
@@ -127,7 +127,7 @@ def _writer(shape: Shape) -> type[TileWriter]:
     """Return the writer of a tile that does not use a matrix unit."""
     if not shape.is_packed:
         if shape.of_dots:
-            return TurnedTileWriter if turns(shape) else DotTileWriter
+            return TransposedTileWriter if transposes(shape) else DotTileWriter
         return RowQuadsTileWriter if shape.form == I8_OFFSET else ZippedTileWriter
     return SquareTileWriter if in_squares(shape) and not shape.adds else _WRITERS.get(shape.form, TileWriter)
 

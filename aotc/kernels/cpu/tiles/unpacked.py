@@ -41,8 +41,8 @@ class DotTileWriter(TileWriter):
         _, a_step, b_step = self.levels[-1]
         steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
         by = unrolled(self.accumulators)
-        for turns, each in ((whole // by, by), (whole % by, 1)):
-            state, a, panel = self.loop(i64(turns), state, a, panel, (*steps, each), self.step)
+        for transposes, each in ((whole // by, by), (whole % by, 1)):
+            state, a, panel = self.loop(i64(transposes), state, a, panel, (*steps, each), self.step)
         state = self.products(state, a, panel, rest) if rest else state
         for first in range(0, self.accumulators, self.shape.lanes):
             self.keep(first, state[first : first + self.shape.lanes])
@@ -70,7 +70,7 @@ class DotTileWriter(TileWriter):
         if count == self.shape.lanes:
             return some
         places = [min(n, count) for n in range(self.shape.lanes)]
-        return self.taken(some, zeros(some.type), places)
+        return self.shuffle(some, zeros(some.type), places)
 
     # --- sums ---
 
@@ -80,7 +80,7 @@ class DotTileWriter(TileWriter):
         last, cols = first + len(vectors), self.shape.vectors
         for row in range(first // cols, (last - 1) // cols + 1):
             numbers = range(max(row * cols, first), min(row * cols + cols, last))
-            some = self.taken(total, total, [places.index(n - first) for n in numbers])
+            some = self.shuffle(total, total, [places.index(n - first) for n in numbers])
             to = self.at(self.out, self.times(self.out_row, row))
             self.store(some, self.at(to, i64((numbers[0] - row * cols) * self.size)))
 
@@ -97,7 +97,7 @@ class DotTileWriter(TileWriter):
             pairs = [(n, min(n + middle, len(vectors) - 1)) for n in range(middle)]
             labels = [[(labels[x] + labels[y])[place] for place in low] for x, y in pairs]
             vectors = [
-                self.b.fadd(*(self.taken(vectors[x], vectors[y], places) for places in (low, high))) for x, y in pairs
+                self.b.fadd(*(self.shuffle(vectors[x], vectors[y], places) for places in (low, high))) for x, y in pairs
             ]
             parts //= 2
         return vectors[0], labels[0]
@@ -144,9 +144,9 @@ class ZippedTileWriter(TileWriter):
             for place in places:
                 self.fetch(self.at(place, i64(self.shape.prefetch)))
             x, y = (self.load(place, rows, size_of("bf16")) for place in places)
-            pairs += [self.taken(x, y, places) for places in self.zips]
+            pairs += [self.shuffle(x, y, places) for places in self.zips]
         return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)
 
     def finished(self, state: State) -> State:
         """Return the accumulators in the order of their columns."""
-        return [self.taken(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]
+        return [self.shuffle(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]

@@ -25,7 +25,7 @@ _OTHERS = 6  # registers besides the accumulators
 _UNITS = {(BF16_PAIRS, "bf16"): "bf16", (I8_OFFSET, "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
 
 
-def turns(shape: Shape) -> bool:
+def transposes(shape: Shape) -> bool:
     """Is a tile of dot products one whose words are transposed?"""
     (extent, *_), *others = shape.levels
     whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
@@ -53,7 +53,7 @@ class WordTileWriter(TileWriter):
         count = x.type.count
         part = count * _WORDS // self.shape.lanes
         starts = range(part // 2 * half, count, part)
-        return self.taken(
+        return self.shuffle(
             x, y, [n + own for start in starts for n in range(start, start + part // 2) for own in (0, count)]
         )
 
@@ -62,12 +62,12 @@ class WordTileWriter(TileWriter):
         return self.b.bitcast(x, ir.VectorType(ir.IntType(bits), 32 * self.shape.lanes // bits))
 
 
-class TurnedTileWriter(WordTileWriter):
+class TransposedTileWriter(WordTileWriter):
     """Writes a tile of dot products of as many columns as a vector has lanes, by transposing words."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        if not turns(shape):
+        if not transposes(shape):
             raise InternalError(f"tile: no words of {shape.form.name}, {shape.vectors} vectors, {shape.levels}")
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
@@ -89,7 +89,7 @@ class TurnedTileWriter(WordTileWriter):
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the accumulators after four words of each column."""
         rows = self.shape.rows
-        for n, word in enumerate(self.turned([self.some_columns(panel, first) for first in range(_WORDS)])):
+        for n, word in enumerate(self.transposed([self.some_columns(panel, first) for first in range(_WORDS)])):
             chain = n * rows % len(state)
             own = self.multiplied(state[chain : chain + rows], self.at(a, self.times(self.levels[0][1], n)), [word])
             state = [*state[:chain], *own, *state[chain + rows :]]
@@ -101,10 +101,10 @@ class TurnedTileWriter(WordTileWriter):
         parts = [self.load(self.at(panel, x), kind, 1) for x in self.column_offsets[first::_WORDS]]
         while len(parts) > 1:
             lanes = list(range(2 * parts[0].type.count))
-            parts = [self.taken(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [self.shuffle(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
-    def turned(self, columns: State) -> State:
+    def transposed(self, columns: State) -> State:
         """Transpose within 128-bit lanes: vectors of the first words of all columns, of the second, and so on."""
         first, second, third, fourth = columns
         pairs = [
@@ -140,7 +140,7 @@ class RowQuadsTileWriter(WordTileWriter):
         """Return the accumulators after four terms."""
         words = ir.VectorType(I32, self.shape.lanes)
         rows = [self.load(self.at(panel, self.times(self.b_inner, n)), words, 1) for n in range(QUAD)]
-        return self.multiplied(state, a, self.quads([self.as_vector(self.taken(x, x, self.dealt), 8) for x in rows]))
+        return self.multiplied(state, a, self.quads([self.as_vector(self.shuffle(x, x, self.dealt), 8) for x in rows]))
 
     def quads(self, rows: State) -> State:
         """Interleave four rows: the wanted vectors, each 128-bit lane with a word of every vector of columns."""

@@ -52,7 +52,7 @@ class TileGrid(NamedTuple):
     count: Any
     down: Any
     across: Any
-    turns: Any
+    iterations: Any
 
 
 class HeadGrid(NamedTuple):
@@ -91,7 +91,7 @@ class KeyStages(NamedTuple):
     """The keys of a tile of attention: the tile's first row, number of stages, and parity of its queries' barrier."""
 
     row: Any
-    turns: Any
+    iterations: Any
     parity: Any
 
 
@@ -106,7 +106,7 @@ class KeyRange(NamedTuple):
     """The keys of a warp: the first one, the number of stages, and the keys before which no mask is needed."""
 
     first: Any
-    turns: Any
+    iterations: Any
     whole: Any
 
 

@@ -6,7 +6,7 @@ A tile in shared memory has rows of 128 bytes with the 128-byte swizzle: the 16-
 position c ^ (r % 8). An operand that is contiguous along the contraction has one such row for each row of A (or column
 of B). An operand that is contiguous along its rows (or columns) has one row for each index of the contraction. It is
 then split into parts as wide as a row. Warp tiles swizzle some operands differently: see
-:meth:`aotc.kernels.cuda.templates.gemm.tiles.WarpTiles.turn`.
+:meth:`aotc.kernels.cuda.templates.gemm.tiles.WarpTiles.swizzle`.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def zeros(count: int, dtype: str = "f32") -> Any:
 def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
     """Return two values, of A and B or of rows and columns, in the order of the instructions, or back.
 
-    They are swapped if the operands of the matmul are swapped (``tiles.turned``).
+    They are swapped if the operands of the matmul are swapped (``tiles.transposed``).
     """
-    return (b, a) if tiles.turned else (a, b)
+    return (b, a) if tiles.transposed else (a, b)
 
 
 @ptx(BARRIER, NOTHING)
@@ -165,7 +165,7 @@ def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
     return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
 
 
-def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
+def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
     """Return the partial matmul of a stage in shared memory, for ``rows`` rows of A and ``cols`` columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
@@ -202,7 +202,9 @@ def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.d
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
     byte = at * tiles.size
-    places = part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ tiles.turn(line, by_rows)) << 4) + (byte & 15)
+    places = (
+        part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ tiles.swizzle(line, by_rows)) << 4) + (byte & 15)
+    )
     return np.asarray(places // tiles.size)
 
 
@@ -216,7 +218,7 @@ def store_meaning(
     for value, i, j in zip(sums, *own_elements(width)):
         if i + row < sizes[0] and j + col < sizes[1]:
             own = (int(i + row), int(j + col))
-            at = (int(z), *(own[::-1] if isinstance(tiles, ProductTiles) and tiles.turned else own))
+            at = (int(z), *(own[::-1] if isinstance(tiles, ProductTiles) and tiles.transposed else own))
             if isinstance(tiles, AttentionTiles) and tiles.in_lines:
                 pointers[tiles.out].reshape(-1)[functions[PLACE](*at)] = functions[EPILOGUE](*at, value)
             else:

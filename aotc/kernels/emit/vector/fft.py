@@ -77,14 +77,16 @@ class _TransformWriter(OrderedLines):
 
     def _pass(self, stage: FftStage) -> None:
         if self.t.pitch:
-            self._beside(stage)
+            self._neighbours(stage)
         elif stage.s == 1:
             self.lanes = min(floor(stage.m), self.most)
             self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
         else:
             way = walk(stage, self.most)
             self.lanes = way.lanes
-            self._loop(way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._turn(stage, way, p, at)))
+            self._loop(
+                way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._iteration(stage, way, p, at))
+            )
 
     def _enter(self, stage: FftStage) -> None:
         """Start the next pass: select the planes that it reads and writes."""
@@ -117,8 +119,8 @@ class _TransformWriter(OrderedLines):
     def _first(self, stage: FftStage, t: str) -> None:
         """Write the first pass of a single signal: neighbouring ``p`` in a vector; a ``p``'s results are contiguous."""
         base = self._address("%x", self._sum((t, 2)), 0)
-        read = [self._parted(self._load(2 * self.lanes, base, 2 * stage.m * j)) for j in range(stage.radix)]
-        results = self._turned(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))
+        read = [self._deinterleaved(self._load(2 * self.lanes, base, 2 * stage.m * j)) for j in range(stage.radix)]
+        results = self._twiddled(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))
         if self.last:
             for k, value in enumerate(results):
                 self._write("0", k, value)
@@ -130,7 +132,7 @@ class _TransformWriter(OrderedLines):
             for number, vector in enumerate(vectors):
                 self._store(vector, lanes, base, number * lanes)
 
-    def _turn(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
+    def _iteration(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
         """Write an iteration: the elements from ``at`` on of a part."""
         read = self._planes(stage, self._sum((part, way.run), (at, 1)))
         self._finish(stage, way, self.butterfly.transform(read), part, at)
@@ -175,7 +177,7 @@ class _TransformWriter(OrderedLines):
             return
         self._write_planes(self._sum((t, stage.s * stage.radix), (q, 1)), stage.s, results)
 
-    def _beside(self, stage: FftStage) -> None:
+    def _neighbours(self, stage: FftStage) -> None:
         """Write a pass over neighbouring signals: a vector has the same point of several signals."""
         pitch = self.t.pitch
         self.lanes = min(pitch, self.most)
@@ -187,7 +189,7 @@ class _TransformWriter(OrderedLines):
 
         def inner(t: str, q: str) -> None:
             read = self._planes(stage, self._sum((t, run), (q, 1)), pitch)
-            results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, t))
+            results = self._twiddled(stage, read, lambda k: self._splat_twiddle(stage, k, t))
             self._write_planes(self._sum((t, run * stage.radix), (q, 1)), run, results)
 
         self._loop(stage.m, 1, lambda t: self._loop(run, self.lanes, lambda q: inner(t, q)))
@@ -197,15 +199,15 @@ class _TransformWriter(OrderedLines):
         pitch = self.t.pitch
         mask = self._mask(v) if self.tail else ""
         if self.first:
-            read = [self._complex_beside(outer, stage.m * j, v, mask) for j in range(stage.radix)]
+            read = [self._store_neighbours(outer, stage.m * j, v, mask) for j in range(stage.radix)]
         else:
             read = self._planes(stage, self._sum((outer, pitch), (v, 1)), pitch)
-        results = self._turned(stage, read, lambda k: self._splat_twiddle(stage, k, outer))
+        results = self._twiddled(stage, read, lambda k: self._splat_twiddle(stage, k, outer))
         if not self.last:
             self._write_planes(self._sum((outer, stage.radix * pitch), (v, 1)), pitch, results)
             return
         for k, value in enumerate(results):
-            place = self._beside_address("%out", outer, stage.s * k, v)
+            place = self._neighbour_address("%out", outer, stage.s * k, v)
             self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
 
     def _closed(self) -> None:
@@ -224,19 +226,19 @@ class _TransformWriter(OrderedLines):
         make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
         back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
         mirror = [str(n) for n in reversed(range(lanes))]
-        here, there, turns = [], [], []
+        here, there, iterations = [], [], []
         for plane in (0, 1):
             begin = self.target + plane * self.t.plane
             here.append(Var(self._load(lanes, self._address("%work", k, begin), 0), dtype))
             other = self._load(lanes, self._address("%work", back, begin), 0)
             there.append(Var(self._shuffle(other, "poison", lanes, mirror), dtype))
-            turns.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
+            iterations.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
         mirrored = (there[0], self._bind(Apply("neg", (there[1],), dtype)))
         both = make.scale(make.add((here[0], here[1]), mirrored), 0.5)
-        apart = make.times(make.sub((here[0], here[1]), mirrored), (turns[0], turns[1]))
+        apart = make.times(make.sub((here[0], here[1]), mirrored), (iterations[0], iterations[1]))
         self._write_complex(k, 0, make.add(both, apart))
 
-    def _turned(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+    def _twiddled(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return the results of a butterfly times the twiddle factors of the next pass."""
         return self._times(stage, self.butterfly.transform(read), twiddle)
 
@@ -264,8 +266,8 @@ class _TransformWriter(OrderedLines):
             for k, value in enumerate(results):
                 self._store(_name(value[plane]), self.lanes, base, k * step)
 
-    def _complex_beside(self, outer: str, offset: int, v: str, mask: str) -> Pair:
-        return self._parted(self._load(2 * self.lanes, self._beside_address("%x", outer, offset, v), 0, mask))
+    def _store_neighbours(self, outer: str, offset: int, v: str, mask: str) -> Pair:
+        return self._deinterleaved(self._load(2 * self.lanes, self._neighbour_address("%x", outer, offset, v), 0, mask))
 
     def _write(self, at: str, offset: int, value: Pair) -> None:
         """Store neighbouring results of the last pass."""
@@ -279,7 +281,7 @@ class _TransformWriter(OrderedLines):
     def _write_complex(self, at: str, offset: int, value: Pair) -> None:
         self._store(self._joined(value), 2 * self.lanes, self._address("%out", self._sum((at, 2)), 2 * offset), 0)
 
-    def _beside_address(self, array: str, outer: str, offset: int, v: str) -> str:
+    def _neighbour_address(self, array: str, outer: str, offset: int, v: str) -> str:
         """Return the address of point ``outer + offset`` of the signals from ``v`` on."""
         if self.t.stride:
             return self._address(array, self._sum((outer, 2 * self.t.stride), (v, 2)), 2 * self.t.stride * offset)
@@ -328,7 +330,7 @@ class _TransformWriter(OrderedLines):
             return f"splat ({self.part} {_literal(value.value, self.t.dtype)})"
         return _name(value)
 
-    def _parted(self, both: str) -> Pair:
+    def _deinterleaved(self, both: str) -> Pair:
         """Deinterleave complex numbers into real and imaginary parts."""
         lanes = 2 * self.lanes
         re, im = (self._shuffle(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))

@@ -38,7 +38,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, EmitTile
-from aotc.kernels.emit.index import at_turn, flat_index
+from aotc.kernels.emit.index import at_iteration, flat_index
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES
@@ -121,8 +121,12 @@ MOVED_OPERATIONS = 14
 
 def _copies(loop: For) -> int:
     """Return the unroll factor of a loop: above 1 for short loops that scatter or count."""
-    turns = loop.end - loop.begin
-    if not isinstance(turns, int) or turns % MOVES_AT_ONCE or not all(isinstance(s, Let | Store) for s in loop.body):
+    iterations = loop.end - loop.begin
+    if (
+        not isinstance(iterations, int)
+        or iterations % MOVES_AT_ONCE
+        or not all(isinstance(s, Let | Store) for s in loop.body)
+    ):
         return 1
     if _scatters(loop):
         return MOVES_AT_ONCE
@@ -137,7 +141,7 @@ def _scatters(loop: For) -> bool:
     """Does a loop only move elements to non-contiguous positions?"""
     return all(
         isinstance(s, Store) and isinstance(s.value, Load)
-        and at_turn(s.buffer, s.index, loop.var, 1) - at_turn(s.buffer, s.index, loop.var, 0) != 1
+        and at_iteration(s.buffer, s.index, loop.var, 1) - at_iteration(s.buffer, s.index, loop.var, 0) != 1
         for s in loop.body
     )  # fmt: skip
 
@@ -151,7 +155,7 @@ def _is_fill(loop: For) -> bool:
     """Does a loop store zeros contiguously?"""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
-            beside = at_turn(buffer, index, var, 1) - at_turn(buffer, index, var, 0) == 1
+            beside = at_iteration(buffer, index, var, 1) - at_iteration(buffer, index, var, 0) == 1
             least, _ = bounds(end)  # memset's size is unsigned
             return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
     return False
@@ -170,7 +174,7 @@ class _PlainMetadata(Metadata):
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
         """Mark the back edge of ``loop`` with its unroll factor."""
         copies = _copies(loop)
-        self.say(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
+        self.attach(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
 
 
 class PlainEmitter(BodyEmitter):
@@ -207,7 +211,7 @@ class PlainEmitter(BodyEmitter):
         found: dict[tuple[str, Dim], Place] = {}
         for buffer, number in self._flats(loop):
             flat = self._indices.fold(number)
-            fixed, moving = self._parted(flat)
+            fixed, moving = self._split_offset(flat)
             if isinstance(fixed, Expr) and moving != 0 and buffer.name in self._pointers:
                 found[buffer.name, flat] = self._beyond(buffer, self._pointers[buffer.name], fixed), moving
         return found
@@ -216,7 +220,7 @@ class PlainEmitter(BodyEmitter):
         """Yield buffers and offsets of the accesses of an iteration of ``loop``."""
         yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
 
-    def _parted(self, flat: Dim) -> tuple[Dim, Dim]:
+    def _split_offset(self, flat: Dim) -> tuple[Dim, Dim]:
         """Split an offset into the part that is computable here, and the rest."""
         terms = flat.terms if isinstance(flat, Expr) else ()
         fixed: Dim = flat.const if isinstance(flat, Expr) else flat
@@ -229,7 +233,7 @@ class PlainEmitter(BodyEmitter):
 
     def _statement(self, stmt: Stmt) -> None:
         if isinstance(stmt, For) and finds_any(stmt):
-            self._look(stmt)
+            self._any_true(stmt)
         elif isinstance(stmt, For) and _is_fill(stmt):
             self._fill(stmt)
         else:
@@ -240,7 +244,10 @@ class PlainEmitter(BodyEmitter):
         (store,) = loop.body
         assert isinstance(store, Store)
         size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
-        place, zero = self.address(store.buffer, at_turn(store.buffer, store.index, loop.var, 0)), ir.Constant(I8, 0)
+        place, zero = (
+            self.address(store.buffer, at_iteration(store.buffer, store.index, loop.var, 0)),
+            ir.Constant(I8, 0),
+        )
         arguments = [place, zero, self._indices.emit(size), ir.Constant(I1, 0)]
         call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
 
@@ -271,7 +278,7 @@ class PlainEmitter(BodyEmitter):
 
     # --- blocks ---
 
-    def _look(self, loop: For) -> None:
+    def _any_true(self, loop: For) -> None:
         """Test all elements of a block at once: is the condition true for any?"""
         *_, store = loop.body
         assert isinstance(store, Store)
@@ -316,7 +323,7 @@ class _BlockOfLanes:
         return broadcast(self.builder, self.emitter.scalar(node), self.count)
 
     def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
-        flat = at_turn(buffer, index, self.loop.var, self.begin)
+        flat = at_iteration(buffer, index, self.loop.var, self.begin)
         loaded = self.builder.load(self.emitter.address(buffer, flat), typ=self._vector(memory_type(buffer.dtype)))
         loaded.align = size_of(buffer.dtype)
         return loaded

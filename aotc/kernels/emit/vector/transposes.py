@@ -32,7 +32,7 @@ _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TransposingCopy:
     """A copy of ``n`` contiguous elements of each of ``m`` rows of ``x``, with offsets and row strides."""
 
     x: Buffer
@@ -51,10 +51,10 @@ TURNED_LANES = 4
 # Elements of a transposing copy up to which it is transposed in registers. The function that transposes does not poll
 # for cancellation. This size takes 16 us at a memory bandwidth of 16 GB/s; loops over the items of a grid have 256 to
 # 4096 elements.
-TURNED_ELEMENTS = 65536
+TRANSPOSED_ELEMENTS = 65536
 
 
-def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
+def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
     """Return the transposing copy of ``stmt``: two loops that swap axes, both long enough; else None."""
     match stmt:
         case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
@@ -67,21 +67,21 @@ def turned(stmt: Stmt, kernel: Kernel) -> Turned | None:
     if x is out or x.dtype != out.dtype or size_of(x.dtype) not in _MOVED_AS:
         return None
     x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
-    for along, beside in (loops, loops[::-1]):
-        n, m = _turns(along), _turns(beside)
-        x_row, out_row = (_step(flat, beside, loops) for flat, beside in ((x_flat, beside), (out_flat, along)))
-        along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, beside, loops)
+    for along, across in (loops, loops[::-1]):
+        n, m = _iterations(along), _iterations(across)
+        x_row, out_row = (_step(flat, across, loops) for flat, across in ((x_flat, across), (out_flat, along)))
+        along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, across, loops)
         few = min(n, m) < max(TURNED_LANES, HALF_REGISTER // size_of(x.dtype))
         if along_both and x_row is not None and out_row is not None and not few:
             x_at, out_at = (_begin(flat, loops) for flat in (x_flat, out_flat))
-            return Turned(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TURNED_ELEMENTS else None
+            return TransposingCopy(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TRANSPOSED_ELEMENTS else None
     return None
 
 
-def _turns(loop: For) -> int:
+def _iterations(loop: For) -> int:
     """Return the number of iterations of a loop, or 0 if it is unknown at compile time."""
-    turns = loop.end - loop.begin
-    return turns if isinstance(turns, int) and loop.step == 1 and loop.kind == "serial" else 0
+    iterations = loop.end - loop.begin
+    return iterations if isinstance(iterations, int) and loop.step == 1 and loop.kind == "serial" else 0
 
 
 def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
@@ -98,7 +98,7 @@ def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
     return flat
 
 
-def emit_turned(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: Turned) -> None:
+def emit_transposed(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: TransposingCopy) -> None:
     """Call the function of a copy; arguments are the addresses of its first elements, and the row strides."""
     x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
     module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]

@@ -14,7 +14,7 @@ from aotc.ir.loop.access import operands, scalars_in
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
-from aotc.kernels.emit.index import at_turn
+from aotc.kernels.emit.index import at_iteration
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.scalar import compare
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE, PlainEmitter, places_in
@@ -68,10 +68,10 @@ class VectorEmitter(PlainEmitter):
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
         found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
         if least and least > 0 and sum(len(list(made.pieces())) for made, _ in found) <= self.target.registers // 2:
-            turns = {id(made): _Vectors(self, made) for made, _ in found}
+            iterations = {id(made): _Vectors(self, made) for made, _ in found}
             for made, x in found:
-                turn = turns[id(made)]
-                self.kept |= {(id(x), at): turn.loaded(x, at, lanes) for at, lanes in made.pieces()}
+                iteration = iterations[id(made)]
+                self.kept |= {(id(x), at): iteration.loaded(x, at, lanes) for at, lanes in made.pieces()}
 
     def _fixed_loads(self, made: VectorLoop) -> list[Load]:
         """Return vector loads from read-only buffers whose addresses are computable here."""
@@ -89,15 +89,15 @@ class VectorEmitter(PlainEmitter):
         """Emit all vectors of a loop."""
         self._indices.push()
         self._scalars.append({})
-        turn = _Vectors(self, made)
+        iteration = _Vectors(self, made)
         for at, lanes in made.pieces():
-            turn.write(at, lanes)
+            iteration.write(at, lanes)
         self._scalars.pop()
         self._indices.pop()
 
 
 def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    return at_turn(buffer, index, made.loop.var, made.loop.begin)
+    return at_iteration(buffer, index, made.loop.var, made.loop.begin)
 
 
 class _Vectors:

@@ -18,7 +18,7 @@ from aotc.ir.opset import COMPARISONS, EXPENSIVE
 from aotc.kernels.emit.index import flat_index, step_of
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE
-from aotc.kernels.emit.vector.transposes import turned
+from aotc.kernels.emit.vector.transposes import transposed
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -40,23 +40,23 @@ class VectorLoop:
     differing: frozenset[int]  # by id()
 
     @property
-    def turns(self) -> Dim:
+    def iterations(self) -> Dim:
         """Return the number of iterations."""
         return self.loop.end - self.loop.begin
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield start and lanes of each vector, for a known and small number of iterations."""
-        assert isinstance(self.turns, int)
+        assert isinstance(self.iterations, int)
         at = 0
-        while at < self.turns:
-            lanes = min(self.lanes, 1 << (self.turns - at).bit_length() - 1)
+        while at < self.iterations:
+            lanes = min(self.lanes, 1 << (self.iterations - at).bit_length() - 1)
             yield at, lanes
             at += lanes
 
     @property
     def is_short(self) -> bool:
         """Are its vectors written one after the other, without a loop?"""
-        return isinstance(self.turns, int) and self.turns <= PIECES * self.lanes
+        return isinstance(self.iterations, int) and self.iterations <= PIECES * self.lanes
 
 
 def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
@@ -68,7 +68,7 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
             case For() if made := _vector_loop(stmt, target):
                 found[id(stmt)] = made
                 return True
-            case For() if turned(stmt, kernel):
+            case For() if transposed(stmt, kernel):
                 return True
             case For(kind="serial" | "parallel", body=body):
                 return all(map(is_simple, body))
@@ -77,14 +77,14 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
             case Tile(form=form, b_column=0):
                 return form in (F32, F64)
             case Let():
-                return not _is_dear(operands(stmt))
+                return not _is_expensive(operands(stmt))
         return isinstance(stmt, Alloc)
 
-    calls = any(isinstance(s, Tile) or turned(s, kernel) for s in walk(kernel.body))
+    calls = any(isinstance(s, Tile) or transposed(s, kernel) for s in walk(kernel.body))
     return found if calls and all(map(is_simple, kernel.body)) else None
 
 
-def _is_dear(scalars: Sequence[Scalar]) -> bool:
+def _is_expensive(scalars: Sequence[Scalar]) -> bool:
     return any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars_in(scalars))
 
 
@@ -97,13 +97,13 @@ def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
     moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
     (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
     same = [x for x in inner if id(x) not in differing]
-    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_dear(same):
+    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_expensive(same):
         return None
     made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
     places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
     along = bool(stores) and all(step_of(flat, loop.var) == 1 for flat in places.values())
     fits = along and all(_fits(x, made, places) for x in inner)
-    return made if fits and (made.is_short or _is_whole(made)) else None
+    return made if fits and (made.is_short or _has_whole_vectors(made)) else None
 
 
 def _differing(loop: For) -> frozenset[int]:
@@ -153,10 +153,10 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
     return isinstance(scalar, Var) and scalar.dtype in (made.dtype, "i1")
 
 
-def _is_whole(made: VectorLoop) -> bool:
+def _has_whole_vectors(made: VectorLoop) -> bool:
     """Does a loop have iterations, in whole vectors?"""
-    least, _ = bounds(made.turns)
-    return least is not None and least > 0 and _divides(made.lanes, made.turns)
+    least, _ = bounds(made.iterations)
+    return least is not None and least > 0 and _divides(made.lanes, made.iterations)
 
 
 def _divides(lanes: int, dim: Dim) -> bool:

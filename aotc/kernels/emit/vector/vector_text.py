@@ -79,8 +79,8 @@ class VectorLines:
 
     def _loop(self, end: int, step: int, body: Callable[[str], None]) -> None:
         """Write a loop over ``0, step, ...`` whose last iteration ends at ``end``; if ``step >= end`` it has one."""
-        turns = -(-end // step)
-        if turns <= 1:
+        iterations = -(-end // step)
+        if iterations <= 1:
             body("0")
             return
         self.loops += 1
@@ -93,7 +93,7 @@ class VectorLines:
         body(at)
         self._begin(f"{name}_end")
         self.lines.append(f"%{name}_next = add i64 %{name}_at, 1")
-        more = self._line(f"icmp ult i64 %{name}_next, {turns}")
+        more = self._line(f"icmp ult i64 %{name}_next, {iterations}")
         self.block = f"{name}_after"
         self.lines += [f"br i1 {more}, label %{name}, label %{self.block}", f"{self.block}:"]
 

@@ -51,8 +51,8 @@ class _Stacks:
 
     def _loop(self, op: Op, own: Collection[Value]) -> Op:
         condition, body = op.regions
-        turns = trip_count(op, self.constants, {})
-        if turns is None:
+        iterations = trip_count(op, self.constants, {})
+        if iterations is None:
             return op
         by_place = counters(op, self.constants, {})
         makers = {**self.makers, **{v: o for o in body.ops for v in o.results}}
@@ -60,7 +60,11 @@ class _Stacks:
         operands, replaced = list(op.operands), dict[Value, Value]()
         for n, param in enumerate(body.params):
             write = makers.get(body.results[n])
-            if write is None or condition.params[n] in tested or not self._writes_all(write, param, turns, by_place):
+            if (
+                write is None
+                or condition.params[n] in tested
+                or not self._writes_all(write, param, iterations, by_place)
+            ):
                 continue
             xs = self._input(op, n, write, makers, own, replaced)
             if xs is not None:
@@ -70,14 +74,14 @@ class _Stacks:
         ops = [o.on(renamed(o.operands, replaced), o.regions) for o in body.ops]
         return op.on(tuple(operands), (condition, body.holding(ops, body.results)))
 
-    def _writes_all(self, write: Op, param: Value, turns: int, by_place: Mapping[Value, tuple[int, int]]) -> bool:
+    def _writes_all(self, write: Op, param: Value, iterations: int, by_place: Mapping[Value, tuple[int, int]]) -> bool:
         """Tell if the loop writes all slices of ``param`` along the first dim, and nothing else reads it."""
         if write.name != "dynamic_update_slice" or write.operands[0] is not param or self.counts[param] != 1:
             return False
         shape: tuple[Dim, ...] = param.type.shape
         part = write.operands[1].type.shape
         place = by_place.get(write.operands[2])
-        return bool(shape) and part == (1, *shape[1:]) and shape[0] == turns and place == (0, 1)
+        return bool(shape) and part == (1, *shape[1:]) and shape[0] == iterations and place == (0, 1)
 
     def _input(
         self, op: Op, n: int, write: Op, makers: Mapping[Value, Op], own: Collection[Value],

@@ -20,11 +20,11 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.opset import FREE, OPS, SCALARS
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, TensorType, Value, captures, post_order
-from aotc.lowering.analysis.anchors import Anchors, settle
+from aotc.lowering.analysis.anchors import Anchors, anchors_of
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.lowering.plans.region_work import RegionWork, least_row_work, loop_work, update_work
@@ -94,7 +94,7 @@ class Budget:
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
         if reader.kind in ("row", "reduce"):
-            return self._refuses_row(ops, members, settle(members[0], list(dict.fromkeys(ops.values()))))
+            return self._refuses_row(ops, members, anchors_of(members[0], list(dict.fromkeys(ops.values()))))
         if reader.kind == "update" or reader.anchors is None:
             work = update_work(ops, members[0])
         else:
@@ -105,12 +105,14 @@ class Budget:
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
         """Tell if a GPU would take longer to store the group's results in a kernel of its own and read them."""
-        again, elements = work.fused - work.apart, guess(product(anchors.anchor.type.shape))
+        again, elements = work.fused - work.apart, estimated_dim(product(anchors.anchor.type.shape))
         cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
         if self.target.kind != "cuda" or not cheap:
             return False
         machine = machine_of(self.target)
-        stored = sum(guess(product(v.type.shape)) * size_of(v.type.dtype) for op in group.members for v in op.results)
+        stored = sum(
+            estimated_dim(product(v.type.shape)) * size_of(v.type.dtype) for op in group.members for v in op.results
+        )
         move = 2 * stored / machine.level_of(stored).rate
         return again / machine.vector <= machine.launch + move
 
@@ -261,7 +263,7 @@ class Absorber:
         read = _elements(anchor.type)
         repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
         if reader.kind == "window":
-            repeats = guess(product(dims_of(reader.members[0].attrs, "window")))
+            repeats = estimated_dim(product(dims_of(reader.members[0].attrs, "window")))
         if reader.kind == "row":
             levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
             repeats *= levels if STAGE_WORK.holds(cost) else 1

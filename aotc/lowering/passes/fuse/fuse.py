@@ -30,13 +30,13 @@ from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.analysis.parallel_scatters import is_side_by_side
 from aotc.lowering.analysis.prefix_scans import scan_of
-from aotc.lowering.cost_model.measured_work import weighed
+from aotc.lowering.cost_model.measured_work import with_measured_work
 from aotc.lowering.passes.fuse.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fuse.outline import Group, Outliner
 from aotc.lowering.passes.fuse.recompute import Recomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, share_of
-from aotc.lowering.plans.operand_views import ProductViews, lies_as_rows, product_views
+from aotc.lowering.plans.operand_views import ProductViews, has_aligned_rows, product_views
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, STRIDED_BYTES
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -57,7 +57,7 @@ def fuse(module: Module, options: Options) -> Module:
 
 def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
     """Outline regions in every function, and write into ``record`` what was decided."""
-    module = weighed(module, options)
+    module = with_measured_work(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
@@ -79,7 +79,7 @@ def needs_buffer(
         if is_update(op, kind, level):
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
-            copied = {v for v in op.operands if kind == "cuda" and not lies_as_rows(v, makers)}
+            copied = {v for v in op.operands if kind == "cuda" and not has_aligned_rows(v, makers)}
             needed.update(v if v in copied else unmoved(v, makers) for v in op.operands)
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
@@ -231,7 +231,7 @@ class _Fuser:
     def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
         """Note that ``op``, which reads results of ``sources``, is in ``group``."""
         self.group_of[op] = group
-        group.reads.update(v for v in op.operands if self._made_outside(v, group))
+        group.reads.update(v for v in op.operands if self._producer_groups(v, group))
         for source in sources:
             if source is not group:
                 source.after[group] = None
@@ -243,7 +243,7 @@ class _Fuser:
                 later.before |= before
                 stack += later.after
 
-    def _made_outside(self, v: Value, group: Group) -> bool:
+    def _producer_groups(self, v: Value, group: Group) -> bool:
         maker = self.makers.get(v)
         return maker is None or self.group_of.get(maker) is not group
 
@@ -315,7 +315,7 @@ class _Fuser:
             return "another operand needs its results first"
         if self._writes_apart(op, group):
             return "it would be written with other elements of the group's in between"
-        buffers = len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
+        buffers = len(group.reads) + sum(self._producer_groups(v, group) for v in set(op.operands) - group.reads)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
@@ -333,8 +333,8 @@ class _Fuser:
 
     def _writes_apart(self, op: Op, group: Group) -> bool:
         """Tell if ``op`` is a transpose on a CPU that loops over its operand would write with large strides."""
-        turns = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
-        return turns and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
+        iterations = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
+        return iterations and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""

@@ -68,11 +68,11 @@ class Outliner:
         """Return ``region`` with a dispatch in place of each group's ops."""
         live = [g for g in self.groups if g.members]
         outputs = self._outputs(region, live)
-        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._kept(op)]
+        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._is_outside(op)]
         emitted = {g.number: self._dispatch(g, outputs[g.number]) for g in live}
         return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
 
-    def _kept(self, op: Op) -> bool:
+    def _is_outside(self, op: Op) -> bool:
         """Tell if ``op`` stays outside regions as a buffer or a view: constants and some reshapes do."""
         if op.name == "constant":
             return True

@@ -25,7 +25,7 @@ from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE, EXPENSIVE, FREE
 from aotc.ir.tensor.ir import Op, Value, post_order
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.index_maps import unmoved
-from aotc.lowering.cost_model.work import guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.plans.thresholds import REPEATED_WORK
@@ -74,7 +74,7 @@ class Recomputer:
                 stays = True
             elif readers:
                 cone = self._cone(v, group)
-                if cone and self._saves(v, cone, readers) and self._is_taken(cone, readers):
+                if cone and self._saves(v, cone, readers) and self._is_recomputable(cone, readers):
                     for reader in readers:
                         copied.setdefault(reader, []).extend(cone)
                 else:
@@ -109,13 +109,13 @@ class Recomputer:
 
     def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
         """Tell if reading the inputs of ``v`` in each reader takes fewer bytes than writing and reading ``v``."""
-        size = guess_bytes(v)
+        size = estimated_bytes(v)
         if RECOMPUTED_BYTES.holds(size):
             return False
         reads = self._outside(cone)
         if reads & self.overwritten:  # later reads of it would need a copy
             return False
-        more = sum(guess_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
+        more = sum(estimated_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
         return more <= size * (1 + len(readers))
 
     def _outside(self, ops: Iterable[Op]) -> set[Value]:
@@ -136,7 +136,7 @@ class Recomputer:
                 found.add(x)
         return found
 
-    def _is_taken(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
+    def _is_recomputable(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
         """Tell if every reader may compute the ops of ``cone`` too."""
         for reader in readers:
             part = Group(reader.number, "loop", [cone[-1]], absorbed=list(cone[:-1]))

@@ -52,15 +52,20 @@ from aotc.ir.loop.forms.tile_forms import (
 from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_columns
-from aotc.lowering.passes.pack_contractions.shared_panels import as_widest, widest_rows
+from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
 from aotc.lowering.passes.pack_contractions.signed_bytes import loses_sign, minus_shift, without_sign
-from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix, turned_back, turned_product
+from aotc.lowering.passes.pack_contractions.swap_operands import (
+    swapped,
+    swaps_matrix,
+    transpose_batch,
+    transposed_product,
+)
 from aotc.lowering.passes.pack_contractions.tensor_core_conv import prepare_conv
 from aotc.lowering.passes.pack_contractions.tensor_core_matmul import prepare_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_tiles import best_tile, in_place_cols
-from aotc.lowering.plans.matmul import conv_strategy, is_tiny, is_turned, matmul_strategy
+from aotc.lowering.plans.matmul import conv_strategy, is_tiny, is_transposed, matmul_strategy
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, size_of
@@ -96,7 +101,7 @@ def _widening(form: TileForm, rhs: str, target: Target) -> TileForm:
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
     home, _ = op_targets(module, options)
-    widest = widest_rows(module)
+    widest = widest_product_rows(module)
     rule = lambda op, b: _rule(op, b, home(op), options.memory_limit, widest)
     return rewrite_module(module, rule, PRODUCTS)
 
@@ -138,13 +143,13 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mappi
         return _complex_matmul(op, b, target, memory_limit)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
-    constant = b.is_known(rhs)
-    if is_turned(op, form, target, constant and not b.is_known(lhs)):
-        return _turned(op, b, target, memory_limit)
+    constant = b.is_precomputable(rhs)
+    if is_transposed(op, form, target, constant and not b.is_precomputable(lhs)):
+        return _swapped(op, b, target, memory_limit)
     wide = F32 if form == BF16_PAIRS else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    model = as_widest(op, widest) if constant else op
+    model = as_widest_panel(op, widest) if constant else op
     strategy = matmul_strategy(model, form, constant, target, memory_limit)
     if form is None or wide is None:
         return b.append(op)
@@ -174,7 +179,7 @@ def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Se
     if m == 1:
         return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
     if n == 1:
-        return _turned(op, b, target, memory_limit)
+        return _swapped(op, b, target, memory_limit)
     (quarters,) = _matmul(_product_of_parts(op, b), b, target, memory_limit, {})
     return (_whole_of_quarters(quarters, b),)
 
@@ -217,10 +222,10 @@ def _stored(op: Op, b: Builder) -> Op:
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
-def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+def _swapped(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     """Return the product of a matrix and few columns, computed as rows times the transposed matrix."""
-    (out,) = _matmul(turned_product(op, b), b, target, memory_limit, {})
-    return (turned_back(out, b),)
+    (out,) = _matmul(transposed_product(op, b), b, target, memory_limit, {})
+    return (transpose_batch(out, b),)
 
 
 def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: Target) -> int:
@@ -295,7 +300,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         return _plain_conv(op, form, b)
     if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
         return (narrow,)
-    if loses_sign(op, form, product((*kernel, c)), b.is_known(rhs), target):
+    if loses_sign(op, form, product((*kernel, c)), b.is_precomputable(rhs), target):
         (out,) = _conv(without_sign(op, b), b, target, widest)
         return (minus_shift(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
@@ -304,7 +309,7 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     missing = -c % group
     lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
     k = product((*kernel, c + missing))
-    _, cols = best_tile(as_widest(op, widest).result.type.shape[-2], n // groups, k, form, target)
+    _, cols = best_tile(as_widest_panel(op, widest).result.type.shape[-2], n // groups, k, form, target)
     panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, F32, I8_QUADS, I32, TileForm
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.lowering.threshold import BlockSize, Limit
@@ -105,10 +105,10 @@ def _pays(op: Op, form: TileForm, cols: int, target: Target) -> bool:
     *terms, outputs = rhs.type.shape
     pixels = static(op.result.type.shape[-2])
     lanes = target.vector_bytes // size_of(form.out)
-    rows = guess(product(op.result.type.shape[:-2])) * static(product(terms))
+    rows = estimated_dim(product(op.result.type.shape[:-2])) * static(product(terms))
     rate = QUAD_RATE.value if form in _SINGLE else 1
     now = rows * pixels * (-(-static(outputs) // lanes) * lanes) // rate
     loads = 2 if outputs == 1 else 1  # a tile of one row loads a vector for each multiplication
     then = rows * -(-pixels // cols) * cols * static(outputs) * loads
-    then += guess(product(lhs.type.shape)) * CHANNELS_FIRST.value if lhs.type.shape[-1] != 1 else 0
+    then += estimated_dim(product(lhs.type.shape)) * CHANNELS_FIRST.value if lhs.type.shape[-1] != 1 else 0
     return not NARROW_GAIN.holds(100 * now // max(then, 1))

@@ -20,7 +20,7 @@ from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import weights_of
 
 
-def widest_rows(module: Module) -> dict[Value, Dim]:
+def widest_product_rows(module: Module) -> dict[Value, Dim]:
     """Return the rows of the widest product with the same matrix, by the results of the narrower products."""
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
@@ -39,7 +39,7 @@ def widest_rows(module: Module) -> dict[Value, Dim]:
     return found
 
 
-def as_widest(op: Op, widest: Mapping[Value, Dim]) -> Op:
+def as_widest_panel(op: Op, widest: Mapping[Value, Dim]) -> Op:
     """Return ``op`` with as many rows as the widest product with its right operand."""
     most = widest.get(op.result)
     if most is None:

@@ -16,7 +16,7 @@ def swaps_matrix(op: Op) -> bool:
     return op.name == "transpose" and tuple(op.attrs["perm"]) == swapped(op.result.type.rank)
 
 
-def turned_product(op: Op, b: Builder) -> Op:
+def transposed_product(op: Op, b: Builder) -> Op:
     """Return a ``matmul`` of the same operands whose result is the transpose of that of ``op``."""
     *batch, m, n = op.result.type.shape
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
@@ -24,9 +24,9 @@ def turned_product(op: Op, b: Builder) -> Op:
     return b.op("matmul", op.operands[::-1], {**op.attrs, **flags}, made)
 
 
-def turned_back(turned: Value, b: Builder) -> Value:
+def transpose_batch(transposed: Value, b: Builder) -> Value:
     """Return each matrix of a batch transposed; a row or a column is only reshaped."""
-    shape = turned.type.shape
+    shape = transposed.type.shape
     if 1 in shape[-2:]:
-        return b.reshape(turned, (*shape[:-2], shape[-1], shape[-2]))
-    return b.transpose(turned, swapped(len(shape)))
+        return b.reshape(transposed, (*shape[:-2], shape[-1], shape[-2]))
+    return b.transpose(transposed, swapped(len(shape)))

@@ -33,7 +33,7 @@ from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kerne
 from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, taken, widened
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
-from aotc.lowering.plans.gpu_matmul_tiles import is_faster_turned, parts_of_sum
+from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, parts_of_sum
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -44,10 +44,10 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
-    if (product_ := _whole_product(op, b)) is not None:
+    if (product_ := _one_window_product(op, b)) is not None:
         (found,) = prepare_matmul(product_, b, target)
         return (b.reshape(found, op.result.type.shape),)
-    way = _best_way(op, target, _is_turned(op, b))
+    way = _best_way(op, target, _is_transposed(op, b))
     if way is None:
         return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
     op = _changed(op, way, b)
@@ -62,29 +62,29 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
 
 
-def _is_turned(op: Op, b: Builder) -> bool:
+def _is_transposed(op: Op, b: Builder) -> bool:
     """Tell if the kernel is transposed so that the terms of a sum are contiguous: tensor cores need that for i8.
 
     f32 is faster in that order.
     """
     w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
     size = size_of(w.type.dtype)
-    if size != 4 or b.is_known(w):
+    if size != 4 or b.is_precomputable(w):
         return size in (1, 4)
     count = product(taps)
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
-    return isinstance(count, int) and is_faster_turned(shape, terms, count)
+    return isinstance(count, int) and is_faster_transposed(shape, terms, count)
 
 
-def _best_way(op: Op, target: Target, turned: bool) -> _Way | None:
+def _best_way(op: Op, target: Target, transposed: bool) -> _OperandChanges | None:
     """Return the copy of ``op`` by windows that needs no changes, unless another one takes at most half the slices."""
     depth = 128 // size_of(op.operands[0].type.dtype)
-    ways = (replace(way, turned=turned) for way in (_Way(), _side_by_side(op)))
+    ways = (replace(way, transposed=transposed) for way in (_OperandChanges(), _side_by_side(op)))
     found = [(window_of(_changed(op, way), target), way) for way in ways]
-    turns = [(window.turns(depth), way) for window, way in found if window is not None]
-    if len(turns) == 2 and 2 * turns[1][0] > turns[0][0]:
-        return turns[0][1]
-    return turns[-1][1] if turns else None
+    slices = [(window.slices(depth), way) for window, way in found if window is not None]
+    if len(slices) == 2 and 2 * slices[1][0] > slices[0][0]:
+        return slices[0][1]
+    return slices[-1][1] if slices else None
 
 
 def _has_patches(op: Op) -> bool:
@@ -99,7 +99,7 @@ def _has_patches(op: Op) -> bool:
     )
 
 
-def _whole_product(op: Op, b: Builder) -> Op | None:
+def _one_window_product(op: Op, b: Builder) -> Op | None:
     """Return a convolution of one window with transposed operands as a product of the operands before their transposes.
 
     The gradient of a kernel of one tap has this form: its terms are images and pixels, in any order.
@@ -144,7 +144,7 @@ def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _OperandChanges:
     """Changes to the operands of a convolution with which it can be copied by windows.
 
     Attributes
@@ -155,31 +155,31 @@ class _Way:
         The number of zero channels added to both operands.
     columns : int
         The padding added to the end of the last spatial dim; it adds no outputs.
-    turned : bool
+    transposed : bool
         The kernel is stored with the terms of a sum contiguous.
     """
 
     wide: bool = False
     channels: int = 0
     columns: int = 0
-    turned: bool = False
+    transposed: bool = False
 
 
-def _side_by_side(op: Op) -> _Way:
+def _side_by_side(op: Op) -> _OperandChanges:
     """Return the changes for a convolution of few channels: each window begins at a multiple of 16 bytes."""
     taps, channels, _ = kernel_sizes(op)
     if not taps or not isinstance(channels, int):
-        return _Way()
+        return _OperandChanges()
     step, size = op.attrs["strides"][-1], size_of(op.operands[0].type.dtype)
     more = next(n for n in range(16) if (channels + n) * step * size % 16 == 0)
     width = op.operands[0].type.shape[-2] + sum(conv_padding(op)[-1])
     last = width - (taps[-1] - 1) * op.attrs["rhs_dilation"][-1] - 1
     idle = (n for n in range(step) if mod((width + n) * (channels + more) * size, 16) == 0)
     column = next((n for n in idle if (last + n) // step == last // step), 0)
-    return _Way(wide=True, channels=more, columns=column)
+    return _OperandChanges(wide=True, channels=more, columns=column)
 
 
-def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
+def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
     """Return ``op`` with the changes ``way``; without a builder, ``op`` on values that have only the new types."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
@@ -189,7 +189,7 @@ def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
         more = {rank - 1: way.channels}
         x = _padded(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
         w = _padded(w, {}, {rank - 2: way.channels}, b)
-    if way.turned:
+    if way.transposed:
         perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
         shape = tuple(w.type.shape[d] for d in perm)
         w = Value("w", TensorType(w.type.dtype, shape)) if b is None else b.transpose(w, perm)

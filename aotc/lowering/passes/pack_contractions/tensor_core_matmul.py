@@ -53,12 +53,12 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
         op = _by_terms(op, b)
     if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
-        op = _in_whole_lines(op, k, b)
+        op = _with_aligned_rows(op, k, b)
     operands = taken(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
-    turned = None if by_warps else _is_turned(op)
-    parts = parts_of_sum(op.result.type.shape, k, operands, turned=turned, by_warps=by_warps) if operands else 1
+    transposed = None if by_warps else _is_transposed(op)
+    parts = parts_of_sum(op.result.type.shape, k, operands, transposed=transposed, by_warps=by_warps) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
 
@@ -70,7 +70,7 @@ def taken(op: Op) -> str | None:
     return _TAKEN.get(lhs) if result in _TAKEN else None
 
 
-def _is_turned(op: Op) -> bool | None:
+def _is_transposed(op: Op) -> bool | None:
     """Tell if, of two f32 operands, only the right one does not have the terms of a sum contiguous.
 
     None if both have, and for other dtypes: the size of the product decides.
@@ -148,7 +148,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
     m, n = op.result.type.shape[-2:]
     ways = [bool(flags[name]) is not wanted for name, wanted in zip(_FLAGS, (False, True), strict=True)]
     if operands[0].type.dtype == "f32":
-        constants = [b.is_known(v) for v in operands]
+        constants = [b.is_precomputable(v) for v in operands]
         sizes = [product(v.type.shape) for v in operands]
         known = all(isinstance(size, int) for size in sizes)
         second = all(ways) and known and static(sizes[1]) < static(sizes[0])
@@ -156,7 +156,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
                 for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        if ways[number] and (b.is_known(v) or is_worth_turning(v.type, times)):
+        if ways[number] and (b.is_precomputable(v) or is_worth_turning(v.type, times)):
             operands[number] = _transposed(v, b)
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)
@@ -178,7 +178,7 @@ SHORT_EXTENT = Limit(
 )
 
 
-def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
+def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
     """Return a large product with operands copied to rows of a multiple of 16 bytes, if their rows are not aligned."""
     extents = (*op.result.type.shape[-2:], k)
     count = 16 // size_of(op.operands[0].type.dtype)
@@ -186,12 +186,12 @@ def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
         return op
     rest = -static(k) % count
     operands = []
-    for v, turned in zip(op.operands, (op.attrs[_FLAGS[0]], not op.attrs[_FLAGS[1]]), strict=True):
+    for v, transposed in zip(op.operands, (op.attrs[_FLAGS[0]], not op.attrs[_FLAGS[1]]), strict=True):
         rank, cols = v.type.rank, static(v.type.shape[-1])
-        terms = rank - 2 if turned else rank - 1
-        more = {terms: rest} | ({rank - 1: -cols % count} if turned else {})
+        terms = rank - 2 if transposed else rank - 1
+        more = {terms: rest} | ({rank - 1: -cols % count} if transposed else {})
         wide = b.pad(v, None, {}, more)
-        if turned and cols % count:
+        if transposed and cols % count:
             wide = b.slice(wide, (0,) * rank, (*wide.type.shape[:-1], cols))
         operands.append(wide)
     return replace(op, operands=tuple(operands))

@@ -104,7 +104,7 @@ def windows_last(op: Op, b: Builder) -> Op:
 def rows_of(op: Op, b: Builder) -> UpdateRows:
     """Append the ops that compute the row of each update, and return the rows."""
     x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
-    a, whole = op.attrs, _whole_dims(op)
+    a, whole = op.attrs, _covered_dims(op)
     shape = x.type.shape
     lead = update.type.shape[: update.type.rank - whole]
     wide = TensorType("i64", lead)
@@ -140,10 +140,10 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
 def width_of(op: Op) -> Dim:
     """Return the number of contiguous array elements in each row that an update covers."""
     shape = op.operands[0].type.shape
-    return product(shape[len(shape) - _whole_dims(op) :])
+    return product(shape[len(shape) - _covered_dims(op) :])
 
 
-def _whole_dims(op: Op) -> int:
+def _covered_dims(op: Op) -> int:
     """Return the number of trailing dims of the array that an update covers whole."""
     a, n = op.attrs, op.attrs["inputs"]
     x, update = op.operands[0].type, op.operands[n + 1].type

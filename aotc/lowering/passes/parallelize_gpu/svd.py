@@ -25,13 +25,13 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.swap_operands import swapped
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.linalg.gpu_jacobi import turned_in_block
+from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.vmfb.dtypes import kind_of, real_of
 
 
 def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
     """Return a singular value decomposition by Jacobi's method, or None if it stays; see the module docstring."""
-    if op.attrs["routine"] not in SVDS or not turned_in_block(op):
+    if op.attrs["routine"] not in SVDS or not fits_jacobi_block(op):
         return None
     (a,) = op.operands
     columns, rows = (static(d) for d in a.type.shape[-2:])
@@ -50,8 +50,8 @@ def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b
 
 def _adjoint(x: Value, b: Builder) -> Value:
     """Return the conjugate transposes of matrices."""
-    turned = b.transpose(x, swapped(x.type.rank))
-    return b.make("conj", (turned,)) if kind_of(x.type.dtype) == "c" else turned
+    transposed = b.transpose(x, swapped(x.type.rank))
+    return b.make("conj", (transposed,)) if kind_of(x.type.dtype) == "c" else transposed
 
 
 def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:

@@ -48,7 +48,7 @@ class DecodeBlocks(RegionPlan):
         The rows of queries of a block.
     terms : int
         The keys of a block.
-    beside : tuple of int
+    whole_axes : tuple of int
         The batch axes that one grid item processes whole: first those whose keys and values are stored within one term,
         the outermost first, then those that share their keys and values.
     heads : int
@@ -63,7 +63,7 @@ class DecodeBlocks(RegionPlan):
     wide: str
     rows: int
     terms: int
-    beside: tuple[int, ...] = ()
+    whole_axes: tuple[int, ...] = ()
     heads: int = 1
     pairs: bool = False
     digits: int = 0
@@ -290,24 +290,24 @@ LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> DecodeBlocks:
     """Return the blocks for few rows.
 
-    A grid item processes several heads together (``beside``), unless only a call knows the number of rows.
+    A grid item processes several heads together (``whole_axes``), unless only a call knows the number of rows.
     """
     (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
     most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
-    beside = _beside(types, attrs) if isinstance(rows, int) else []
+    whole_axes = _batch_axes_of_item(types, attrs) if isinstance(rows, int) else []
     length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
-    while beside and static(product(batch[a] for a in beside)) * length > ROW_SUMS.value:
-        del beside[0]
-    heads = static(product(batch[a] for a in beside))
+    while whole_axes and static(product(batch[a] for a in whole_axes)) * length > ROW_SUMS.value:
+        del whole_axes[0]
+    heads = static(product(batch[a] for a in whole_axes))
     some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
-    queries = max(most, 1) * static(product(batch[a] for a in beside if attrs["k_dims"][a] == ABSENT))
+    queries = max(most, 1) * static(product(batch[a] for a in whole_axes if attrs["k_dims"][a] == ABSENT))
     digits = digits_of(types, attrs, result, target) if queries > 1 else 0
-    side_by_side = static(product(batch[a] for a in beside if attrs["k_dims"][a] != ABSENT))
+    side_by_side = static(product(batch[a] for a in whole_axes if attrs["k_dims"][a] != ABSENT))
     digits = digits if digits == 2 or side_by_side == 1 else 0
     if digits:
         some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
         some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
-    return DecodeBlocks(wide, max(most, 1), some, tuple(beside), heads, pairs and queries > 1, digits)
+    return DecodeBlocks(wide, max(most, 1), some, tuple(whole_axes), heads, pairs and queries > 1, digits)
 
 
 KEY_QUERIES = Limit(
@@ -317,8 +317,8 @@ KEY_QUERIES = Limit(
 )
 
 
-def _beside(types: Types, attrs: Attrs) -> list[int]:
-    """Return the batch axes that an item of few rows processes whole, see :attr:`DecodeBlocks.beside`."""
+def _batch_axes_of_item(types: Types, attrs: Attrs) -> list[int]:
+    """Return the batch axes that an item of few rows processes whole, see :attr:`DecodeBlocks.whole_axes`."""
     (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
     known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
     inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])

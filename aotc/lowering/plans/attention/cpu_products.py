@@ -102,11 +102,11 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
     op = b.the_op("attention")
     match attention_blocks(tuple(v.type for v in op.operands), op.attrs, rounded_as(op), b.target):
         case (DecodeBlocks() as few,):
-            return _plan_few(b, op, few)
+            return _plan_decode(b, op, few)
         case (ScoreBlocks() as many,):
             return _plan_many(b, op, many)
         case (DecodeBlocks() as few, ScoreBlocks() as many):
-            return AttentionByRowsPlan(_plan_few(b, op, few), _plan_many(b, op, many))
+            return AttentionByRowsPlan(_plan_decode(b, op, few), _plan_many(b, op, many))
     raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
 
 
@@ -129,10 +129,10 @@ def operand_view(e: Elements, op: Op, number: int, at: Index) -> View | None:
     return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
 
 
-def _trial_views(b: RegionBuilder, op: Op, beside: Sequence[int] = ()) -> list[View | None]:
-    """Return the layouts of keys and values of a head, of the first one along the axes ``beside``."""
+def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> list[View | None]:
+    """Return the layouts of keys and values of a head, of the first one along the axes ``whole_axes``."""
     batch, e = axes(tuple(v.type for v in op.operands), op.attrs)[0], b.trial_elements()
-    at = tuple(0 if a in beside or n == 1 else sym(e.names("n"), 0, n) for a, n in enumerate(batch))
+    at = tuple(0 if a in whole_axes or n == 1 else sym(e.names("n"), 0, n) for a, n in enumerate(batch))
     return [operand_view(e, op, number, at) for number in (1, 2)]
 
 
@@ -213,13 +213,13 @@ BYTE_VALUES = BlockSize(
 )
 
 
-def _plan_few(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttentionPlan:
+def _plan_decode(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttentionPlan:
     batch, _, _, depth, columns = axes(tuple(v.type for v in op.operands), op.attrs)
     k_dims = op.attrs["k_dims"]
-    heads = static(product(batch[a] for a in blocks.beside if k_dims[a] != ABSENT))
-    several = any(k_dims[a] != ABSENT for a in blocks.beside)
-    queries = blocks.rows * static(product(batch[a] for a in blocks.beside if k_dims[a] == ABSENT))
-    keys, values = _trial_views(b, op, blocks.beside)
+    heads = static(product(batch[a] for a in blocks.whole_axes if k_dims[a] != ABSENT))
+    several = any(k_dims[a] != ABSENT for a in blocks.whole_axes)
+    queries = blocks.rows * static(product(batch[a] for a in blocks.whole_axes if k_dims[a] == ABSENT))
+    keys, values = _trial_views(b, op, blocks.whole_axes)
     form = _key_form(b.target, blocks, keys.buffer.dtype) if keys is not None and keys.depth == 1 else None
     plain = [_is_plain(v, queries, several) for v in op.operands[1:3]]
     lengths = (heads * static(n) * size_of(v.type.dtype) for v, n in zip(op.operands[1:3], (depth, columns)))

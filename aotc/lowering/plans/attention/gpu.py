@@ -9,7 +9,7 @@ from aotc.ir.loop.forms.tiling import DecodeAttention, Tiling
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.attention.gpu_decode import one_warp
 from aotc.lowering.plans.attention.gpu_loops import attention_loops
-from aotc.lowering.plans.attention.gpu_tiles import attention_tiling, lies_in_lines
+from aotc.lowering.plans.attention.gpu_tiles import are_copyable, attention_tiling
 from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
 from aotc.lowering.plans.region_plan import RegionPlan
 
@@ -46,9 +46,9 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
     if sizes is None or tiling is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
-    if isinstance(tiling.template, DecodeAttention) and not lies_in_lines(found, tiling):
+    if isinstance(tiling.template, DecodeAttention) and not are_copyable(found, tiling):
         tiling = one_warp(sizes, b.target) or tiling
-    if not lies_in_lines(found, tiling):
+    if not are_copyable(found, tiling):
         hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
         raise b.unsupported(op, "attention of operands that lie in no lines", hint)
     return TensorCoreAttentionPlan(tiling)

@@ -104,7 +104,7 @@ class PlanOfFew:
     part: int = 0
 
 
-def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
+def plan_decode(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
     """Return the plan with the least modelled time, or None if no tiling fits the shared memory of ``target``."""
     tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
     if target.cpu != "sm_90a" or not tilings:
@@ -150,11 +150,11 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     own = -(-part // (cluster * each)) * each * line
     whole, rest = divmod(blocks, room)
     fastest = min(FASTEST_SHARE.value, WARPS_SHARE.value * plan.tiling.rows // 16) / 100
-    turns = whole * _share(room, fastest) + (_share(rest, fastest) if rest else 0)
+    iterations = whole * _share(room, fastest) + (_share(rest, fastest) if rest else 0)
     more = CLUSTER_TIME.value if cluster > 1 else 0
     if plan.part:
         more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
-    return turns * own + -(-blocks // room) * BLOCK_START.value + more
+    return iterations * own + -(-blocks // room) * BLOCK_START.value + more
 
 
 def _share(blocks: int, fastest: float) -> float:
@@ -199,5 +199,5 @@ def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
 
 def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
     """Return the terms of a part if attention of few queries is split into parts that other kernels combine; else 0."""
-    plan = plan_of_few(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
+    plan = plan_decode(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
     return plan.part if plan is not None else 0

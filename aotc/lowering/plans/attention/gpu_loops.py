@@ -13,7 +13,7 @@ from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements, all_of
-from aotc.lowering.elements.tensor_core_loops import as_taken
+from aotc.lowering.elements.tensor_core_loops import as_tensor_core_operand
 from aotc.lowering.plans.attention.sizes import AttentionSizes
 
 
@@ -77,7 +77,7 @@ class _Loops:
         index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
         buffer = self.b.buffers.get(value)
         x = self._moved(value, index) if buffer is None else Load(buffer, index)
-        return as_taken(x, "f32")
+        return as_tensor_core_operand(x, "f32")
 
     def _moved(self, value: Value, index: Index) -> Scalar:
         """Return the load of an element of a value that is a view of an input within the region."""
@@ -108,7 +108,7 @@ class _Loops:
         body.append(Store(self.whole, (), _sum(_times(Load(self.whole, ()), kept), weight)))
         kind = self.op.operands[2].type.dtype
         narrow = weight if kind == "f32" else Apply("convert", (weight,), kind)
-        rounded = self._let(body, as_taken(narrow, "f32"))
+        rounded = self._let(body, as_tensor_core_operand(narrow, "f32"))
         place = (self._col(),)
         inside = self.e.new_block()
         value = _times(rounded, self._operand(2, "v_dims", term, self._col()))

@@ -11,7 +11,7 @@ from aotc.ir.loop.forms.matmul import is_multiple
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
-from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_of_few
+from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_decode
 from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
@@ -83,7 +83,7 @@ def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     if not target.has_ampere:
         return None
     if FEW_QUERIES.holds(sizes.rows):
-        plan = plan_of_few(sizes, target)
+        plan = plan_decode(sizes, target)
         return plan.tiling if plan is not None else None
     fitting = list(_fitting(sizes, target))
     return min(fitting, key=lambda row: _time(sizes, row)).tiling if fitting else None
@@ -111,7 +111,7 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
     return sizes is not None and attention_tiling(sizes, target) is not None
 
 
-def lies_in_lines(found: LoopAttention, tiling: Tiling) -> bool:
+def are_copyable(found: LoopAttention, tiling: Tiling) -> bool:
     """Return True if the template of ``tiling`` can copy the operands: contiguous lines, aligned to 16 bytes."""
     views = found.views()
     if isinstance(tiling.template, MmaAttention):

@@ -9,7 +9,7 @@ from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.linalg.gpu_jacobi import TurnedColumns, turned_columns
+from aotc.lowering.plans.linalg.gpu_jacobi import RotatedColumns, jacobi_layout
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import real_of, size_of
@@ -84,7 +84,7 @@ class JacobiPlan(RegionPlan):
         Sweeps over all pairs of columns, at most.
     """
 
-    columns: TurnedColumns
+    columns: RotatedColumns
     sweeps: int
 
 
@@ -113,7 +113,7 @@ def plan_gpu_lapack(b: RegionBuilder) -> FactorPlan:
     *_, columns, rows = out.shape
     if routine in JACOBI_ROUTINES:
         more, kind = (static(columns), SingularPlan) if routine in SVDS else (0, EigenPlan)
-        return kind(turned_columns(static(columns), static(rows), size_of(out.dtype), more), JACOBI_SWEEPS.value)
+        return kind(jacobi_layout(static(columns), static(rows), size_of(out.dtype), more), JACOBI_SWEEPS.value)
     match routine:
         case "getrf":
             return _plan_panels(b, columns, rows) or ColumnLuPlan(_warps(columns))

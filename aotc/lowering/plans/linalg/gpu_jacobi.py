@@ -24,7 +24,7 @@ BANK_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedColumns(RegionPlan):
+class RotatedColumns(RegionPlan):
     """Layout of columns in shared memory whose pairs are rotated, each by a group of lanes.
 
     Attributes
@@ -100,12 +100,12 @@ JACOBI_LANE_BYTES = BlockSize(
 )
 
 
-def turned_columns(given: int, rows: int, size: int, more: int) -> TurnedColumns:
+def jacobi_layout(given: int, rows: int, size: int, more: int) -> RotatedColumns:
     """Return the layout with as many threads per pair as hold the columns in registers, or a warp."""
     lanes = LEAST_LANES
     while lanes < WARP and rows * size > lanes * JACOBI_LANE_BYTES.value:
         lanes *= 2
-    return TurnedColumns(given, rows, size, more, lanes, rows * size <= lanes * JACOBI_LANE_BYTES.value)
+    return RotatedColumns(given, rows, size, more, lanes, rows * size <= lanes * JACOBI_LANE_BYTES.value)
 
 
 JACOBI_BYTES = Limit(
@@ -115,7 +115,7 @@ JACOBI_BYTES = Limit(
 )
 
 
-def turned_in_block(op: Op) -> bool:
+def fits_jacobi_block(op: Op) -> bool:
     """Return True if one GPU block solves the LAPACK routine ``op``: the columns and vectors fit in shared memory.
 
     The columns of a singular value decomposition are those of the matrix or of its adjoint, whichever has fewer.
@@ -128,5 +128,5 @@ def turned_in_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    held = turned_columns(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    held = jacobi_layout(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
     return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))

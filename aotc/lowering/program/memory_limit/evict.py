@@ -22,7 +22,7 @@ from functools import partial
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.placement.memory_spaces import homes
 from aotc.lowering.program.memory_limit.copy_readers import Relief
 from aotc.lowering.program.memory_limit.loop_operands import read_inside
@@ -74,14 +74,14 @@ def _reliefs(
     worst = model.region.ops[model.worst(model.region.ops)]
     if not model.inner[worst][0]:
         return
-    turns = expected_turns(worst, constants, model.functions) if worst.name == "while" else 1
+    iterations = expected_iterations(worst, constants, model.functions) if worst.name == "while" else 1
     for v in dict.fromkeys(captures(worst)):
-        yield from read_inside(model, worst, v, costs, places, turns)
+        yield from read_inside(model, worst, v, costs, places, iterations)
     for number, region in enumerate(worst.regions):
         inner = model.inside(region)
         if inner.strain(region.ops)[0] == model.inner[worst][0]:
             for one in _reliefs(inner, costs, places, constants):
-                yield Relief(turns * one.price, partial(_inside, model.region, worst, number, one))
+                yield Relief(iterations * one.price, partial(_inside, model.region, worst, number, one))
 
 
 def _inside(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:

@@ -12,7 +12,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, touched, walk
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.graphs import graphs
 from aotc.lowering.program.memory_limit.evict import evicted
@@ -79,7 +79,7 @@ def fit_memory(
 
 
 def _is_better(new: Buffered, old: Buffered) -> bool:
-    fewer_bytes = guess(_arena(new)) < guess(_arena(old))
+    fewer_bytes = estimated_dim(_arena(new)) < estimated_dim(_arena(old))
     return fewer_bytes and sum(1 for _ in graphs(new.steps)) <= sum(1 for _ in graphs(old.steps))
 
 
@@ -163,5 +163,5 @@ def _worst(arena: Sequence[Storage]) -> list[Storage]:
     """Return the values alive at the peak, the largest first."""
     moments = sorted({s.first for s in arena})
     alive = [[s for s in arena if s.first <= moment <= s.last] for moment in moments]
-    worst = max(alive, key=lambda some: sum(guess(s.size) for s in some), default=[])
-    return sorted(worst, key=lambda s: -guess(s.size))
+    worst = max(alive, key=lambda some: sum(estimated_dim(s.size) for s in some), default=[])
+    return sorted(worst, key=lambda s: -estimated_dim(s.size))

@@ -20,16 +20,16 @@ from aotc.ir.tensor.ir import Op, Region, Value, captured, captures
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of
 from aotc.lowering.program.memory_limit.order_ops import Alive
-from aotc.lowering.program.memory_limit.rematerialize import may_be_again
+from aotc.lowering.program.memory_limit.rematerialize import is_repeatable
 from aotc.lowering.program.memory_limit.spill import coming, inserted, is_fetch, leaving, move_price
 
 
 def read_inside(
-    model: Alive, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], turns: int
+    model: Alive, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], iterations: int
 ) -> Iterator[Relief]:
     """Yield the ways to evict ``v``, an outer value that regions of ``op`` read, during their peaks.
 
-    ``places`` are the devices of values, empty if none can be moved; ``turns`` is how often a region runs.
+    ``places`` are the devices of values, empty if none can be moved; ``iterations`` is how often a region runs.
     """
     makers = [o for o in model.region.ops if v in o.results]
     firsts = _first_readers(model, op, v)
@@ -39,11 +39,11 @@ def read_inside(
     later = [n for n in readers_of(model).get(v, ()) if n > model.region.ops.index(op)]
     size = model.sizes[v]
     if places:
-        moves = turns + bool(later) + (not is_fetch(maker))
+        moves = iterations + bool(later) + (not is_fetch(maker))
         yield Relief(moves * move_price(size), partial(_moved, model, op, v, maker, (firsts, later), places[v]))
-    if not later and may_be_again(maker, model.functions) and len(maker.results) == 1:
-        price = turns * costs.of(model.kernels[maker.attrs["callee"]]).ns / size
-        yield Relief(price, partial(_again, model, op, maker, firsts))
+    if not later and is_repeatable(maker, model.functions) and len(maker.results) == 1:
+        price = iterations * costs.of(model.kernels[maker.attrs["callee"]]).ns / size
+        yield Relief(price, partial(_with_recomputed, model, op, maker, firsts))
 
 
 def _first_readers(model: Alive, op: Op, v: Value) -> dict[int, int]:
@@ -98,7 +98,7 @@ def _moved(
     return inserted(region, out, set(ops[: max([ops.index(maker), *earlier]) + 1]))
 
 
-def _again(model: Alive, op: Op, maker: Op, firsts: Mapping[int, int], count: str) -> Region:
+def _with_recomputed(model: Alive, op: Op, maker: Op, firsts: Mapping[int, int], count: str) -> Region:
     """Return the region with ``maker`` recomputed in the regions of ``op`` that read its result."""
     v = maker.result
     made = {n: replace(maker, results=(Value(f"{v.name}_again{count}_{n}", v.type),)) for n in firsts}

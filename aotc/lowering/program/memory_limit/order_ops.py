@@ -26,7 +26,7 @@ from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, post_order, walk
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.cost_model.work import guess
+from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
 
@@ -78,7 +78,9 @@ class Alive:
                 self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
             elif op.name != "constant":
                 made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
-                self.sizes.update((v, 0 if v in handed_on or self._is_far(v) else guess(size)) for v, size in made)
+                self.sizes.update(
+                    (v, 0 if v in handed_on or self._is_far(v) else estimated_dim(size)) for v, size in made
+                )
             self.over[op] = self._written_over(op)
             strains = [self.inside(r).strain(r.ops) for r in op.regions]
             most = max((bytes_ for bytes_, _ in strains), default=0)

@@ -18,22 +18,22 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
     worst = model.worst(region.ops)
     readers = readers_of(model)
     for op in region.ops[:worst]:
-        if not may_be_again(op, model.functions):
+        if not is_repeatable(op, model.functions):
             continue
         values = tuple(v for v in op.results if waits(v, worst, readers.get(v, []), model))
         saved = sum(model.sizes[v] for v in values)
         at = min((n for v in values for n in readers[v] if n > worst), default=0)
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
             price = costs.of(model.kernels[op.attrs["callee"]]).ns / saved
-            yield Relief(price, partial(_again, model, op, values, at))
+            yield Relief(price, partial(_with_repeated, model, op, values, at))
 
 
-def may_be_again(op: Op, functions: Functions) -> bool:
+def is_repeatable(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` computes the same result at any position, without effects."""
     return op.name == "dispatch" and not acts(op, functions) and not updates(op, functions)
 
 
-def _again(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
+def _with_repeated(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
     """Return the region of ``model`` with ``op`` repeated before position ``at``, for the readers of ``values``."""
     suffix = f"_again{count}"
     results = {v: Value(f"{v.name}{suffix}", v.type) for v in op.results}

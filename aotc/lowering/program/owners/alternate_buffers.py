@@ -26,7 +26,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
-from aotc.lowering.cost_model.work import guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memory_limit.order_ops import acts
 from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.owners import Owners, owners_of
@@ -111,14 +111,14 @@ class _Unroller:
 
     def _best(self, function: Function, loop: Op, copied: int) -> Function:
         """Return the form that copies least per iteration of ``loop``; ``function`` itself if none halves that."""
-        turns = trip_count(loop, self.constants, self.functions)
+        iterations = trip_count(loop, self.constants, self.functions)
         on_gpu = any(target.kind == "cuda" for target in self.memories.targets_in(loop))
-        limit = ALTERNATED_BYTES_CUDA if on_gpu and turns is None else ALTERNATED_BYTES
+        limit = ALTERNATED_BYTES_CUDA if on_gpu and iterations is None else ALTERNATED_BYTES
         if limit.holds(copied):
             return function
         best, least = function, copied // 2
         for period in range(2, ALTERNATION_PERIOD + 1):
-            form = self._unrolled(function, loop, period, turns)
+            form = self._unrolled(function, loop, period, iterations)
             if form is None:
                 break
             after, _ = _copied_states(self._owners(form))
@@ -131,12 +131,12 @@ class _Unroller:
 
     # --- unrolling ---
 
-    def _unrolled(self, function: Function, loop: Op, period: int, turns: int | None) -> Function | None:
+    def _unrolled(self, function: Function, loop: Op, period: int, iterations: int | None) -> Function | None:
         """Return ``function`` with ``period`` iterations of ``loop`` as one; None if that is not possible."""
         ops, (condition, body) = sum(1 for _ in walk(loop.regions[1])), loop.regions
-        if turns is not None:
-            rest = turns % period
-            if turns < 2 * period or ops * (period - 1 + rest) > ALTERNATED_OPS or self._acts(condition):
+        if iterations is not None:
+            rest = iterations % period
+            if iterations < 2 * period or ops * (period - 1 + rest) > ALTERNATED_OPS or self._acts(condition):
                 return None
             before, state = self._peeled(loop, rest)
             inner, results = list(body.ops), body.results
@@ -210,7 +210,7 @@ class _Unroller:
             target = self.memories.spaces[0].target
             self.functions[BRANCH_INDEX] = region
             self.kernels[BRANCH_INDEX] = self.memories.lower_region(region, target)
-            self.memories.made_for[BRANCH_INDEX] = target
+            self.memories.for_targets[BRANCH_INDEX] = target
         return BRANCH_INDEX
 
 
@@ -222,7 +222,7 @@ def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
     for tie in (one.tie for one in owners.refused):
         if tie.loops:
             loop = tie.loops[-1]
-            copied[loop] = copied.get(loop, 0) + guess_bytes(tie.new)
+            copied[loop] = copied.get(loop, 0) + estimated_bytes(tie.new)
             depths[loop] = len(tie.loops)
             if tie.kind == NEXT_STATE:
                 states.add(loop)

@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.in_place import donations
-from aotc.lowering.cost_model.work import guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memory_spaces import bytes_of
 from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
 from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties
@@ -122,7 +122,7 @@ class Owners:
         Results first, because they decide which arguments may be written; then copies, the most expensive first.
         """
         body = self.function.body
-        results = [Tie(mine, v, "a result", None, guess_bytes(v)) for mine, v in zip(self.results, body.results)]
+        results = [Tie(mine, v, "a result", None, estimated_bytes(v)) for mine, v in zip(self.results, body.results)]
         pairs = donations(self.function)
         for a, n in pairs:
             if self.of(body.results[n]) is self.of(body.params[a]):  # the argument is returned unchanged

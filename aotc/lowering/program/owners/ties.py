@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.cost_model.work import expected_turns, guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes, expected_iterations
 
 NEXT_STATE = "the next state"
 
@@ -107,16 +107,16 @@ class Ties:
         self.copies += self._ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
         inside = *loops, op
         self._runs[op] = times
-        turns = times * expected_turns(op, self._constants, self.functions)
+        iterations = times * expected_iterations(op, self._constants, self.functions)
         for region in op.regions:
-            self.region(region, inside, turns)
+            self.region(region, inside, iterations)
         rows = zip(op.results, op.regions[1].results, strict=True)
-        self.copies += self._ties(rows, NEXT_STATE, op, inside, turns)
+        self.copies += self._ties(rows, NEXT_STATE, op, inside, iterations)
 
     def _ties(
         self, rows: Iterator[tuple[Value, Value]], kind: str, op: Op, loops: tuple[Op, ...], times: int
     ) -> list[Tie]:
-        return [Tie(new, old, kind, op, guess_bytes(new) * times, loops) for new, old in rows]
+        return [Tie(new, old, kind, op, estimated_bytes(new) * times, loops) for new, old in rows]
 
 
 def iterations_in(loop: Op) -> int:

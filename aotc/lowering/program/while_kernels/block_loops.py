@@ -36,7 +36,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.cost_model.work import expected_turns, guess_bytes
+from aotc.lowering.cost_model.work import estimated_bytes, expected_iterations
 from aotc.lowering.plans.thresholds import UNROLLED_STEPS
 from aotc.lowering.program.owners.ties import iterations_in
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
@@ -71,7 +71,7 @@ def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel
     closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners)
     if not inner or not closed or not all(map(runs_in_block, inner)):
         return None
-    flops, bytes_ = work_of_turn(loop)
+    flops, bytes_ = work_of_iteration(loop)
     threads = common_threads(inner)
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
@@ -86,7 +86,7 @@ def runs_in_block(kernel: Kernel) -> bool:
     return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
 
 
-def work_of_turn(loop: CandidateLoop) -> tuple[int, int]:
+def work_of_iteration(loop: CandidateLoop) -> tuple[int, int]:
     """Return the operations, and the bytes that kernels and copies access, of one iteration of a loop."""
 
     def of(region: Region) -> tuple[int, int]:
@@ -98,14 +98,14 @@ def work_of_turn(loop: CandidateLoop) -> tuple[int, int]:
             elif o.regions:
                 parts = [of(r) for r in o.regions]
                 found = sum(p[0] for p in parts), sum(p[1] for p in parts)
-                times = expected_turns(o, loop.constants, loop.functions) if o.name == "while" else 1
+                times = expected_iterations(o, loop.constants, loop.functions) if o.name == "while" else 1
             else:
                 continue
             flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
         return flops, bytes_
 
     parts = [of(region) for region in loop.op.regions]
-    copied = sum(2 * guess_bytes(tie.new) for tie in loop.owners.copies_in(loop.op))
+    copied = sum(2 * estimated_bytes(tie.new) for tie in loop.owners.copies_in(loop.op))
     count = iterations_in(loop.op)
     return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
 
@@ -232,10 +232,10 @@ class BlockLoopWriter(TeamLoopWriter):
             self._barrier(block)
         self.begun.append(self.touches)
 
-    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+    def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
         if self.touches == self.begun.pop():  # every thread iterates independently
-            return super().loop(block, test, goes_on, step)
-        block += [While(tuple(test), goes_on, (*step, Barrier())), Barrier()]
+            return super().loop(block, test, continue_while, step)
+        block += [While(tuple(test), continue_while, (*step, Barrier())), Barrier()]
         self._forget()
 
     def _case(self, op: Op, block: list[Stmt]) -> None:
@@ -247,8 +247,8 @@ class BlockLoopWriter(TeamLoopWriter):
         if count <= self.threads:
             return For(var, 0, count, body, "thread")
         thread = f"t_{var}"
-        turns = For(var, sym(thread, 0, self.threads), count, body, "serial", self.threads)
-        return For(thread, 0, self.threads, (turns,), "thread")
+        iterations = For(var, sym(thread, 0, self.threads), count, body, "serial", self.threads)
+        return For(thread, 0, self.threads, (iterations,), "thread")
 
     def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
         """Begin a kernel or a copy, after a barrier if it accesses data of others since the last barrier."""

@@ -46,7 +46,7 @@ class Places(Protocol):
         """Extend the lifetimes of what a loop reads, and of ``kept``, back to ``begin``."""
 
 
-def kept_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
+def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
     """Return the memory that a loop's kernel keeps between launches, and the steps that clear it."""
     if not found.kept:
         return [], []
@@ -61,20 +61,20 @@ def kept_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Ste
 
 
 def bounded_steps(
-    places: Places, op: Op, loop: LoopKernel, kept: list[Storage], turns: int | None
+    places: Places, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
 ) -> list[Step]:  # fmt: skip
     """Return the steps of a ``while`` whose kernel continues from the state in its results, with ``kept`` memory.
 
-    The kernel writes the state after some iterations there, and whether there are more iterations. ``turns`` is the
-    trip count, or None.
+    The kernel writes the state after some iterations there, and whether there are more iterations. ``iterations`` is
+    the trip count, or None.
     """
     begin = places.time
     state = first_state(places, op, whole=False)
     others = [places.readable(v) for v in loop.reads]
     more = places.fresh(op.regions[0].results[0])
     places.touch(*state.places, *others, more, *kept)
-    turn = launch(loop.kernel, tuple(others), (*state.places, more, *kept), op)
+    iteration = launch(loop.kernel, tuple(others), (*state.places, more, *kept), op)
     places.time += 1
     places.extend(begin, op, [*state.places, *others, more, *kept])
-    launches = None if turns is None else -(-turns // LOOP_TURNS.value)
-    return [*state.steps, Loop(more, (turn,), (), launches)]
+    launches = None if iterations is None else -(-iterations // LOOP_TURNS.value)
+    return [*state.steps, Loop(more, (iteration,), (), launches)]

@@ -17,7 +17,7 @@ from aotc.ir.loop.forms.matmul import read_product
 from aotc.ir.loop.ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Value
-from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_turn
+from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_iteration
 from aotc.lowering.program.while_kernels.grid_barriers import BarrierPlacer
 from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
@@ -76,7 +76,7 @@ def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel 
     closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
         return None
-    flops, bytes_ = work_of_turn(loop)
+    flops, bytes_ = work_of_iteration(loop)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     if len(fixed) > 1 or not LOOP_GRID_FLOPS.holds(flops) or not LOOP_GRID_BYTES.holds(bytes_):
         return None
@@ -148,8 +148,8 @@ class GridLoopWriter(TeamLoopWriter):
         block, thread = f"b_{var}", f"t_{var}"
         b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
         begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)
-        turns = For(var, begin, count, body, "serial", self.blocks * self.threads)
-        return For(block, 0, self.blocks, (For(thread, 0, self.threads, (turns,), "thread"),), "blocks")
+        iterations = For(var, begin, count, body, "serial", self.blocks * self.threads)
+        return For(block, 0, self.blocks, (For(thread, 0, self.threads, (iterations,), "thread"),), "blocks")
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
         placer = BarrierPlacer(COUNTER)

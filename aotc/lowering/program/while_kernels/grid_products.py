@@ -201,7 +201,7 @@ class GridProduct:
         reads = max(n for n in (1, 2, 4, 8) if n <= LOOP_STAGE_READS.value and (n == 1 or pieces >= n * self.threads))
         held = Buffer(self._var(f"h{name}"), self.dtype, (reads, width), "private")
         v, u = (sym(self._var(f"{x}{name}"), 0, count) for x, count in (("v", reads), ("u", width)))
-        turn = sym(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
+        iteration = sym(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
         thread = sym(self._var("t"), 0, self.threads)
 
         def where(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
@@ -210,7 +210,7 @@ class GridProduct:
             return (flat // inner, flat % inner) if by_k else (flat % inner, flat // inner)
 
         found: list[Stmt] = [Alloc(held)]
-        piece = (turn * reads + v) * self.threads + thread
+        piece = (iteration * reads + v) * self.threads + thread
         whole = pieces % (reads * self.threads) == 0
         other, term = where(piece if whole else minimum(piece, pieces - 1), u)
         there = first + other if extent % outer == 0 else minimum(first + other, extent - 1)
@@ -257,8 +257,8 @@ class GridProduct:
         t = self.tile
         count = t.slices * t.places
         slice_, down, right = self._corner(sym(self._var("t"), 0, count))
-        turns = t.chunk // (t.terms * t.slices)
-        s, u = sym(self._var("s"), 0, turns) if turns > 1 else 0, sym(self._var("u"), 0, t.terms)
+        iterations = t.chunk // (t.terms * t.slices)
+        s, u = sym(self._var("s"), 0, iterations) if iterations > 1 else 0, sym(self._var("u"), 0, t.terms)
         term = (s * t.slices + slice_) * t.terms + u
 
         def add(i: Dim, j: Dim, thread: Dim) -> Store:
@@ -267,7 +267,7 @@ class GridProduct:
             return Store(self.acc, (thread, i, j), Apply("mul", (a, b), self.dtype), "add")
 
         step = self._unrolled("u", t.terms, self._parts(count, add))
-        return self._threads([For(self._var("s"), 0, turns, (step,))] if turns > 1 else [step], count)
+        return self._threads([For(self._var("s"), 0, iterations, (step,))] if iterations > 1 else [step], count)
 
     def _keep(self) -> For:
         t = self.tile

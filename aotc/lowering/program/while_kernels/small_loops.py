@@ -35,7 +35,7 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured,
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.cost_model.work import expected_turns
+from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.program.owners.owners import BufferOwner, Owners
 from aotc.lowering.program.owners.ties import iterations_in
@@ -97,7 +97,7 @@ def is_closed(
 
     Values copied in an iteration count too.
     """
-    if not is_whole(op) or not all(is_static(v.type.shape) for v in made_in(op)):
+    if not is_whole(op) or not all(is_static(v.type.shape) for v in computed_in(op)):
         return False
     inner = [o for r in op.regions for o in walk(r)]
     made = [
@@ -128,7 +128,7 @@ def is_whole(op: Op) -> bool:
     return LOOP_BUFFERS.holds(len(outer) + len(op.results))
 
 
-def made_in(op: Op) -> Iterator[Value]:
+def computed_in(op: Op) -> Iterator[Value]:
     """Yield the values that ops inside of a loop compute, and those that it carries."""
     for r in op.regions:
         yield from r.params
@@ -233,9 +233,9 @@ class LoopWriter:
     def enter(self, block: list[Stmt]) -> None:
         """Write statements before a loop."""
 
-    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+    def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
         """Write a loop."""
-        block.append(While(tuple(test), goes_on, tuple(step)))
+        block.append(While(tuple(test), continue_while, tuple(step)))
 
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
         """Return memory for ``value``: that of its owner, or else new local memory."""
@@ -300,13 +300,13 @@ class LoopWriter:
         self.enter(block)
         test: list[Stmt] = []
         self.region(cond, test)
-        goes_on: Scalar = self.scalar(cond.results[0], test)
+        continue_while: Scalar = self.scalar(cond.results[0], test)
         step: list[Stmt] = []
         self.region(body, step)
         self.move(step, zip([self.memory[v] for v in body.results], carries, strict=True))
         if more is not None:
-            goes_on = _bounded(more, block, test, goes_on, step)
-        self.loop(block, test, goes_on, step)
+            continue_while = _bounded(more, block, test, continue_while, step)
+        self.loop(block, test, continue_while, step)
 
     def _case(self, op: Op, block: list[Stmt]) -> None:
         results = [self.buffer(v, block) for v in op.results]
@@ -325,15 +325,15 @@ class LoopWriter:
 
 
 def _bounded(
-    more: Buffer, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]
+    more: Buffer, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
     """Bound the iterations of a loop; ``more`` receives whether others remain. Return the loop's condition."""
     count = Buffer("turns", "i32", (), "private")
     block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
-    test.append(Store(more, (), goes_on))
-    turn = Load(count, ())
-    step.append(Store(count, (), Apply("add", (turn, Const(1, "i32")), "i32")))
-    return Apply("and", (Load(more, ()), Apply("lt", (turn, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
+    test.append(Store(more, (), continue_while))
+    iteration = Load(count, ())
+    step.append(Store(count, (), Apply("add", (iteration, Const(1, "i32")), "i32")))
+    return Apply("and", (Load(more, ()), Apply("lt", (iteration, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
 
 
 def only_element(buffer: Buffer) -> Load:
@@ -398,9 +398,9 @@ def loop_kernel(
     for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
             writer.copy(block, carry, out)
-    turns = expected_turns(op, loop.constants, loop.functions)
-    turns = min(turns, LOOP_TURNS.value) if bounded else turns
-    flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * turns
+    iterations = expected_iterations(op, loop.constants, loop.functions)
+    iterations = min(iterations, LOOP_TURNS.value) if bounded else iterations
+    flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * iterations
     body, kept = tuple(writer.finish(block)), tuple(writer.kept)
     dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)

@@ -21,10 +21,10 @@ from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
     LoopWriter,
+    computed_in,
     is_whole,
     kernels_in,
     loop_kernel,
-    made_in,
 )
 from aotc.lowering.threshold import Limit
 
@@ -50,10 +50,10 @@ def bounds_of(
     worker in an iteration.
     """
     work = kernels_in(op, kernels)
-    is_known = all(is_static(v.type.shape) for v in made_in(op)) and not any(k.dims for k in work)
+    is_known = all(is_static(v.type.shape) for v in computed_in(op)) and not any(k.dims for k in work)
     if is_known or not is_whole(op):
         return None
-    sizes = [product(v.type.shape) for v in _made(op, functions)]
+    sizes = [product(v.type.shape) for v in _computed_anew(op, functions)]
     flops: Dim = sum((k.flops for k in work), 0)
     rows = [*((size, LOOP_VALUE) for size in sizes), (sum(sizes, 0), LOOP_ELEMENTS), (flops, limit)]
     least = {s.name: max(s.lo, 1) for size, _ in rows for s in symbols(size)}
@@ -66,7 +66,7 @@ def _at(size: Dim, values: Mapping[str, int]) -> Dim:
     return substitute(size, values) if isinstance(size, Expr) else size
 
 
-def _made(op: Op, functions: Mapping[str, Function]) -> list[Value]:
+def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
     """Return the values that an iteration computes anew: neither its state, nor updates of that."""
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
@@ -100,7 +100,7 @@ def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
     return loop_kernel(loop, SymbolicLoopWriter, held=held)
 
 
-def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:
+def bounds_kernel(name: str, bounds: Collection[SizeBound]) -> Kernel:
     """Return the kernel that writes 0 if sizes are within ``bounds``, else 1."""
     fits: Scalar = Const(True, "i1")
     for n, (size, most) in enumerate(bounds):

@@ -42,8 +42,8 @@ def one_kernel(
 
 
 def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
-    turns = trip_count(op, constants, functions)
-    return turns is not None and LOOP_TURNS.holds(turns)
+    iterations = trip_count(op, constants, functions)
+    return iterations is not None and LOOP_TURNS.holds(iterations)
 
 
 def _is_narrow(op: Op, kernels: Mapping[str, Kernel]) -> bool:

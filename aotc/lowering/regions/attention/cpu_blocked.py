@@ -43,7 +43,7 @@ from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
 
 def lower_decode_attention(b: RegionBuilder, plan: DecodeAttentionPlan) -> Kernel:
     """Lower a region around ``attention`` of few rows."""
-    return _kernel(b, plan.blocks.rows, lambda at, part, _: _few_rows(b, plan, at, part), plan.blocks.beside)
+    return _kernel(b, plan.blocks.rows, lambda at, part, _: _decode_rows(b, plan, at, part), plan.blocks.whole_axes)
 
 
 def lower_blocked_attention(b: RegionBuilder, plan: BlockedAttentionPlan) -> Kernel:
@@ -57,14 +57,14 @@ def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kern
     rows = axes(tuple(v.type for v in op.operands), op.attrs)[1]
 
     def item(at: Index, part: Dim, block: Dim) -> list[Stmt]:
-        variants = _few_rows(b, few, at, part), _Attention(b, op, many).item(at, part, block)
+        variants = _decode_rows(b, few, at, part), _Attention(b, op, many).item(at, part, block)
         test = Apply("le", (IndexScalar(rows), Const(few.blocks.rows, "i64")), "i1")
         return [If(test, *map(tuple, variants))]
 
     return _kernel(b, many.blocks.rows, item)
 
 
-def _few_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
+def _decode_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
     op = b.the_op("attention")
     if isinstance(plan, IntegerAttentionPlan):
         return AttentionIntegers(b, op, plan).item(at, part)
@@ -74,11 +74,11 @@ def _few_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim)
 Item = Callable[[Index, Dim, Dim], list[Stmt]]
 
 
-def _kernel(b: RegionBuilder, rows_at_once: int, item: Item, beside: Sequence[int] = ()) -> Kernel:
+def _kernel(b: RegionBuilder, rows_at_once: int, item: Item, whole_axes: Sequence[int] = ()) -> Kernel:
     """Return the kernel whose grid items are ``item(head, part of the terms, block of rows)``."""
     op = b.the_op("attention")
     batch, rows, terms, depth, columns = axes(tuple(v.type for v in op.operands), op.attrs)
-    outer = [n for a, n in enumerate(batch) if a not in beside]
+    outer = [n for a, n in enumerate(batch) if a not in whole_axes]
     extents = (*outer, op.attrs.get("split", 1), (rows + (rows_at_once - 1)) // rows_at_once)
     grid = product(extents)
     body: list[Stmt] = []
@@ -118,7 +118,7 @@ class _Attention(AttentionBlocks):
         self.values = self._lines(body, 2, self.columns)
         self.keys = self._lines(body, 1, self.depth)
         body += [] if self.single else [Alloc(self.part)]
-        self._turn_queries(body)
+        self._transpose_queries(body)
         self._clear(body)
         self._all_blocks(body)
         numbers = (self.top, self.total)
@@ -187,7 +187,9 @@ class _Attention(AttentionBlocks):
         body.append(self._for("r", blocks.rows, self._keep_top))
         body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
         body.append(self._for("r", blocks.rows, self._rescale))
-        body += self._weigh_pairs(count) if blocks.pairs else self._over_scores(count, self._weigh, whole=True)
+        body += (
+            self._weights_as_pairs(count) if blocks.pairs else self._over_scores(count, self._weigh_term, whole=True)
+        )
         body.append(self._for("r", blocks.rows, self._add_total))
         body += self._copy(self.values, 2, self.columns, first, count)
         body.append(self._sums(first, count))
@@ -222,12 +224,12 @@ class _Attention(AttentionBlocks):
             block.append(Store(self.scores, place, x))
         block.append(Store(self.top, (r,), x, "max"))
 
-    def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
+    def _weigh_term(self, block: list[Stmt], t: Dim, r: Dim) -> None:
         """Write the weight of a term, and add it to the sum of its row."""
         weight = self._weight(t, r)
         block += [Store(self.scores, self._at(t, r), weight), Store(self.fresh, (r,), weight, "add")]
 
-    def _weigh_pairs(self, count: Dim) -> list[Stmt]:
+    def _weights_as_pairs(self, count: Dim) -> list[Stmt]:
         """Return the loops that write rounded weights of terms as pairs; an odd last term is paired with 0."""
 
         def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:

@@ -101,8 +101,8 @@ class AttentionBlocks(AttentionItem):
 
         def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
             def one(inner: list[Stmt], c: Dim) -> None:
-                beside = at(2 * u + 1, c) if both else Const(0.0, "bf16")
-                inner += [Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((at(2 * u, c), beside))]
+                whole_axes = at(2 * u + 1, c) if both else Const(0.0, "bf16")
+                inner += [Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((at(2 * u, c), whole_axes))]
 
             block.append(self._for("c", columns, one))
 
@@ -110,7 +110,7 @@ class AttentionBlocks(AttentionItem):
             return self._pairs(count, self.blocks.terms, pair)
         return [self._for("t", count, line, self.blocks.terms)]
 
-    def _turn_queries(self, body: list[Stmt]) -> None:
+    def _transpose_queries(self, body: list[Stmt]) -> None:
         """Write the queries of the block as vectors of rows; rows beyond the last are 0."""
         blocks, dims, g = self.blocks, self.op.attrs["q_dims"], self.blocks.group
 

@@ -31,14 +31,14 @@ class AttentionSeen(AttentionItem):
         blocks = plan.blocks
         super().__init__(b, op, blocks.wide, blocks.rows)
         self.plan, self.blocks = plan, blocks
-        sizes = [static(self.batch[a]) for a in blocks.beside]
-        shared = [a for a in blocks.beside if op.attrs["k_dims"][a] == ABSENT]
-        self.heads = [a for a in blocks.beside if a not in shared]
+        sizes = [static(self.batch[a]) for a in blocks.whole_axes]
+        shared = [a for a in blocks.whole_axes if op.attrs["k_dims"][a] == ABSENT]
+        self.heads = [a for a in blocks.whole_axes if a not in shared]
         self.shared = shared
-        self.sizes = dict(zip(blocks.beside, sizes, strict=True))
+        self.sizes = dict(zip(blocks.whole_axes, sizes, strict=True))
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
-        beside = product_of(*(range(self.sizes[a]) for a in shared))
-        self.queries: list[Query] = list(product_of(beside, range(blocks.rows)))  # queries that share a key
+        whole_axes = product_of(*(range(self.sizes[a]) for a in shared))
+        self.queries: list[Query] = list(product_of(whole_axes, range(blocks.rows)))  # queries that share a key
         self.q = self._buffer("q", *shape, blocks.rows, self.depth, dtype="bf16" if blocks.pairs else "")
         self.scores = self._buffer("s", *shape, blocks.rows, blocks.terms)
         self.acc = self._buffer("acc", *shape, blocks.rows, self.columns)
@@ -192,12 +192,12 @@ class AttentionSeen(AttentionItem):
         body = self.e.new_block()
         place, found = self._own("place", "i64"), self.b.fresh("found")
 
-        def look(inner: list[Stmt], t: Dim) -> None:
+        def compare(inner: list[Stmt], t: Dim) -> None:
             allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], 0, t)
             at = Apply("select", (allowed, IndexScalar(t), IndexScalar(self.terms)), "i64")
             inner.append(Store(place, (), at, "min"))
 
-        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._for("t", self.terms, look)]
+        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._for("t", self.terms, compare)]
         body.append(Let(Var(found, "i64"), Load(place, ())))
         there = sym(found, 0, self.terms)
 

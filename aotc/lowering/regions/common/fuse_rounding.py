@@ -42,7 +42,7 @@ class _Rounding:
     """
 
     def __init__(self, dear: bool) -> None:
-        self._dear = dear
+        self._is_expensive = dear
         self._rounded: dict[int, Scalar] = {}
         self._wide: dict[int, Scalar] = {}
 
@@ -65,7 +65,7 @@ class _Rounding:
         if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
             return False
         row = SCALARS[x.fn]
-        known = row.widens and (self._dear or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
+        known = row.widens and (self._is_expensive or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
         return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
 
     def wide(self, x: Scalar) -> Scalar:
@@ -78,7 +78,7 @@ class _Rounding:
 
     def _in_f32(self, x: Apply) -> Scalar:
         ways = [self.wide if SCALARS[x.fn].smooth else self._widened, self.rounded]
-        fn = x.fn if self._dear else APPROXIMATIONS.get(x.fn, x.fn)
+        fn = x.fn if self._is_expensive else APPROXIMATIONS.get(x.fn, x.fn)
         return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
 
     def _widened(self, x: Scalar) -> Scalar:

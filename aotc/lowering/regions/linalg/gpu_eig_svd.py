@@ -33,7 +33,7 @@ from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import EigenPlan, JacobiPlan, SingularPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, op2, test2
-from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Turns
+from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Rotations
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
@@ -54,7 +54,7 @@ def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
     return _Singular(b, head, plan).whole()
 
 
-class Jacobi(Turns):
+class Jacobi(Rotations):
     """Rotate the columns of the matrix ``head`` of the first output, and store values and vectors in order."""
 
     descending = False
@@ -72,8 +72,8 @@ class Jacobi(Turns):
         """Return all statements with their allocations."""
         c = self.c
         least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
-        largest = self._over_all(self.scale, self._first_look, "max", least)
-        squares = self._over_all(self.norm, self._second_look, "add")
+        largest = self._over_all(self.scale, self._largest_parts, "max", least)
+        squares = self._over_all(self.norm, self._scaled_squares, "add")
         body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self.statements()]
         body += [self._numbers(), BLOCK_BARRIER, c.by_threads(self._ranks), BLOCK_BARRIER, *self._results()]
         return c.whole(body)
@@ -101,7 +101,7 @@ class Jacobi(Turns):
         block.append(For(name, self.c.t, self.n * rows, tuple(inner), step=self.c.threads))
         self.e.enter(block)
 
-    def _first_look(self, block: list[Stmt]) -> None:
+    def _largest_parts(self, block: list[Stmt]) -> None:
         """Append the copy of the matrix to shared memory, and each thread's largest real or imaginary part."""
         c, bind = self.c, self.e.bind
 
@@ -115,7 +115,7 @@ class Jacobi(Turns):
 
         self._by_elements(block, each)
 
-    def _second_look(self, block: list[Stmt]) -> None:
+    def _scaled_squares(self, block: list[Stmt]) -> None:
         """Append the scaling of a thread's elements, and the sum of their squares."""
         c, scale = self.c, self.inverse_scale()
 
@@ -189,7 +189,7 @@ class Jacobi(Turns):
         """Return the loop that computes the value of each column."""
         c = self.c
 
-        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def multiply(block: list[Stmt]) -> None:
                 block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0))]
                 self.number(block, column)
@@ -203,7 +203,7 @@ class Jacobi(Turns):
 
             return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
 
-        return self.over_columns(turn)
+        return self.over_columns(iteration)
 
     def vector(self, j: Dim, i: Dim) -> Scalar:
         """Return an element of a normalised vector."""
@@ -233,7 +233,7 @@ class Jacobi(Turns):
     def _results(self) -> list[Stmt]:
         c = self.c
 
-        def turn(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def write(block: list[Stmt]) -> None:
                 to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
                 largest = self.e.bind(Load(self.scale, (0,)))
@@ -250,7 +250,7 @@ class Jacobi(Turns):
             good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
             block.append(Store(self.status, self.head, good))
 
-        return [self.over_columns(turn), c.by_threads(state, 1)]
+        return [self.over_columns(iteration), c.by_threads(state, 1)]
 
 
 class _Eigen(Jacobi):

@@ -46,13 +46,13 @@ class Columns:
 
     def own(self, dtype: str = "") -> Buffer:
         """Return a buffer with one scalar per thread."""
-        return self._made(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
+        return self._computed(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
 
     def shared(self, dtype: str = "") -> Buffer:
         """Return a buffer with one scalar for all threads."""
-        return self._made(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
+        return self._computed(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
 
-    def _made(self, buffer: Buffer) -> Buffer:
+    def _computed(self, buffer: Buffer) -> Buffer:
         self.made.append(buffer)
         return buffer
 
@@ -104,7 +104,7 @@ class Columns:
         block.append(For(name, first + self.lane, self.rows, tuple(inner), step=WARP))
         self.e.enter(block)
 
-    def over_columns(self, first: Dim, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+    def over_columns(self, first: Dim, iterations: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
         """Return a loop over the columns from ``first`` on, one per warp and iteration.
 
         ``turns(column, by)`` returns the statements of an iteration; ``by(fill)`` restricts statements to threads that
@@ -120,7 +120,7 @@ class Columns:
             there = test2("lt", IndexScalar(column), IndexScalar(self.columns))
             return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
 
-        return For(name, 0, count, tuple(turns(column, by)))
+        return For(name, 0, count, tuple(iterations(column, by)))
 
     def among_lanes(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP

@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 
-class Turns:
+class Rotations:
     """Emitter of rotations of pairs of the columns ``w``; further rows of each may be rotated with them.
 
     ``noise`` is the squared norm up to which a column is not rotated, or None.
@@ -41,7 +41,7 @@ class Turns:
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
         self.w = self.shared(c.dtype, (held.count, held.pitch))
         self.far = self.shared("i1", (c.warps,))
-        self.sweeps = self._made(Buffer(b.fresh("sweeps"), "i64", (), "private"))
+        self.sweeps = self._computed(Buffer(b.fresh("sweeps"), "i64", (), "private"))
         self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
         self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
         self.parts = [self._registers(), self._registers()] if held.in_registers else []
@@ -54,13 +54,13 @@ class Turns:
 
     def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Return a buffer for all threads."""
-        return self._made(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
+        return self._computed(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
 
     def _registers(self) -> Buffer:
         count = self.held.padded(self.rows) // self.lanes
-        return self._made(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
+        return self._computed(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
 
-    def _made(self, buffer: Buffer) -> Buffer:
+    def _computed(self, buffer: Buffer) -> Buffer:
         self.c.made.append(buffer)
         return buffer
 
@@ -95,13 +95,13 @@ class Turns:
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
 
-    def over_columns(self, turns: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
-        """Return a loop over all columns, one per group and iteration; ``turns`` is as in ``Columns.over_columns``."""
+    def over_columns(self, iterations: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+        """Return a loop over all columns, one per group and iteration; see ``Columns.over_columns``."""
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
         there = None if self.n % groups == 0 else test2("lt", IndexScalar(column), IndexScalar(self.n))
-        return For(name, 0, count, tuple(turns(column, lambda fill: self.by_groups(there, fill))))
+        return For(name, 0, count, tuple(iterations(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over rows, distributed over the lanes of a group."""
@@ -130,12 +130,12 @@ class Turns:
         begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
-        turns = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
+        iterations = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(self.most))
-        sweep = (clear, turns, *after, *joined, share, more, BLOCK_BARRIER)
+        sweep = (clear, iterations, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
             While((), op2("and", self.some_far(), fewer), sweep),
@@ -184,7 +184,7 @@ class Turns:
         return [
             self.by_groups(there, self._read), self.by_groups(there, self._multiply),
             *self.summed(self.x2, self.y2, self.dot),
-            self.by_groups(there, self._turn), self.by_groups(there, write),
+            self.by_groups(there, self._rotate), self.by_groups(there, write),
         ]  # fmt: skip
 
     def _columns(self) -> list[Dim]:
@@ -221,7 +221,7 @@ class Turns:
 
         self.in_vectors(block, self.rows, add)
 
-    def _turn(self, block: list[Stmt]) -> None:
+    def _rotate(self, block: list[Stmt]) -> None:
         """Append the angle of a pair that is not orthogonal, and the rotation of columns in registers.
 
         The angle a has tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
@@ -230,9 +230,9 @@ class Turns:
         x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
         g2 = bind(self.square(g))
         both = bind(op2("mul", x2, y2))
-        turns = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+        iterations = test2("gt", g2, op2("mul", self.real(self.small**2), both))
         if self.noise is not None:
-            turns = op2("and", turns, test2("gt", op2("min", x2, y2), self.noise))
+            iterations = op2("and", iterations, test2("gt", op2("min", x2, y2), self.noise))
         inner = self.e.new_block()
         apart = bind(op2("sub", y2, x2))
         root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
@@ -247,8 +247,8 @@ class Turns:
         inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
         inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
         if self.held.in_registers:
-            self._turn_registers(inner, cosine, sine)
-        block.append(If(turns, tuple(inner)))
+            self._rotate_registers(inner, cosine, sine)
+        block.append(If(iterations, tuple(inner)))
         self.e.enter(block)
 
     def _inverse_root(self, x: Scalar) -> Scalar:
@@ -264,16 +264,16 @@ class Turns:
         sine = test2("gt", op2("mul", g2, op2("mul", factor, factor)), self.real((most * 2) ** 2))
         return op2("or", cosine, sine)
 
-    def _turned(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
+    def _rotated(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
         return [
             op2("sub", self.times(x, cosine), op2("mul", sine, y)),
             op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
         ]
 
-    def _turn_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
+    def _rotate_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
         def each(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
-            found = self._turned(x, y, cosine, sine)
+            found = self._rotated(x, y, cosine, sine)
             return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
 
         self.in_vectors(block, self.rows, each)
@@ -288,7 +288,7 @@ class Turns:
         def in_memory(first: int) -> Rows:
             def each(i: Dim, slot: Dim) -> list[Stmt]:
                 x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
-                found = self._turned(x, y, *angle)
+                found = self._rotated(x, y, *angle)
                 return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
 
             return each

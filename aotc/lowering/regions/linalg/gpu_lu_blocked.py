@@ -60,10 +60,10 @@ class PivotPanels:
         c = self.c
 
         def own(count: int) -> Buffer:
-            return c._made(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
+            return c._computed(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
 
         def held(role: str) -> Buffer:
-            return c._made(replace(shared[role], name=self.b.fresh("held")))
+            return c._computed(replace(shared[role], name=self.b.fresh("held")))
 
         self.own = own(self.each)
         self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
@@ -133,7 +133,7 @@ class PivotPanels:
         """Return the loop over the columns of the panel; the current one is in the first register of each row."""
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
-        steps: list[Stmt] = [self._rows(lambda block: self._look(block, begin + q))]
+        steps: list[Stmt] = [self._rows(lambda block: self._pivot_candidate(block, begin + q))]
         steps += c.among_lanes([self.best, self.row], larger, self.tall)
         if self.tall > WARP:
             stores = [Store(self.bests, (c.warp,), c.mine(self.best)), Store(self.places, (c.warp,), c.mine(self.row))]
@@ -144,7 +144,7 @@ class PivotPanels:
             steps.append(self.barrier)
         return For(name, 0, self.each, tuple(steps))
 
-    def _look(self, block: list[Stmt], k: Dim) -> None:
+    def _pivot_candidate(self, block: list[Stmt], k: Dim) -> None:
         """Append the candidate of a thread's row for the pivot of column ``k``."""
         c = self.c
         size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
@@ -266,11 +266,11 @@ class PivotPanels:
             factors = self._unrolled(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
             block += [factors, c.keep(self.number, Load(self.numbers, (row,)))]
 
-        turns = -(-self.rest // (self.groups * self.some))
-        first = sym(name, 0, turns) * self.some * self.groups + group
+        iterations = -(-self.rest // (self.groups * self.some))
+        first = sym(name, 0, iterations) * self.some * self.groups + group
         read = c.by_threads(lambda block: self._each(block, first, begin, row, self._gathered(begin, row, group)))
         write = c.by_threads(lambda block: self._each(block, first, begin, row, self._changed(begin, row, group)))
-        return [c.by_threads(take), For(name, 0, turns, (read, self.barrier, write, self.barrier))]
+        return [c.by_threads(take), For(name, 0, iterations, (read, self.barrier, write, self.barrier))]
 
     def _each(
         self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,

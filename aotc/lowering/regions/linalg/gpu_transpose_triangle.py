@@ -28,11 +28,11 @@ class Mirror:
 
     def up(self) -> list[Stmt]:
         """Return the copy of the lower triangle to the upper one, without the diagonal."""
-        return self._turned(up=True)
+        return self._transposed(up=True)
 
     def down(self) -> list[Stmt]:
         """Return the copy of the upper triangle to the lower one; it clears the upper one."""
-        return self._turned(up=False)
+        return self._transposed(up=False)
 
     def clear(self) -> list[Stmt]:
         """Return the clearing of the lower triangle."""
@@ -46,7 +46,7 @@ class Mirror:
     def _at(self, i: Dim, k: Dim) -> Index:
         return (*self.head, i, k)
 
-    def _turned(self, up: bool) -> list[Stmt]:
+    def _transposed(self, up: bool) -> list[Stmt]:
         """Return rounds of transposed tiles, one per warp: those whose row is at most their column."""
         rounds = ceildiv(self.tiles * self.tiles, self.threads // WARP)
         number = sym("r", 0, rounds) * (self.threads // WARP) + self.t // WARP

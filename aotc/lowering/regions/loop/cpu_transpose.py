@@ -27,7 +27,7 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stm
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, make_axes, place
 from aotc.lowering.elements.windows import element_of
-from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_turned, loads_of
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed, loads_of
 
 
 def lower_transposed_loops(b: RegionBuilder, plan: TransposedLoopPlan) -> Kernel:
@@ -52,7 +52,7 @@ def blocks_by(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple
         inside: list[Stmt] = []
         first = symbols[-1] * across + tile + column
         emit(inside, place(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
-        body = _turned_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
+        body = _transposed_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
         nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body)
         for name, _, count in reversed(loops):
             nests = (For(name, 0, count, nests),) if count > 1 else nests
@@ -61,7 +61,7 @@ def blocks_by(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple
     return grid_loop([*outer, pieces], (rows, blocks.rows), item, 1)
 
 
-def _turned_first(
+def _transposed_first(
     b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TransposedLoopPlan
 ) -> list[Alloc | tuple[Stmt, ...]]:
     """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
@@ -69,7 +69,7 @@ def _turned_first(
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
     made: list[Alloc | tuple[Stmt, ...]] = []
     for x in loads_of(body):
-        if (x.buffer.name, x.index) not in copies and is_turned(x, along, beside):
+        if (x.buffer.name, x.index) not in copies and is_transposed(x, along, beside):
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
             made += [Alloc(copy), (Store(copy, at, x),)]

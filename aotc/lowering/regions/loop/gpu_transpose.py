@@ -139,26 +139,28 @@ class _TransposedTiles:
         for tile, (buffer, index) in zip(self.tiles, self.loads, strict=False):
             held.setdefault(values[buffer.name], {})[_moved(index, at)] = Load(tile, (c, r))
         for v, known in held.items():
-            self.e.anchor(v, _known(known))
+            self.e.anchor(v, _read_tiles(known))
         block: list[Stmt] = []
         self.emit(block, place(self.b.anchors.space, self.b.shape, self.merged, [at[a.name] for a in self.merged]))
         for v in held:
             del self.e.anchored[v]
-        kept = {buffer.name: tile for tile, (buffer, _) in self._kept()}
+        kept = {buffer.name: tile for tile, (buffer, _) in self._tiles_of_buffers()}
         return [
             Store(kept[s.buffer.name], (c, r), s.value) if isinstance(s, Store) and s.buffer.name in kept else s
             for s in block
         ]
 
-    def _kept(self) -> list[tuple[Buffer, tuple[Buffer, Index]]]:
+    def _tiles_of_buffers(self) -> list[tuple[Buffer, tuple[Buffer, Index]]]:
         return list(zip(self.tiles[len(self.loads) :], self.stores, strict=True))
 
     def _write(self, r: Dim, c: Dim) -> list[Stmt]:
         at = self._places(r, c)
-        return [Store(buffer, _moved(index, at), Load(tile, (c, r))) for tile, (buffer, index) in self._kept()]
+        return [
+            Store(buffer, _moved(index, at), Load(tile, (c, r))) for tile, (buffer, index) in self._tiles_of_buffers()
+        ]
 
 
-def _known(known: Mapping[Index, Scalar]) -> Provide:
+def _read_tiles(known: Mapping[Index, Scalar]) -> Provide:
     return known.get
 
 

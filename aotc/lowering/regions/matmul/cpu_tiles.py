@@ -75,14 +75,14 @@ class _Tiles:
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
-            self._whole(block, outer, panel, start, rows.height)
+            self._tile_with_epilogue(block, outer, panel, start, rows.height)
         else:
             tall: list[Stmt] = []
             low: list[Stmt] = []
             test = Apply("lt", (IndexScalar(tile), Const(rows.tall, "i64")), "i1")
             if self.plan.own_epilogues:
-                self._whole(tall, outer, panel, start, rows.height + 1)
-                self._whole(low, outer, panel, start, rows.height)
+                self._tile_with_epilogue(tall, outer, panel, start, rows.height + 1)
+                self._tile_with_epilogue(low, outer, panel, start, rows.height)
                 block.append(If(test, tuple(tall), tuple(low)))
                 return
             out = self._out(block, rows.height + 1)
@@ -92,7 +92,9 @@ class _Tiles:
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
             self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
-    def _whole(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0) -> None:
+    def _tile_with_epilogue(
+        self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
+    ) -> None:
         """Write a tile of ``height`` rows with an epilogue of its own."""
         out = self._out(block, height)
         self._one(block, out, outer, panel, start, height, done)
@@ -103,7 +105,7 @@ class _Tiles:
         full: list[Stmt] = []
         out = None if self.plan.own_epilogues else self._out(block, self.rows.height)
         if self.plan.own_epilogues:
-            self._whole(full, outer, panel, start, self.rows.height)
+            self._tile_with_epilogue(full, outer, panel, start, self.rows.height)
         else:
             self._one(full, out, outer, panel, start, self.rows.height)
         rest: list[Stmt] = []
@@ -115,7 +117,7 @@ class _Tiles:
             part: list[Stmt] = []
             done = (remaining // (2 * height)) * (2 * height)
             if self.plan.own_epilogues:
-                self._whole(part, outer, panel, start, height, done)
+                self._tile_with_epilogue(part, outer, panel, start, height, done)
             else:
                 self._one(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))

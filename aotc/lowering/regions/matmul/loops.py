@@ -39,12 +39,12 @@ def lower_depthwise(b: RegionBuilder, plan: DepthwisePlan) -> Kernel:
                         ...                      # 7 pixels
     """
     *rows, pixels, channels = b.shape
-    grid, turns = product(rows), pixels // plan.pixels
-    first = sym("i", 0, turns) * plan.pixels if turns != 1 else 0
+    grid, iterations = product(rows), pixels // plan.pixels
+    first = sym("i", 0, iterations) * plan.pixels if iterations != 1 else 0
     vector, channel = sym("v", 0, channels // plan.lanes), sym("c", 0, plan.lanes)
     row = delinearize(grid_item(grid), rows)
     places = [(*row, first + n, vector * plan.lanes + channel) for n in range(plan.pixels)]
-    along = For("i", 0, turns, (For("c", 0, plan.lanes, tuple(_pixels_at_once(b, places, plan.from_zero))),))
+    along = For("i", 0, iterations, (For("c", 0, plan.lanes, tuple(_pixels_at_once(b, places, plan.from_zero))),))
     body: tuple[Stmt, ...] = (For("v", 0, channels // plan.lanes, (along,)),)
     return _kernel(b, grid, body if grid == 1 else (For("p", 0, grid, body, "parallel"),))
 

@@ -23,7 +23,7 @@ from aotc.ir.dims.algebra import Dim, minimum, static, sym
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate, store_all
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.plans.cpu_columns import ColumnPlan
@@ -49,7 +49,7 @@ class _ColumnBlocks:
         self.outer = make_axes(b.shape, [(k,) for k in plan.kept[:-1] if k not in plan.together])
         self.together = make_axes(b.shape, [(k,) for k in plan.together])
         self.middle = make_axes(b.shape, [(k,) for k in plan.reduced])
-        self.beside = list(product_of(*(range(static(a.extent)) for a in self.together)))
+        self.adjacent = list(product_of(*(range(static(a.extent)) for a in self.together)))
         self.streams = [b.inputs[n] for n in plan.streams]
 
     def lower(self) -> Kernel:
@@ -68,7 +68,7 @@ class _ColumnBlocks:
         accs = [
             {op: [Buffer(b.fresh("acc"), v.type.dtype, (self.plan.width,), "private") for v in op.results]
              for op in self.ops}
-            for _ in self.beside
+            for _ in self.adjacent
         ]  # fmt: skip
         e.anchored.clear()
         start: list[Stmt] = []
@@ -83,10 +83,10 @@ class _ColumnBlocks:
         def add(inner: list[Stmt], rows: Sequence[list[Dim]], column: Dim) -> None:
             """Add the terms of some rows to all accumulators, in one column."""
             e.enter(inner)
-            for beside, each in zip(self.beside, accs, strict=True):
+            for adjacent, each in zip(self.adjacent, accs, strict=True):
                 for row in rows:
-                    here = self._place([*at, *beside], row, column)
-                    join_turned(b, e, here)
+                    here = self._place([*at, *adjacent], row, column)
+                    join_transposed(b, e, here)
                     store_all(e, [(o, v, relocate(b, v, here)) for o, v in self.results if not b.anchors.is_row(v)])
                     for op in self.ops:
                         combine(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
@@ -116,7 +116,7 @@ class _ColumnBlocks:
             body: list[Stmt] = []
             for row in rows:
                 there = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
-                body += self.reads.ahead(self.streams, self._place([*at, *self.beside[0]], there, first))
+                body += self.reads.ahead(self.streams, self._place([*at, *self.adjacent[0]], there, first))
             inside: list[Stmt] = []
             add(inside, rows, first + sym(name, 0, strip))
             block.append(For("m", 0, whole, (*dict.fromkeys(body), For(name, 0, strip, tuple(inside)))))
@@ -135,14 +135,14 @@ class _ColumnBlocks:
     ) -> None:
         """Store the results that depend on the accumulators."""
         b, e = self.b, self.e
-        for beside, each in zip(self.beside, accs, strict=True):
+        for adjacent, each in zip(self.adjacent, accs, strict=True):
             finish: list[Stmt] = []
             e.anchored.clear()
             e.enter(finish)
             for op in self.ops:
                 for v, acc in zip(op.results, each[op], strict=True):
                     e.anchor(v, provide(Load(acc, (lane,))))
-            here = self._place([*at, *beside], [])
+            here = self._place([*at, *adjacent], [])
             for out, v in self.results:
                 if b.anchors.is_row(v):
                     index = relocate(b, v, here)

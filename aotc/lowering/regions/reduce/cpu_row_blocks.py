@@ -22,7 +22,7 @@ from aotc.ir.dims.algebra import Dim, minimum, product, static, sym
 from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan
@@ -54,7 +54,7 @@ class _RowBlocks(Rows):
         self.reads = Reads(b, self.ops)
         self.streams = [b.inputs[n] for n in plan.streams]
         self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in (*plan.together, plan.block)])
-        self.beside = make_axes(b.shape, [(k,) for k in plan.together])
+        self.adjacent_loads = make_axes(b.shape, [(k,) for k in plan.together])
         (self.rows_axis,) = make_axes(b.shape, [(plan.block,)])
 
     def lower(self) -> Kernel:
@@ -74,10 +74,10 @@ class _RowBlocks(Rows):
 
     def _places(self, at: list[Dim], rows: list[Dim]) -> list[tuple[int, int, Index]]:
         """Return, for each sum, the number of its row, the number of its shared operand, and the anchor's index."""
-        axes = [*self.outer, self.rows_axis, *self.beside]
+        axes = [*self.outer, self.rows_axis, *self.adjacent_loads]
         return [
             (i, c, place(self.b.anchors.space, self.b.shape, axes, [*at, row, *x]))
-            for c, x in enumerate(product_of(*(range(static(a.extent)) for a in self.beside)))
+            for c, x in enumerate(product_of(*(range(static(a.extent)) for a in self.adjacent_loads)))
             for i, row in enumerate(rows)
         ]
 
@@ -143,7 +143,7 @@ class _RowBlocks(Rows):
         """Write one step of the sums of a row in the current block."""
         b, e = self.b, self.e
         here = place(there, b.shape, self.inner, syms)
-        join_turned(b, e, here)
+        join_transposed(b, e, here)
         for op in self.ops:
             combine(b, e, op, accs[op], operands_at(b, e, op, here), [], lane)
 
@@ -168,12 +168,12 @@ class _RowBlocks(Rows):
         """
         b, (axis,) = self.b, self.inner
         results = [v for op in self.ops for v in op.results]
-        few = static(product(a.extent for a in self.beside))
+        few = static(product(a.extent for a in self.adjacent_loads))
         shape = (self.plan.rows * few, self.lanes)
         self.sums = {v: Buffer(b.fresh("sums"), v.type.dtype, shape, "scratch") for v in results}
         per = self.plan.part
         pitch = per * self.lanes + FETCH_LINE.value // self.reads.size
-        near = [x.buffer for x in self.reads.beside(self.plan.block, self.reduced)]
+        near = [x.buffer for x in self.reads.adjacent_loads(self.plan.block, self.reduced)]
         self.near = {x: Buffer(b.fresh("near"), x.dtype, (few, pitch), "scratch") for x in near}
         block += [Alloc(x) for x in (*self.sums.values(), *self.near.values())]
         r, lane = sym("r", 0, shape[0]), sym("l", 0, self.lanes)

@@ -52,11 +52,11 @@ class _ShortRows(Rows):
         """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
         b, axis = self.b, axes[-1]
         whole = static(axis.extent) // lanes
-        turn: list[Stmt] = []
+        iteration: list[Stmt] = []
         lane = sym("l", 0, lanes)
         together = sym(axis.name, 0, whole) * lanes + lane
-        self._together(turn, place(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
-        block.append(For(axis.name, 0, whole, tuple(turn)))
+        self._together(iteration, place(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
+        block.append(For(axis.name, 0, whole, tuple(iteration)))
         if whole * lanes != axis.extent:
             rest: list[Stmt] = []
             one = sym(axis.name, whole * lanes, axis.extent)

@@ -29,7 +29,7 @@ from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, grid_loop, make_axes, place, serial
 from aotc.lowering.plans.cpu_reductions import TransposedRowPlan
-from aotc.lowering.plans.cpu_transpose import is_turned, loads_of
+from aotc.lowering.plans.cpu_transpose import is_transposed, loads_of
 from aotc.lowering.plans.thresholds import FETCH_LINE, TURNED_TILE
 from aotc.lowering.regions.loop.cpu_transpose import reading
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
@@ -47,12 +47,12 @@ class _TransposedRows(Rows):
         self.plan, self.height = plan, plan.height
 
     def lower(self) -> Kernel:
-        b, beside, some = self.b, self.plan.beside, self.plan.rows
-        if beside not in self.kept:
+        b, adjacent, some = self.b, self.plan.adjacent, self.plan.rows
+        if adjacent not in self.kept:
             return self.in_items(self.plan.item_axes)
         self._keep_for_later("scratch")
-        outer = make_axes(b.shape, [(k,) for k in self.kept if k != beside])
-        (rows,) = make_axes(b.shape, [(beside,)])
+        outer = make_axes(b.shape, [(k,) for k in self.kept if k != adjacent])
+        (rows,) = make_axes(b.shape, [(adjacent,)])
 
         def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
             self._together(
@@ -66,7 +66,7 @@ class _TransposedRows(Rows):
     # --- rows together ---
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
-        if self.plan.beside in self.kept:
+        if self.plan.adjacent in self.kept:
             super()._over_the_row(block, at, loop, accs)
             return
         *others, rows, last = self.inner
@@ -84,23 +84,23 @@ class _TransposedRows(Rows):
 
     def _together(self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]) -> None:
         """Write ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one."""
-        turns = count // self.height
-        first = begin + sym("q", 0, turns) * self.height if turns > 1 else begin
+        iterations = count // self.height
+        first = begin + sym("q", 0, iterations) * self.height if iterations > 1 else begin
         inside: list[Stmt] = []
         r = sym("r", 0, self.height)
         row(inside, first + r)
-        body = self._turned_first(inside, r)
-        block += [For("q", 0, turns, tuple(body))] if turns > 1 else body
+        body = self._transposed_first(inside, r)
+        block += [For("q", 0, iterations, tuple(body))] if iterations > 1 else body
 
-    def _turned_first(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
+    def _transposed_first(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
         """Return the allocations, the transposing copies, and the loop over rows that reads the copies."""
         last = self.inner[-1]
         t = last.symbol()
-        (beside,), (along,) = symbols(r), symbols(t)
+        (adjacent,), (along,) = symbols(r), symbols(t)
         copies: dict[tuple[str, Index], Load] = {}
         made: list[Stmt] = []
         for x in loads_of(body):
-            if (x.buffer.name, x.index) not in copies and is_turned(x, beside, along):
+            if (x.buffer.name, x.index) not in copies and is_transposed(x, adjacent, along):
                 pitch = static(last.extent) + FETCH_LINE.value // size_of(x.dtype)
                 copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
                 copies[x.buffer.name, x.index] = Load(copy, (r, t))

@@ -112,7 +112,7 @@ class _GroupRows(Rows):
         for value, index in self.read_again:
             self.held[Buffer(b.fresh("x"), value.type.dtype, shape, "private")] = value, index
 
-    def _kept_at(self, flat: Dim) -> Index:
+    def _rows_of_block(self, flat: Dim) -> Index:
         return (self.thread, flat) if self.threads.steps else (flat,)
 
     def _from_scratch(self, value: Value, here: Index) -> Provide:
@@ -231,16 +231,16 @@ class _GroupRows(Rows):
                 block.append(If(there, (rest,)))
             return
         count = UNROLLED_VECTORS.value
-        turns = work // (count * stride)
+        iterations = work // (count * stride)
         q = self.b.fresh("q")
-        first = sym(q, 0, turns) * (count * stride)
-        if turns != 0:
+        first = sym(q, 0, iterations) * (count * stride)
+        if iterations != 0:
             body = self._lanes(element, count * width, kind, first)
-            block.append(For(q, 0, turns, (body,)))
+            block.append(For(q, 0, iterations, (body,)))
         if mod(work, count * stride) == 0:
             return
         r = self.b.fresh("r")
-        begin = turns * (count * plan.group) + self.member
+        begin = iterations * (count * plan.group) + self.member
         vectors = work // width
         vector = sym(r, 0, vectors)
         tail = self._lanes(element, width, kind, vector * width - here)

@@ -24,7 +24,7 @@ from aotc.lowering.elements.builder import (
     RegionBuilder,
     combine,
     grid_item,
-    join_turned,
+    join_transposed,
     operands_at,
     relocate,
     store_all,
@@ -46,11 +46,11 @@ class _Columns:
 
     def __init__(self, b: RegionBuilder, plan: GpuColumnPlan) -> None:
         self.b, self.e = b, b.elements()
-        beside = [k for k in plan.kept if k > max(plan.reduced)]
-        self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in beside])
+        adjacent = [k for k in plan.kept if k > max(plan.reduced)]
+        self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in adjacent])
         self.middle = make_axes(b.shape, [(k,) for k in plan.reduced])
-        self.beside = make_axes(b.shape, [(k,) for k in beside])
-        self.columns, self.work = (product(a.extent for a in axes) for axes in (self.beside, self.middle))
+        self.adjacent = make_axes(b.shape, [(k,) for k in adjacent])
+        self.columns, self.work = (product(a.extent for a in axes) for axes in (self.adjacent, self.middle))
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
         self.width, self.across, self.rows = plan.width, plan.across, plan.rows
@@ -78,8 +78,8 @@ class _Columns:
         return self.b.grid(grid, block, self.b.cost())
 
     def _place(self, rows: Sequence[Dim], column: Dim) -> Index:
-        columns = delinearize(column, [a.extent for a in self.beside])
-        axes = [*self.outer, *(self.middle if rows else ()), *self.beside]
+        columns = delinearize(column, [a.extent for a in self.adjacent])
+        axes = [*self.outer, *(self.middle if rows else ()), *self.adjacent]
         return place(self.b.anchors.space, self.b.shape, axes, [*self.at, *rows, *columns])
 
     def _exists(self, column: Dim) -> list[Apply]:
@@ -93,17 +93,17 @@ class _Columns:
         mine = self.thread % self.across * width
         down = self.thread // self.across
         body: list[Stmt] = [self._lanes(1, self._start)]
-        turns = self.work // (rows * self.down)
+        iterations = self.work // (rows * self.down)
         q, r = self.b.fresh("q"), self.b.fresh("r")
 
         def step(first: Dim) -> Callable[[list[Stmt], Dim], None]:
             return lambda inside, n: self._element(inside, first + n // width * self.down + down, mine, n % width)
 
-        if turns != 0:
-            many = self._lanes(rows, step(sym(q, 0, turns) * (rows * self.down)))
-            body.append(For(q, 0, turns, (many,)))
+        if iterations != 0:
+            many = self._lanes(rows, step(sym(q, 0, iterations) * (rows * self.down)))
+            body.append(For(q, 0, iterations, (many,)))
         if mod(self.work, rows * self.down) != 0:
-            begin = turns * (rows * self.down) + down
+            begin = iterations * (rows * self.down) + down
             one = self._lanes(1, step(sym(r, 0, self.work) - down))
             body.append(For(r, begin, self.work, (one,), step=self.down))
         body.append(self._lanes(1, self._keep(down, mine)))
@@ -136,7 +136,7 @@ class _Columns:
         b, e = self.b, self.e
         e.enter(inside)
         here = self._place(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
-        join_turned(b, e, here)
+        join_transposed(b, e, here)
         store_all(e, [(out, v, relocate(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)])
         for op in self.ops:
             combine(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))

@@ -9,7 +9,7 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, S
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_turned, operands_at, relocate, store_all
+from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate, store_all
 from aotc.lowering.elements.elements import Provide, provide
 from aotc.lowering.elements.nests import (
     NestAxis,
@@ -123,12 +123,12 @@ class Rows:
 
     def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Write one step of a stage, at element ``flat`` of the row's stored values."""
-        join_turned(self.b, self.e, here)
+        join_transposed(self.b, self.e, here)
         for v in self.keep:
             self.e.anchored.pop(v, None)  # another part of this loop, written before, stores it as well
             scalar = self.e.at(v, here)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
-            place = self._replaced_at(v, here) if v in self.replaced else self._kept_at(flat)
+            place = self._replaced_at(v, here) if v in self.replaced else self._rows_of_block(flat)
             block.append(Store(self.scratch[v], place, scalar))
             self.e.anchored[v] = provide(scalar, here)
         store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
@@ -140,7 +140,7 @@ class Rows:
     def _replaced_at(self, kept: Value, here: Index) -> Index:
         return relocate(self.b, self.replaced[kept], here)
 
-    def _kept_at(self, flat: Dim) -> Index:
+    def _rows_of_block(self, flat: Dim) -> Index:
         """Return the index at which element ``flat`` of a row is stored."""
         return (flat,)
 

@@ -68,7 +68,7 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     body = e.new_block()
     where, tests = place_of_update(e, op, [first, *window])
 
-    def beside(at: Sequence[Dim]) -> Index:
+    def adjacent(at: Sequence[Dim]) -> Index:
         """Return the index of lane ``u`` of a thread's adjacent elements."""
         return (*at[:-1], at[-1] + u) if width > 1 else tuple(at)
 
@@ -80,27 +80,27 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     begins = Apply("or", (is_first, Apply("ne", (before, row), "i1")), "i1")
     at = Buffer(b.fresh("at"), "i64", (), "private")
     test = e.new_block()
-    next_ = e.bind(e.at(indices, (_held(e, at, count, count - 1),)))
-    goes_on = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
+    next_ = e.bind(e.at(indices, (_integer_below(e, at, count, count - 1),)))
+    continue_while = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
     own = (u,) if width > 1 else ()
     sums = [Buffer(b.fresh("sum"), out.dtype, (width,) if width > 1 else (), "private") for out in b.outputs]
-    turn = e.new_block()
-    here = _held(e, at, count, None)
+    iteration = e.new_block()
+    here = _integer_below(e, at, count, None)
     one = e.new_block()
-    place = beside((here, *window))
+    place = adjacent((here, *window))
     combine(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
-    turn += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
-    same = Apply("and", (goes_on, Apply("eq", (next_, row), "i1")), "i1")
+    iteration += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
+    same = Apply("and", (continue_while, Apply("eq", (next_, row), "i1")), "i1")
     pairs = list(zip(sums, b.outputs, strict=True))
     run: list[Stmt] = [Alloc(buffer) for buffer in (at, *sums)]
-    run += lanes([Store(acc, own, Load(out, beside(where))) for acc, out in pairs])
-    run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(turn))]
-    run += lanes([Store(out, beside(where), Load(acc, own)) for acc, out in pairs])
+    run += lanes([Store(acc, own, Load(out, adjacent(where))) for acc, out in pairs])
+    run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(iteration))]
+    run += lanes([Store(out, adjacent(where), Load(acc, own)) for acc, out in pairs])
     body.append(If(all_of([*tests, begins]), tuple(run)))
     return b.grid(size // width, body, size * SCATTER_WORK.value)
 
 
-def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
+def _integer_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
     """Return the integer in ``at``, which is below ``count``; at most ``most``, if that is passed."""
     number: Scalar = Load(at, ())
     if most is not None:

@@ -130,14 +130,14 @@ def _merge_until_sorted(
     Rows that are sorted already are only copied.
     """
     width = Buffer(b.fresh("width"), "i64", (), "private")
-    turn = e.new_block()
+    iteration = e.new_block()
     own = e.bind(Load(width, ()), "w")
     reach = sym(own.name, 1)
-    _merge_pass(b, e, op, runs, n, reach, turn)
-    _merge_pass(b, e, op, runs[::-1], n, reach * 2, turn)
-    turn.append(Store(width, (), Apply("mul", (own, integer(4)), "i64")))
+    _merge_pass(b, e, op, runs, n, reach, iteration)
+    _merge_pass(b, e, op, runs[::-1], n, reach * 2, iteration)
+    iteration.append(Store(width, (), Apply("mul", (own, integer(4)), "i64")))
     more = Apply("lt", (Load(width, ()), IndexScalar(n)), "i1")
-    block += [Alloc(width), Store(width, (), integer(1)), While((), more, tuple(turn))]
+    block += [Alloc(width), Store(width, (), integer(1)), While((), more, tuple(iteration))]
 
 
 def _merge_pass(

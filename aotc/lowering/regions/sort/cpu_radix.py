@@ -182,7 +182,7 @@ class RadixSort:
         number = 0
         for word, rare in ((word, self.rare.get(n)) for n, word in enumerate(self.words)):
             value = self.e.bind(word.value(values))
-            block += [self._look(rare, value, values[word.own])] if rare and word.own is not None else []
+            block += [self._record_change(rare, value, values[word.own])] if rare and word.own is not None else []
             key = unsigned_key(self.e, value, word.ascending)
             for byte in range(word.bytes):
                 at = (number * RADIX + self._slot(key, 8 * byte),)
@@ -191,7 +191,7 @@ class RadixSort:
         block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
         return For(str(k), 0, n, tuple(block))
 
-    def _look(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
+    def _record_change(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
         """Record whether a value is replaced by another."""
         sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
         return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))

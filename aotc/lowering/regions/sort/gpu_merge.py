@@ -302,8 +302,8 @@ class _BlockSort(_Runs):
         block: list[Stmt] = []
         for pairs, source, target in ((self.each, self.cells, self.own), (self.each, self.own, self.cells)):
             if target is self.cells:
-                for turn in range(pairs):
-                    for u in range(turn % 2, self.each - 1, 2):
+                for iteration in range(pairs):
+                    for u in range(iteration % 2, self.each - 1, 2):
                         block += self._exchange(t, u, places[u + 1])
             for u, place in enumerate(places):
                 tests = test_index(place, self.count, "lt")

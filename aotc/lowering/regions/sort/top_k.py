@@ -128,19 +128,19 @@ class _TestedBlocks:
         """
         n, size = self.x.type.shape[-1], self.plan.block
         blocks = ceildiv(n, size)
-        turns = blocks if end is None else blocks + 1
-        j = sym("j", 0, turns)
+        iterations = blocks if end is None else blocks + 1
+        j = sym("j", 0, iterations)
         start = j * size
         count = minimum(n - start, size)
         larger = Buffer("larger", "i1", (), "private")
         at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
-        block = self._look(start, larger)
+        block = self._any_above(start, larger)
         chosen = Apply("or", (always, Load(larger, ())), "i1")
         block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
         block += [] if end is None else end(j, blocks)
-        return [Alloc(larger), For("j", 0, turns, tuple(block))]
+        return [Alloc(larger), For("j", 0, iterations, tuple(block))]
 
-    def _look(self, begin: Dim, larger: Buffer) -> list[Stmt]:
+    def _any_above(self, begin: Dim, larger: Buffer) -> list[Stmt]:
         """Return the test of whether any element of a block is above the limit.
 
         If the row is shorter than a block, or of unknown length, an incomplete block is taken without a test.
@@ -218,7 +218,7 @@ class _Largest:
         parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
         inner += [Store(out, at, part) for out, part in parts if out is not None]
         least = e.new_block()
-        least.append(Store(self.limit, (), self._kept_key(self.top - 1)))
+        least.append(Store(self.limit, (), self._largest_key(self.top - 1)))
         inner.append(If(Apply("not", (self.has_room,), "i1"), tuple(least)))
         taken: Stmt = If(Apply("or", (self.has_room, comes_first), "i1"), tuple(inner))
         if self.numbers is not None:  # one comparison usually suffices
@@ -230,7 +230,7 @@ class _Largest:
         e = self.e
         test = e.new_block()
         q, before = self._hole()
-        comes_first = self._before(key, i, self._kept_key(before), before)
+        comes_first = self._before(key, i, self._largest_key(before), before)
         moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), comes_first), "i1"))
         shift = e.new_block()
         q, before = self._hole()
@@ -247,7 +247,7 @@ class _Largest:
         earlier = Apply("lt", (IndexScalar(i, "i32"), Load(self.numbers, self.place(at))), "i1")
         return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
 
-    def _kept_key(self, at: Dim) -> Scalar:
+    def _largest_key(self, at: Dim) -> Scalar:
         """Return the key of one of the largest; a value follows from its index."""
         e = self.e
         if self.values is not None:

@@ -55,7 +55,7 @@ from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.memory.mapped_file import check_of, checked_first
 from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
-from aotc.vmfb.plan import Plan, judge, run_judged, without_empty
+from aotc.vmfb.plan import Plan, check_assertions, run_with_assertions, without_empty
 from aotc.vmfb.verify.buffers import check_digest, load_buffers
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
@@ -318,7 +318,7 @@ class CpuExecutable:
         take, give = self.arenas.take, self.arenas.give
         words, field = WORDS, DATA_FIELD
 
-        lapack, judged = self._lapack, plan.judged_after() if plan.judgements else None
+        lapack, judged = self._lapack, plan.assertions_by_submission() if plan.judgements else None
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -340,7 +340,7 @@ class CpuExecutable:
             if lapack is not None:
                 lapack.begin()
             try:
-                failure = None if judged is None else run_judged(calls, judged, slots)
+                failure = None if judged is None else run_with_assertions(calls, judged, slots)
                 for call in calls if judged is None else ():
                     if call():
                         raise SystemExit  # the interpreter exits, and this is a daemon thread
@@ -391,7 +391,7 @@ class CpuExecutable:
         buffers, needed, unwritten = self._marked(plan, layout.count)
         need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
-        judged, check = plan.judged_after(), check_of(self.mapped)
+        judged, check = plan.assertions_by_submission(), check_of(self.mapped)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
             check()
@@ -413,7 +413,7 @@ class CpuExecutable:
                 for stage, after in enumerate(judged):
                     if stage and calls[stage - 1]():
                         raise SystemExit  # the interpreter exits, and this is a daemon thread
-                    judge(after, partial(read_scalar, slots))
+                    check_assertions(after, partial(read_scalar, slots))
                     early.stage = stage
             finally:
                 if self._lapack is not None:
@@ -431,7 +431,7 @@ class CpuExecutable:
         """
         from aotc.vmfb.devices.early import with_marks  # only for submissions
 
-        kernels, judged = self._variant["kernels"], plan.judged_after()
+        kernels, judged = self._variant["kernels"], plan.assertions_by_submission()
 
         def written(command: Command) -> list[int]:
             inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]

@@ -86,7 +86,7 @@ class Keeper:
             self.gpu.copy(to.address, source.address, size)
             self.gpu.wait()
 
-    def settle(self, buffer: CudaBuffer) -> None:
+    def wait_for_streams(self, buffer: CudaBuffer) -> None:
         """Wait until no stream accesses the memory."""
         with self._lock:
             self.gpu.enter()
@@ -251,7 +251,7 @@ class CudaArray(DeviceArray):
 
     def wait(self) -> CudaArray:
         """Wait until no stream accesses the array; return it."""
-        keeper(self.ordinal).settle(self.buffer)
+        keeper(self.ordinal).wait_for_streams(self.buffer)
         return self
 
     def numpy(self) -> np.ndarray:
@@ -308,7 +308,7 @@ class CudaArray(DeviceArray):
         if self.dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
-        keeper(self.ordinal).settle(self._share())  # some libraries ignore the stream of the interface
+        keeper(self.ordinal).wait_for_streams(self._share())  # some libraries ignore the stream of the interface
         pointer = self.address if self.nbytes else 0
         row = {"shape": self.shape, "typestr": self.dtype.str, "data": (pointer, self.read_only)}
         return {**row, "strides": None, "stream": None, "version": 3}

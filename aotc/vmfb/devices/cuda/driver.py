@@ -114,7 +114,7 @@ def _within(context: c_void_p) -> Iterator[None]:
         call("cuCtxPopCurrent_v2", byref(found))
 
 
-class _Held:
+class _Resources:
     """Resources of a GPU, released by the process that allocated them; a forked child has none of them.
 
     Finalizers call its methods, on any thread and at any time, so they must not raise.
@@ -196,7 +196,7 @@ class Gpu(GraphStream):
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
-        self._held = _Held(ordinal)
+        self._held = _Resources(ordinal)
         self._idle: list[c_void_p] = []  # unused events
         self._release = Release(self._held.close)
         self.context = self._held.context
@@ -351,7 +351,7 @@ class Gpu(GraphStream):
         """Wait on the host for the stream; if the call is stopped, also stop its loops."""
         if self.is_turning:
             self._watch("cuStreamQuery", self.stream)
-            self._have_turned()
+            self._have_swapped()
         call("cuStreamSynchronize", self.stream)
 
     # ------------------------------------------------------------ graphs
@@ -385,9 +385,9 @@ class Gpu(GraphStream):
         if self.is_turning:
             self.has_ended_loops = True
             self.loops.end()
-            self._have_turned()
+            self._have_swapped()
 
-    def _have_turned(self) -> None:
+    def _have_swapped(self) -> None:
         self._held.turning.discard(self.handle)
         if not self._held.turning:
             blocks, self._held.later = self._held.later, []

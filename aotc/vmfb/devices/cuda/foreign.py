@@ -36,7 +36,7 @@ class _Borrowed(CudaBuffer):
         """Do nothing: the memory belongs to another library and is not reused."""
 
 
-def taken(value: Any, writes: bool = False) -> CudaArray | None:
+def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
     """Return a GPU array of another library as a :class:`CudaArray` of the same memory; None for other values.
 
     An array whose start is not aligned for vector accesses, such as a slice, is copied on its GPU.
@@ -109,7 +109,7 @@ def as_array(value: Any) -> np.ndarray | DeviceArray:
     """Return an array as a :class:`DeviceArray` if it is one or is on a GPU, else as a NumPy array."""
     if isinstance(value, np.ndarray | DeviceArray):
         return value
-    found = taken(value)
+    found = imported_array(value)
     if found is not None:
         return found
     try:

@@ -81,7 +81,7 @@ class RecordedPrograms:
         self._rows: dict[Key, AddressedPrograms] = {}
         self._moving: list[AddressedPrograms] = []  # graph sets to retarget, oldest first
         self._seen: dict[Key, None] = {}  # keys that were served by retargeting
-        self._turn = 0
+        self._clock = 0
 
     def clear(self) -> None:
         """Drop everything: working memory has moved."""
@@ -92,8 +92,8 @@ class RecordedPrograms:
         """Return the cached programs of a key, or None."""
         found = self._rows.get(key)
         if found is not None:
-            self._turn += 1
-            found.used = self._turn
+            self._clock += 1
+            found.used = self._clock
         return found
 
     def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
@@ -131,8 +131,8 @@ class RecordedPrograms:
 
     def _add(self, found: AddressedPrograms) -> AddressedPrograms:
         self._rows[found.key] = found
-        self._turn += 1
-        found.used = self._turn
+        self._clock += 1
+        found.used = self._clock
         return found
 
     def _moved(
@@ -153,7 +153,7 @@ class RecordedPrograms:
         if len(rows) < RECORDED_ADDRESSES:
             return True
         oldest = min(rows, key=lambda row: row.used)
-        if self._turn - oldest.used < STALE_CALLS:
+        if self._clock - oldest.used < STALE_CALLS:
             return False
         del self._rows[oldest.key]
         return True

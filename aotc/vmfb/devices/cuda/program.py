@@ -51,7 +51,7 @@ class CudaMemory:
             self._executable.usage.count(size)
         self._slots[slot] = self._held[slot][0]
 
-    def held_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """Return the allocated bytes."""
         return sum(size for _, size in self._held.values())
 
@@ -255,14 +255,14 @@ class CudaProgram:
 
     def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        return turn_loop(condition, self._read(node.place, "u8"), body)
+        return host_loop(condition, self._read(node.place, "u8"), body)
 
     def _case(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
         return take_branch(self._read(node.place, "i32"), branches)
 
 
-def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Sequence[Step]) -> Step:
+def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body: Sequence[Step]) -> Step:
     """Return a step that runs a loop on the host, which checks for cancellation in each iteration."""
 
     def run() -> None:
@@ -270,8 +270,8 @@ def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Seque
         while True:
             for step in condition:
                 step()
-            more = goes_on()
-            watch.look()
+            more = continue_while()
+            watch.pending_exception()
             if not more:
                 return
             for step in body:

@@ -119,7 +119,7 @@ class _Buffers:
     def next(self) -> int:
         """Wait until the least recently used buffer is free; return its address."""
         if len(self._under_way) == len(self._rows):
-            self._settle()
+            self._wait_for_copies()
         return self._rows[0][0]
 
     def used(self, after: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class _Buffers:
         self._gpu.record(row[1])
         self._under_way.append((*row, after))
 
-    def _settle(self) -> None:
+    def _wait_for_copies(self) -> None:
         _, event, after = self._under_way.pop(0)
         self._gpu.finish(event)
         after()
@@ -137,7 +137,7 @@ class _Buffers:
     def close(self) -> None:
         """Wait for all transfers, and return the buffers."""
         while self._under_way:
-            self._settle()
+            self._wait_for_copies()
         for address, event in self._rows:
             _STAGE.idle.append(address)
             self._gpu.give_events([event])

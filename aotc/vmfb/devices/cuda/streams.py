@@ -196,7 +196,7 @@ class StreamPool:
         try:
             streams = self._idle.pop()
         except IndexError:
-            streams = self._made_or_next(me)
+            streams = self._wait_for_streams(me)
         else:
             if streams.busy and streams.user != me:
                 self._idle.append(streams)
@@ -213,9 +213,9 @@ class StreamPool:
             with suppress(ValueError):  # another thread took them
                 self._idle.remove(streams)
                 return streams
-        return self._made_or_next(me)
+        return self._wait_for_streams(me)
 
-    def _made_or_next(self, me: int) -> CallStreams:
+    def _wait_for_streams(self, me: int) -> CallStreams:
         with self._lock:
             if self._made < STREAMS or me in self._users:
                 made = CallStreams(self._spaces, is_first=not self._made)

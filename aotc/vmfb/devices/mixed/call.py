@@ -25,7 +25,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
-from aotc.vmfb.plan import Plan, judge
+from aotc.vmfb.plan import Plan, check_assertions
 
 Array = np.ndarray | CudaArray
 _BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of memory that the driver allocates
@@ -58,10 +58,10 @@ class PlacedCall:
         self._places = plan.slots_of_results()
         self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
         self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
-        self._judged = plan.judged_after()
+        self._assertions = plan.assertions_by_submission()
         writes = [executable.writes[number] for number, _ in plan.submissions]
         last = [max((n for n, w in enumerate(writes) if slot in w), default=-1) for slot in self._places]
-        self._needed = [n + 1 if self._judged[n + 1] else 0 for n in last]
+        self._needed = [n + 1 if self._assertions[n + 1] else 0 for n in last]
         self._marks = LockedMarks(len(plan.results), streams.gpus[0]) if marked else None
         if self._marks is not None:
             self._call.slots[self._call.marks] = addressof(self._marks.table)
@@ -91,12 +91,12 @@ class PlacedCall:
                 self._streams.note(self)
             programs = self.recorded.of(addresses, addresses).programs
             self._upload(arrays)
-            judge(self._judged[0], self._read)
+            check_assertions(self._assertions[0], self._read)
             if early is not None:
                 downloads = self._begin_early(early, results)
-            for number, (program, after) in enumerate(zip(programs, self._judged[1:])):
+            for number, (program, after) in enumerate(zip(programs, self._assertions[1:])):
                 program.run()
-                judge(after, self._read)
+                check_assertions(after, self._read)
                 if early is not None:
                     early.stage = number + 1
             end_if_stopped()
@@ -125,7 +125,7 @@ class PlacedCall:
             self._streams.busy = True
             for gpu, event in self._sent:
                 gpu.finish(event)
-            self._call.pending.settle_all()
+            self._call.pending.wait_all()
         self._give_events()
 
     def _give_events(self) -> None:

@@ -23,13 +23,13 @@ class HostPart(CpuExecutable):
 
     def keep_within(self, limit: int, arenas: int) -> None:
         """Reduce the threads so that ``arenas`` bytes and scratch memory fit in ``limit`` bytes; 0 is no limit."""
-        self._limit, self._beside = limit, arenas
+        self._limit, self._arenas = limit, arenas
         self.threads = self._threads_within(arenas, self._stride)
 
     def limit_memory(self, limit: int) -> None:
         """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
         super().limit_memory(limit)
-        self.keep_within(self._limit, self._beside)
+        self.keep_within(self._limit, self._arenas)
 
     def call_of_nodes(
         self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: PointerTable, parameters: Sequence[int],

@@ -24,7 +24,7 @@ from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
-from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, take_branch, turn_loop
+from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, host_loop, take_branch
 from aotc.vmfb.devices.cuda.streams import CallStreams, StreamPool
 from aotc.vmfb.devices.early import MARK_BYTES, with_marks
 from aotc.vmfb.devices.mixed.host_part import HostPart
@@ -64,13 +64,13 @@ class Pending:
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
 
-    def settle(self, touches: Sequence[HostBytes]) -> None:
+    def wait_for_bytes(self, touches: Sequence[HostBytes]) -> None:
         """Wait until the bytes may be accessed."""
         for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
             gpu.finish(event)
 
-    def settle_all(self) -> None:
+    def wait_all(self) -> None:
         """Wait until all copies are complete."""
         while self._copies:
             gpu, event = self._copies.popitem()[1]
@@ -272,7 +272,7 @@ class PlacedProgram:
         pending, mark = self._call.pending, self._call.mark
 
         def run() -> None:
-            pending.settle(touches)
+            pending.wait_for_bytes(touches)
             call()
             for number in marked:
                 mark(number)
@@ -357,7 +357,7 @@ class PlacedProgram:
         pending, size = self._call.pending, touch.end - touch.begin
 
         def run() -> None:
-            pending.settle([touch])
+            pending.wait_for_bytes([touch])
             gpu.enter()
             copy(*addresses(), size)
             gpu.record(event)
@@ -374,7 +374,7 @@ class PlacedProgram:
 
     def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        return turn_loop(condition, self._scalar(node.place, "u8"), body)
+        return host_loop(condition, self._scalar(node.place, "u8"), body)
 
     def _case(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
@@ -399,6 +399,6 @@ def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: i
         loaded.gpu.download(address_of(found), address, found.nbytes)
         loaded.gpu.wait()
     else:
-        call.pending.settle([HostBytes(slot, offset, offset + found.nbytes, False)])
+        call.pending.wait_for_bytes([HostBytes(slot, offset, offset + found.nbytes, False)])
         ctypes.memmove(address_of(found), address, found.nbytes)
     return int(found[0])

@@ -83,7 +83,7 @@ class PlacedSession:
         return self._pool.grow(size, sum(held))
 
     def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
-        self._executable.pool.take_more(loaded, size, self._memories[loaded].held_bytes(), take)
+        self._executable.pool.take_more(loaded, size, self._memories[loaded].allocated_bytes(), take)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""

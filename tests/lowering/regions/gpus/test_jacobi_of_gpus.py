@@ -14,7 +14,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.semantics.run import interpret
 from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
-from aotc.lowering.plans.linalg.gpu_jacobi import JACOBI_BYTES, JACOBI_LANE_BYTES, turned_columns
+from aotc.lowering.plans.linalg.gpu_jacobi import JACOBI_BYTES, JACOBI_LANE_BYTES, jacobi_layout
 from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
 
@@ -124,7 +124,7 @@ def test_columns_that_no_registers_hold(monkeypatch):
     """They are read again for each turn."""
     monkeypatch.setattr(type(JACOBI_LANE_BYTES), "__setattr__", object.__setattr__)
     monkeypatch.setattr(JACOBI_LANE_BYTES, "value", 8)
-    assert not turned_columns(4, 70, 8, 4).in_registers
+    assert not jacobi_layout(4, 70, 8, 4).in_registers
     check_singular(values(70, 4, dtype="float64"), full=False)
     check_singular(values(70, 3, dtype="complex64"), full=False)
 
@@ -132,7 +132,7 @@ def test_columns_that_no_registers_hold(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33, 64, 150])
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_each_pair_of_columns_meets_once_a_sweep(count, size):
-    held = turned_columns(count, count, size, 0)
+    held = jacobi_layout(count, count, size, 0)
     m = 2 * held.pairs - 1
     places = [(k or m, (m - k) % m) for k in range(held.pairs)]
     met = []
@@ -147,7 +147,7 @@ def test_each_pair_of_columns_meets_once_a_sweep(count, size):
 @pytest.mark.parametrize("rows", [4, 16, 31, 64, 100, 2000])
 def test_neighbouring_columns_are_in_other_banks(rows):
     for size in (4, 8, 16):
-        held = turned_columns(3, rows, size, 3)
+        held = jacobi_layout(3, rows, size, 3)
         assert held.pitch * size % 16 == 0
         own = {(group, held.pitch * group * size // 16 % 8 + lane) for group in (0, 1) for lane in range(held.lanes)}
         if held.lanes == 4:

@@ -44,14 +44,14 @@ def test_matrices_without_a_factor_are_nan():
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
-@pytest.mark.parametrize("turned", [0, 1, 2])
-def test_solves(left, lower, turned):
+@pytest.mark.parametrize("transposed", [0, 1, 2])
+def test_solves(left, lower, transposed):
     a = matrices(2, 21, dtype="complex64")
     b = normal(2, *((21, 35) if left else (35, 21))).astype("complex64")
 
     def function(a, b):
         return lax.linalg.triangular_solve(
-            a, b, left_side=left, lower=lower, transpose_a=turned > 0, conjugate_a=turned == 2
+            a, b, left_side=left, lower=lower, transpose_a=transposed > 0, conjugate_a=transposed == 2
         )
 
     check_gpu(function, [a, b], factor=16)

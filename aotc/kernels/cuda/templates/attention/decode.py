@@ -21,9 +21,9 @@ from aotc.kernels.cuda.hopper import (
     barrier_expect,
     barrier_init,
     barrier_wait,
-    barriers_made,
     cluster_meet,
     cluster_rank,
+    fence_barrier_init,
     load_far,
     place_at,
 )
@@ -41,15 +41,15 @@ from aotc.kernels.cuda.templates.attention.decode_steps import (
     put,
     tops_of,
 )
-from aotc.kernels.cuda.templates.attention.mma_steps import load_queries, products, put_query, weigh
+from aotc.kernels.cuda.templates.attention.mma_steps import load_queries, multiply_values, products, put_query
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     LOG2_E,
     begin_of,
     end_of,
-    judge,
+    online_softmax,
     pack,
-    shrink,
-    soften,
+    rescale,
+    scores_of,
     tile_order,
     unknown,
 )
@@ -107,7 +107,7 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
 
 def _together(tiles: FewAttention) -> Callable[..., None]:
     """Return the device function by which a cluster merges the accumulators of all warps and stores the result."""
-    width, warps, cluster, threads, parted = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.parted
+    width, warps, cluster, threads, split = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.split
     pitch, tops, area, factor = pitch_of(tiles), tops_of(tiles), warps * tiles.sum_bytes, tiles.scale or 1.0
     merged, f32, i32 = _merge(tiles), types.float32, types.int32
     of_warps, of_blocks = merged(warps, False), merged(cluster, True)
@@ -115,7 +115,7 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
     @cuda.jit(device=True, inline="always")
     def finish(pointers, dims, z, row, col, value, top, whole):
         keep(pointers, dims, z, row, col, divided(value, whole))
-        if parted and col == 0:
+        if split and col == 0:
             keep_rest(pointers, dims, z, row, f32(top * f32(factor)), whole)
 
     @cuda.jit(device=True, inline="always")
@@ -152,14 +152,14 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
 def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two device functions of a warp: the start of its copies, and the loop over its keys.
 
-    A warp has ``turns`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it: only
-    its own lanes read it, so a warp barrier is enough.
+    A warp has ``iterations`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it:
+    only its own lanes read it, so a warp barrier is enough.
     """
     terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     step, i32 = terms * tiles.warps * tiles.cluster, types.int32
     load_keys, load_values = load(tiles, 1), load(tiles, 2)
-    multiply, add_values = products(tiles), weigh(tiles)
-    score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
+    multiply, add_values = products(tiles), multiply_values(tiles)
+    score, know, shorten, pack_weights = scores_of(tiles), online_softmax(tiles), rescale(tiles), pack(tiles)
     clear, following = zeros(tiles.width // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -173,9 +173,9 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
         if lane == 0:
             for s in range(stages):
                 barrier_init(i32(ring.barriers + BARRIER_BYTES * s), i32(1))
-            barriers_made()
+            fence_barrier_init()
             s = i32(0)
-            while s < min(keys.turns, i32(stages)):
+            while s < min(keys.iterations, i32(stages)):
                 to, barrier = i32(ring.stages + s * stage), i32(ring.barriers + BARRIER_BYTES * s)
                 fetch(maps, pointers, dims, to, barrier, z, i32(keys.first + s * step))
                 s = i32(s + 1)
@@ -183,9 +183,9 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
 
     @cuda.jit(device=True, inline="always")
     def attend(maps, pointers, dims, queries, ring, warp, keys, sizes):
-        sums, known, lane, turns = clear(), unknown(), warp.lane, keys.turns
-        turn, at, term = i32(0), Ring(i32(0), i32(0)), keys.first
-        while turn < turns:
+        sums, known, lane, iterations = clear(), unknown(), warp.lane, keys.iterations
+        iteration, at, term = i32(0), Ring(i32(0), i32(0)), keys.first
+        while iteration < iterations:
             place, barrier = i32(ring.stages + at.stage * stage), i32(ring.barriers + BARRIER_BYTES * at.stage)
             barrier_wait(barrier, at.parity)
             scores = multiply(queries, place, lane)
@@ -194,9 +194,9 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
             weights, known = know(scores, known)
             sums = add_values(shorten(sums, known), pack_weights(weights), i32(place + key_bytes), lane)
             warp_meet()
-            if lane == 0 and i32(turn + stages) < turns:
+            if lane == 0 and i32(iteration + stages) < iterations:
                 fetch(maps, pointers, dims, place, barrier, warp.z, i32(term + stages * step))
-            turn, at, term = i32(turn + 1), following(at), i32(term + step)
+            iteration, at, term = i32(iteration + 1), following(at), i32(term + step)
         return sums, known
 
     return begin, attend
@@ -246,13 +246,13 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         begin = begin_of(pointers, dims, z, row)
         pieces = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         mine = i32(rank * warps + warp)
-        turns = quotient(i32(max(i32(pieces - mine), i32(0)) + warps * cluster - 1), i32(warps * cluster))
+        iterations = quotient(i32(max(i32(pieces - mine), i32(0)) + warps * cluster - 1), i32(warps * cluster))
         whole = i32(0)
         if plain:
             whole = i32(min(end_of(pointers, dims, z, row), n))
         ring, first = i32(base + warp * ring_bytes), i32(mine * terms)
         own = i32(base + barriers + warp * (BARRIER_BYTES * stages))
-        slots, keys = WarpRing(ring, own), KeyRange(i32(begin + first), turns, whole)
+        slots, keys = WarpRing(ring, own), KeyRange(i32(begin + first), iterations, whole)
         start(maps, pointers, dims, slots, lane, z, keys)
         queries = queries_of(pointers, dims, base, thread, z, row, m)
         sums, known = attend(maps, pointers, dims, queries, slots, WarpRows(z, row, lane), keys, sizes)

@@ -46,11 +46,11 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
         sources = [_source(view, found, buffers) for view in views[1:]]
         given |= dict(zip("kv", sources)) | {"rows": WARP_TILE, "warps": tiling.rows // WARP_TILE}
         given["cluster"] = tiling.cluster
-        return FewAttention(**given | {"in_lines": False, "parted": bool(found.rest)})
+        return FewAttention(**given | {"in_lines": False, "split": bool(found.rest)})
     if not all(view is not None and view.in_lines for view in views[1:]):
         raise ValueError("keys or values do not lie in pieces of 16 bytes")
     places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
-    return WarpAttention(**given | dict(zip("kv", places)), parted=bool(found.rest))
+    return WarpAttention(**given | dict(zip("kv", places)), split=bool(found.rest))
 
 
 def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:

@@ -21,18 +21,18 @@ from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.attention.mma_steps import (
     copy_terms,
     load_queries,
+    multiply_values,
     products,
     put_query,
     store_rows,
-    weigh,
 )
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     begin_of,
     end_of,
-    judge,
+    online_softmax,
     pack,
-    shrink,
-    soften,
+    rescale,
+    scores_of,
     tile_order,
     unknown,
 )
@@ -78,9 +78,9 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     Copies follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.
     """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
-    copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), weigh(tiles)
-    score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
-    divide, store, clear = shrink(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
+    copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), multiply_values(tiles)
+    score, know, shorten, pack_weights = scores_of(tiles), online_softmax(tiles), rescale(tiles), pack(tiles)
+    divide, store, clear = rescale(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
     wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
     m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
     plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
@@ -93,7 +93,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         grid = HeadGrid(i32(down * heads), down, heads)
         z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), grid, sizes)
         begin = begin_of(pointers, dims, z, first_row)
-        turns = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
+        iterations = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         row, lane = i32(first_row + (thread >> WARP_BITS) * WARP_TILE), i32(thread & LANE_MASK)
         warp = WarpRows(z, row, lane)
         for s in range(stages - 1):
@@ -104,21 +104,21 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         whole = i32(0)
         if plain:
             whole = quotient(i32(max(i32(min(end_of(pointers, dims, z, first_row), n) - begin), i32(0))), i32(terms))
-        turn, at, ahead = i32(0), i32(0), i32(stages - 1)
-        while turn < turns:
+        iteration, at, ahead = i32(0), i32(0), i32(stages - 1)
+        while iteration < iterations:
             wait_ready()
             cuda.syncthreads()
-            following = i32(begin + (turn + stages - 1) * terms)
+            following = i32(begin + (iteration + stages - 1) * terms)
             if following < end:
                 copy(pointers, dims, i32(base + ahead * stage), thread, z, following, end)
             copies_commit()
             place_of_keys = i32(base + at * stage)
             scores = multiply(queries, place_of_keys, lane)
-            if turn >= whole:
-                scores = score(scores, warp, i32(begin + turn * terms), sizes, pointers, dims)
+            if iteration >= whole:
+                scores = score(scores, warp, i32(begin + iteration * terms), sizes, pointers, dims)
             weights, known = know(scores, known)
             sums = add_values(shorten(sums, known), pack_weights(weights), i32(place_of_keys + key_bytes), lane)
-            turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
+            iteration, at, ahead = i32(iteration + 1), i32(at + 1), i32(ahead + 1)
             if at == stages:
                 at = i32(0)
             if ahead == stages:

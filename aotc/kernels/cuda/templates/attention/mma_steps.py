@@ -18,7 +18,13 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths, read_lines, sums_of_weights, whole_rows
+from aotc.kernels.cuda.templates.attention.softmax_steps import (
+    STATE,
+    RowMaths,
+    complete_rows,
+    read_lines,
+    sums_of_weights,
+)
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
@@ -75,18 +81,18 @@ def _emit_each(
         for n in range(count):
             emit(thread, n)
         return
-    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # opaque, so never unrolled
+    iterations = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # opaque, so never unrolled
     before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
     b.branch(loop)
     b.position_at_end(loop)
-    turn = b.phi(I32)
-    turn.add_incoming(i32(0), before)
-    own = b.add(thread, b.mul(turn, i32(COPIED_AT_ONCE * tiles.threads)))
+    iteration = b.phi(I32)
+    iteration.add_incoming(i32(0), before)
+    own = b.add(thread, b.mul(iteration, i32(COPIED_AT_ONCE * tiles.threads)))
     for n in range(COPIED_AT_ONCE):
         emit(own, n)
-    following = b.add(turn, i32(1))
-    turn.add_incoming(following, b.block)
-    b.cbranch(b.icmp_signed("<", following, turns), loop, after)
+    following = b.add(iteration, i32(1))
+    iteration.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, iterations), loop, after)
     b.position_at_end(after)
     for n in range(count // COPIED_AT_ONCE * COPIED_AT_ONCE, count):
         emit(thread, n)
@@ -264,7 +270,7 @@ class _ValueWords:
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
-def weigh(tiles: AttentionTiles) -> Any:
+def multiply_values(tiles: AttentionTiles) -> Any:
     """Return the device function that adds packed weights times the values of a stage to a warp's accumulators."""
     count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
@@ -285,7 +291,7 @@ def weigh(tiles: AttentionTiles) -> Any:
 
     @emitted(lambda *given: kept(kept, weights_type, INT, INT), generate)
     def add(sums, weights, at, lane):
-        whole, lines = whole_rows(weights, tiles.terms), np.arange(tiles.terms)
+        whole, lines = complete_rows(weights, tiles.terms), np.arange(tiles.terms)
         values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
         return sums + (whole @ values)[own_elements(tiles.width)]
 
@@ -293,7 +299,7 @@ def weigh(tiles: AttentionTiles) -> Any:
 
 
 def store_rows(tiles: WarpAttention) -> Any:
-    """Return the device function by which a warp stores its 16 rows, with their statistics if ``parted``."""
+    """Return the device function by which a warp stores its 16 rows, with their statistics if ``split``."""
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):
@@ -301,7 +307,7 @@ def store_rows(tiles: WarpAttention) -> Any:
         known, staging, warp, rows, *tables = arguments[1:]
         z, row, lane = members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
-        if tiles.parted:
+        if tiles.split:
             _emit_rest(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
@@ -309,7 +315,7 @@ def store_rows(tiles: WarpAttention) -> Any:
     def store(sums, known, staging, warp, rows, pointers, dims):
         z, row, lane = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
-        if tiles.parted:
+        if tiles.split:
             wholes = sums_of_weights(known)
             for half in range(2):
                 own = int(row) + int(lane) // 4 + 8 * half

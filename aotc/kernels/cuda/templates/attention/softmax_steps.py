@@ -83,8 +83,8 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
             first = i32(group * HEADS_TOGETHER)
             wide = i32(min(i32(grid.heads - first), i32(HEADS_TOGETHER)))
             at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
-            turn = quotient(at, wide)
-            z, row = i32(first + i32(at - i32(turn * wide))), i32(i32(down - 1 - turn) * rows)
+            iteration = quotient(at, wide)
+            z, row = i32(first + i32(at - i32(iteration * wide))), i32(i32(down - 1 - iteration) * rows)
             end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), sizes.rows) - 1)), n))
             end = i32(max(end, i32(0)))
         else:
@@ -103,7 +103,7 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
     return here().block.memory.view(kind)[places // kind.itemsize]
 
 
-def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
+def complete_rows(weights: np.ndarray, terms: int) -> np.ndarray:
     """Return 16 rows of weights; the calling thread's rows are complete: four lanes have a part of each."""
     lane, every = here().thread % 32, here().block.exchange(weights)
     whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
@@ -173,7 +173,7 @@ def _rows(scores: list[Any]) -> list[list[Any]]:
     return [[x for n, x in enumerate(scores) if n // 2 % 2 == row] for row in range(2)]
 
 
-def soften(tiles: AttentionTiles) -> Any:
+def online_softmax(tiles: AttentionTiles) -> Any:
     """Return the device function that turns scores into weights and updates the softmax statistics of their rows.
 
     It is an online softmax, as in M. Milakov and N. Gimelshein (2018). A lane's statistics (``STATE``) are, for each of
@@ -283,7 +283,7 @@ def pack(tiles: AttentionTiles) -> Any:
     return step
 
 
-def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
+def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
     """Return the device function that rescales accumulators; with ``last`` it divides them by the sums of weights."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
@@ -311,7 +311,7 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
     return step
 
 
-def judge(tiles: AttentionTiles, there: bool = False) -> Any:
+def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
     """Return the device function that turns dot products into scores: minus infinity beyond the end of a row.
 
     With ``there``, all keys exist, as before the last stage: indices are not clamped, which saves registers.

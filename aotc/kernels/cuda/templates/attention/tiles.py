@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.loop.forms.attention import few_sums, queries_stay
+from aotc.ir.loop.forms.attention import accumulator_bytes, queries_stay
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
@@ -150,13 +150,13 @@ class FewAttention(AttentionTiles):
         Warps of a block.
     cluster : int
         Blocks that share the keys of a head.
-    parted : bool
+    split : bool
         True if the kernel has a part of the keys only, and must store the softmax statistics, too.
     """
 
     warps: int = 8
     cluster: int = 1
-    parted: bool = False
+    split: bool = False
 
     @property
     def threads(self) -> int:
@@ -171,7 +171,7 @@ class FewAttention(AttentionTiles):
     @property
     def sum_bytes(self) -> int:
         """Bytes of a warp's accumulators and of its rows' softmax statistics."""
-        return few_sums(self.width)
+        return accumulator_bytes(self.width)
 
     @property
     def queries(self) -> int:
@@ -196,11 +196,11 @@ class WarpAttention(AttentionTiles):
 
     Attributes
     ----------
-    parted : bool
+    split : bool
         True if the kernel has a part of the keys only, and must store the softmax statistics, too.
     """
 
-    parted: bool = False
+    split: bool = False
 
     @property
     def threads(self) -> int:

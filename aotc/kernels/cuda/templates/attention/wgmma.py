@@ -24,7 +24,7 @@ from aotc.kernels.cuda.hopper import (
     barrier_expect,
     barrier_init,
     barrier_wait,
-    barriers_made,
+    fence_barrier_init,
     group_arrive,
     group_wait,
     products_commit,
@@ -33,9 +33,23 @@ from aotc.kernels.cuda.hopper import (
     writes_shown,
 )
 from aotc.kernels.cuda.ptx import quotient, shared_base
-from aotc.kernels.cuda.templates.attention.softmax_steps import end_of, judge, pack, shrink, soften, tile_order, unknown
+from aotc.kernels.cuda.templates.attention.softmax_steps import (
+    end_of,
+    online_softmax,
+    pack,
+    rescale,
+    scores_of,
+    tile_order,
+    unknown,
+)
 from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
-from aotc.kernels.cuda.templates.attention.wgmma_steps import load, products, settled, store_rows, weigh
+from aotc.kernels.cuda.templates.attention.wgmma_steps import (
+    load,
+    multiply_values,
+    products,
+    store_rows,
+    wait_for_groups,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import (
     Consumer,
@@ -107,29 +121,29 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
         tile, q_parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
-            turns = quotient(i32(end + terms - 1), i32(terms))
-            if turns > 0:
+            iterations = quotient(i32(end + terms - 1), i32(terms))
+            if iterations > 0:
                 barrier_wait(i32(base + of_queries + BARRIER_BYTES), i32(q_parity ^ 1))
                 barrier_expect(i32(base + of_queries), i32(query_bytes))
                 load_queries(maps, pointers, dims, base, i32(base + of_queries), z, row)
                 q_parity = i32(q_parity ^ 1)
-            turn = turns
-            while turn >= 0 and turns > 0:
-                if turn > 0:
+            iteration = iterations
+            while iteration >= 0 and iterations > 0:
+                if iteration > 0:
                     full = i32(base + barriers + BARRIER_BYTES * k.stage)
                     barrier_wait(i32(full + BARRIER_BYTES * stages), i32(k.parity ^ 1))
                     barrier_expect(full, i32(key_bytes))
                     to = i32(base + keys + k.stage * key_bytes)
-                    load_keys(maps, pointers, dims, to, full, z, i32((turn - 1) * terms))
+                    load_keys(maps, pointers, dims, to, full, z, i32((iteration - 1) * terms))
                     k = following(k)
-                if turn < turns:
+                if iteration < iterations:
                     full = i32(base + of_values + BARRIER_BYTES * v.stage)
                     barrier_wait(i32(full + BARRIER_BYTES * stages), i32(v.parity ^ 1))
                     barrier_expect(full, i32(value_bytes))
                     to = i32(base + values + v.stage * value_bytes)
-                    load_values(maps, pointers, dims, to, full, z, i32(turn * terms))
+                    load_values(maps, pointers, dims, to, full, z, i32(iteration * terms))
                     v = following(v)
-                turn = i32(turn - 1)
+                iteration = i32(iteration - 1)
             tile = i32(tile + cuda.gridDim.x)
 
     return copy_tiles
@@ -145,13 +159,13 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
     of_values, terms, i32 = barriers + VALUE_BARRIERS * stages, tiles.terms, types.int32
-    multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
-    score, pack_weights = judge(tiles, there=True), pack(tiles)
-    wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
+    multiply, add_values, know, shorten = products(tiles), multiply_values(tiles), online_softmax(tiles), rescale(tiles)
+    score, pack_weights = scores_of(tiles, there=True), pack(tiles)
+    wait_scores, wait_both = wait_for_groups(1, terms // 2), wait_for_groups(0, tiles.width // 2, terms // 2)
     following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def turn_of(own, warp, turn, sums, packed, known, k, v):
+    def iteration_of(own, warp, iteration, sums, packed, known, k, v):
         base = own.base
         barrier_wait(i32(base + barriers + BARRIER_BYTES * k.stage), k.parity)
         if consumers > 1:
@@ -171,7 +185,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
         if own.leads:
             barrier_arrive(i32(base + barriers + BARRIER_BYTES * (stages + k.stage)))
         if judged:
-            scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
+            scores = score(scores, warp, i32(iteration * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
         sums, weights = wait_both(sums, weights)
         if own.leads:
@@ -180,18 +194,18 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
         sums = shorten(sums, known)
         return sums, packed, known, following(k), following(v)
 
-    return turn_of
+    return iteration_of
 
 
 def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the first iteration: the weights of the last stage of keys."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _places(tiles)
-    multiply, know, score, pack_weights = products(tiles), soften(tiles), judge(tiles), pack(tiles)
-    wait_scores, following = settled(0, terms // 2), next_stage(cuda, stages)
+    multiply, know, score, pack_weights = products(tiles), online_softmax(tiles), scores_of(tiles), pack(tiles)
+    wait_scores, following = wait_for_groups(0, terms // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def first_of(own, warp, turn, known, k):
+    def first_of(own, warp, iteration, known, k):
         barrier_wait(i32(own.base + barriers + BARRIER_BYTES * k.stage), k.parity)
         products_fence()
         scores = multiply(own.queries, i32(own.base + keys + k.stage * key_bytes))
@@ -200,7 +214,7 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
         if own.leads:
             barrier_arrive(i32(own.base + barriers + BARRIER_BYTES * (stages + k.stage)))
         k = following(k)
-        scores = score(scores, warp, i32(turn * terms), own.sizes, own.pointers, own.dims)
+        scores = score(scores, warp, i32(iteration * terms), own.sizes, own.pointers, own.dims)
         weights, known = know(scores, known)
         return pack_weights(weights), known, k
 
@@ -211,7 +225,11 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the last iteration: the last weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _places(tiles)
-    of_values, add_values, wait_sums = barriers + VALUE_BARRIERS * stages, weigh(tiles), settled(0, tiles.width // 2)
+    of_values, add_values, wait_sums = (
+        barriers + VALUE_BARRIERS * stages,
+        multiply_values(tiles),
+        wait_for_groups(0, tiles.width // 2),
+    )
     following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -236,18 +254,18 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def add_terms(own, warp, tile, sums, known, k, v):
         barrier_wait(i32(own.base + of_queries), tile.parity)
-        turn, whole = i32(tile.turns - 1), i32(0)
-        packed, known, k = first(own, warp, turn, known, k)
+        iteration, whole = i32(tile.iterations - 1), i32(0)
+        packed, known, k = first(own, warp, iteration, known, k)
         if masked:
             if plain:
                 whole = quotient(i32(max(end_of(own.pointers, own.dims, warp.z, tile.row), i32(0))), i32(terms))
-            while turn > whole:
-                turn = i32(turn - 1)
-                sums, packed, known, k, v = turn_judged(own, warp, turn, sums, packed, known, k, v)
+            while iteration > whole:
+                iteration = i32(iteration - 1)
+                sums, packed, known, k, v = turn_judged(own, warp, iteration, sums, packed, known, k, v)
         if plain:
-            while turn > 0:
-                turn = i32(turn - 1)
-                sums, packed, known, k, v = turn_plain(own, warp, turn, sums, packed, known, k, v)
+            while iteration > 0:
+                iteration = i32(iteration - 1)
+                sums, packed, known, k, v = turn_plain(own, warp, iteration, sums, packed, known, k, v)
         sums, v = last(own, sums, packed, v)
         return sums, known, k, v
 
@@ -258,7 +276,7 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return a consumer's loop: 64 queries of all tiles of the block."""
     terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
     of_queries = _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
-    divide, clear, store = shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
+    divide, clear, store = rescale(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
     place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
 
     @cuda.jit(device=True, inline="always")
@@ -272,16 +290,19 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
             group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
-            turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * WARPGROUP_TILE + warp * WARP_TILE)
+            iterations, own = (
+                quotient(i32(end + terms - 1), i32(terms)),
+                i32(row + mine * WARPGROUP_TILE + warp * WARP_TILE),
+            )
             sums, known, warp_rows = clear(), unknown(), WarpRows(z, own, lane)
-            if turns > 0:
-                keys = KeyStages(row, turns, parity)
+            if iterations > 0:
+                keys = KeyStages(row, iterations, parity)
                 sums, known, k, v = add_terms(consumer, warp_rows, keys, sums, known, k, v)
                 parity = i32(parity ^ 1)
             means = divide(sums, known)
             group_wait(i32(_STORE + mine), i32(WARPGROUP))
             store(means, i32(queries + warp * STAGING), warp_rows, sizes.rows, pointers, dims)
-            if turns > 0:
+            if iterations > 0:
                 writes_shown()
                 if lane == 0:
                     barrier_arrive(i32(base + of_queries + BARRIER_BYTES))
@@ -332,7 +353,7 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
             of_queries = i32(base + barriers + QUERY_BARRIERS * stages)
             barrier_init(of_queries, i32(1))
             barrier_init(i32(of_queries + BARRIER_BYTES), i32(WARPGROUP_WARPS * consumers))
-            barriers_made()
+            fence_barrier_init()
         cuda.syncthreads()
         if thread < WARPGROUP:
             if shares:

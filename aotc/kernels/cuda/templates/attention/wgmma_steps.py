@@ -20,7 +20,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, read_lines, whole_rows
+from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, complete_rows, read_lines
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
@@ -111,7 +111,7 @@ def products(tiles: WarpgroupAttention) -> Any:
     return begin
 
 
-def weigh(tiles: WarpgroupAttention) -> Any:
+def multiply_values(tiles: WarpgroupAttention) -> Any:
     """Return the device function that issues packed weights times values, added to a warpgroup's accumulators."""
     count, packed = tiles.width // 2, tiles.terms // 4
     sums = ", ".join(f"${n}" for n in range(count))
@@ -142,15 +142,15 @@ def weigh(tiles: WarpgroupAttention) -> Any:
     @emitted(lambda *given: kept(kept, weights_type, INT), generate)
     def begin(sums, weights, v):
         with here().block.warpgroup() as once:
-            weighed = whole_rows(weights, tiles.terms)
+            with_measured_work = complete_rows(weights, tiles.terms)
             given = partial(read_lines, v, np.arange(tiles.terms), tiles.width, tiles.terms, tiles.operands)
             values = once(int(v), lambda: given().astype(np.float32))
-        return sums + (weighed @ values)[own_elements(tiles.width)]
+        return sums + (with_measured_work @ values)[own_elements(tiles.width)]
 
     return begin
 
 
-def settled(left: int, *counts: int) -> Any:
+def wait_for_groups(left: int, *counts: int) -> Any:
     """Return the device function that waits until at most ``left`` groups of products are in flight.
 
     It gets and returns tuples of ``counts`` registers: the results of the wait, and registers that must not be used

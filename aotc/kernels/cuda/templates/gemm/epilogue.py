@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.device_function import held_type
+from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly
@@ -52,7 +52,7 @@ class StorePieces:
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
         self.columns = tiles.staged
         self.steps = tiles.steps
-        self.down = self.pieces.down is not tiles.turned
+        self.down = self.pieces.down is not tiles.transposed
         own = self.columns // 2
         self.across = len(parts[0]) // own
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
@@ -70,7 +70,7 @@ class StorePieces:
         the queue and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
         """
         b, count = self.b, len(self.chunks)
-        each = len(held_type(self.pieces.held).elements) * self.steps
+        each = len(registers_type(self.pieces.held).elements) * self.steps
         ahead = len(first) // each if each else 0
         before, loop, done = b.block, b.append_basic_block("chunk"), b.append_basic_block("stored")
         b.branch(loop)
@@ -138,13 +138,13 @@ class StorePieces:
         """Return the address of a staged accumulator: without bank conflicts, along rows and along columns."""
         b = self.b
         if self.tiles.sum == "f64":
-            turn = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
-            piece = b.xor(b.lshr(col, i32(1)), turn)
+            iteration = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
+            piece = b.xor(b.lshr(col, i32(1)), iteration)
             within = b.shl(b.and_(col, i32(1)), i32(3))
         else:
-            turn = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
-            turn = b.or_(turn, b.and_(row, i32(1)))
-            piece = b.xor(b.lshr(col, i32(2)), turn)
+            iteration = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
+            iteration = b.or_(iteration, b.and_(row, i32(1)))
+            piece = b.xor(b.lshr(col, i32(2)), iteration)
             within = b.shl(b.and_(col, i32(3)), i32(2))
         return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
 
@@ -170,7 +170,7 @@ class StorePieces:
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
         """Load the epilogue operands of a chunk; indices outside of the result are clamped to its last piece."""
         b = self.b
-        kind = held_type(self.pieces.held)
+        kind = registers_type(self.pieces.held)
         found: list[ir.Value] = []
         last = [1, 1]
         last[0 if self.down else 1] = self.pieces.width
@@ -277,7 +277,7 @@ def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, a
     Each lane prefetches one cache line at a time. ``arguments`` are those of :class:`StorePieces`, without the staging
     area.
     """
-    b, down = builder, tiles.pieces.down is not tiles.turned
+    b, down = builder, tiles.pieces.down is not tiles.transposed
     lane, z, first_row, first_col, rows, cols, *tables = arguments
     for number, (pointer, size) in enumerate(tiles.pieces.far):
         line = min(LINE // size, ROWS if down else columns)

@@ -72,7 +72,7 @@ def piece_statements(product: LoopProduct) -> PieceStatements:
     axis = product.row if down else product.col
     lane, piece = sym(LANE, 0, width), sym(PIECE, 0, axis[1] // width)
     own = {axis[0]: piece * width + lane}
-    held = list(_held(product, axis, width))
+    held = list(_preloaded(product, axis, width))
     counts = [width if _mentions(load, axis[0]) else 1 for load in held]
     registers = {
         load: Load(Buffer(f"{HELD}{n}", load.dtype, (count,), "private"), (lane if count > 1 else 0,))
@@ -141,7 +141,7 @@ STAGED_BYTES = 64
 HELD_VALUES = 48
 
 
-def _held(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
+def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
     """Yield the epilogue operands to load ahead, in pieces or once for a piece, within the register budget."""
     left, bound = HELD_VALUES, _bound(product)
     together = STAGED_BYTES // size_of(product.total.dtype)

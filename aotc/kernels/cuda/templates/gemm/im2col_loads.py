@@ -56,12 +56,12 @@ def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any)
 
     Numbers are Python ints or emitted values.
     """
-    turn, _ = _divided(depth, tiles.depth)
+    iteration, _ = _divided(depth, tiles.depth)
     if window.parts > 1:
-        turn = z * window.turns(tiles.depth) + turn
+        iteration = z * window.slices(tiles.depth) + iteration
     taps, channels = window.copied
     chunks = -(-channels // tiles.depth)
-    tap, chunk = _divided(turn, chunks)
+    tap, chunk = _divided(iteration, chunks)
     *pixel, image = _digits(row, (1, *window.pixels))
     strides = (*window.strides[:-1], 1) if window.merged else window.strides
     steps = zip(pixel, strides[::-1], window.low[::-1], strict=True)

@@ -36,11 +36,11 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
     }
     if tiling.window is not None:
         read = _window_operands(product, tiling.window)
-        given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
+        given |= {"a_by_rows": False, "b_by_rows": not read.transposed, "window": tiling.window}
         return WarpgroupTiles(**given, **_warpgroups(tiling))
     for name, view in zip(("a", "b"), views):
         source = given[name]
-        by_rows = view is not None and view.by_rows and not source.turned
+        by_rows = view is not None and view.by_rows and not source.transposed
         given[f"{name}_by_rows"] = by_rows and not source.gathered
     if tiling.is_wgmma:
         return WarpgroupTiles(**given, **_warpgroups(tiling))
@@ -56,7 +56,7 @@ def _warpgroups(tiling: Tiling) -> dict[str, Any]:
     if tiling.is_ping_pong:
         return {"consumers": 2, "parts": tiling.rows // WARPGROUP_TILE, "in_turn": True}
     if tiling.is_transposed:
-        return {"consumers": tiling.cols // WARPGROUP_TILE, "turned": True, "high": tiling.rows}
+        return {"consumers": tiling.cols // WARPGROUP_TILE, "transposed": True, "high": tiling.rows}
     return {"consumers": tiling.rows // WARPGROUP_TILE}
 
 
@@ -89,7 +89,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
         return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
     in_pieces = is_multiple(product.k[1], PIECE_BYTES // ELEMENT_BYTES[product.operands])
     in_pieces = in_pieces and product.is_widened(right=bool(number))
-    return OperandSource(number, computed=True, in_pieces=in_pieces, turned=view is not None and view.by_rows)
+    return OperandSource(number, computed=True, in_pieces=in_pieces, transposed=view is not None and view.by_rows)
 
 
 def launch_entry(kernel: Kernel) -> dict[str, Any]:

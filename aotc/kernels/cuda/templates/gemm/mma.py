@@ -56,7 +56,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        turns, extents = quotient(i32(k + depth - 1), i32(depth)), Extents(m, n, k)
+        iterations, extents = quotient(i32(k + depth - 1), i32(depth)), Extents(m, n, k)
         tile = place(i32(cuda.blockIdx.x), down, across)
         for s in range(stages - 1):
             begin, first = i32(base + s * stage), i32(s * depth)
@@ -68,11 +68,11 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
         warp_col = i32((warp & (across_warps - 1)) * warp_cols)
         sums = clear()
-        turn, at, ahead = i32(0), i32(0), i32(stages - 1)
-        while turn < turns:
+        iteration, at, ahead = i32(0), i32(0), i32(stages - 1)
+        while iteration < iterations:
             wait_ready()
             cuda.syncthreads()
-            following, to = i32((turn + stages - 1) * depth), i32(base + ahead * stage)
+            following, to = i32((iteration + stages - 1) * depth), i32(base + ahead * stage)
             if following < k:
                 copy(pointers, dims, to, thread, tile, following, extents)
             copies_commit()
@@ -80,7 +80,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
             begin = i32(base + at * stage)
             sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & LANE_MASK), warp_row, warp_col)
             put(held, to, thread)
-            turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
+            iteration, at, ahead = i32(iteration + 1), i32(at + 1), i32(ahead + 1)
             if at == stages:
                 at = i32(0)
             if ahead == stages:

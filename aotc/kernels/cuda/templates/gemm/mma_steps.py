@@ -44,11 +44,11 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
     """
     at = thread + number * tiles.threads
     source, by_rows, count, _ = parts(tiles)[operand]
-    if source.turned:
+    if source.transposed:
         piece, line = at >> (count.bit_length() - 1), at & (count - 1)
     else:
         piece, line = at & (PIECES - 1), at >> 3
-    place = line * CHUNK + ((piece ^ tiles.turn(line, by_rows)) << 4)
+    place = line * CHUNK + ((piece ^ tiles.swizzle(line, by_rows)) << 4)
     first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first

@@ -95,7 +95,7 @@ def nothing() -> Any:
     return empty
 
 
-def multiply_held(tiles: WarpgroupTiles) -> Any:
+def multiply_registers(tiles: WarpgroupTiles) -> Any:
     """Return the device function that issues the products of a stage: as :func:`wgmma_steps.multiply`.
 
     It gets the registers of :func:`hold` in place of the address of the first operand.
@@ -126,7 +126,7 @@ def multiply_held(tiles: WarpgroupTiles) -> Any:
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda *given: kept(kept, _HELD, INT, INT), generate)
-    def steps(sums, rows, other, turn):
+    def steps(sums, rows, other, iteration):
         by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
 
         def whole(every):
@@ -137,12 +137,12 @@ def multiply_held(tiles: WarpgroupTiles) -> Any:
         with here().block.warpgroup() as once:
             every = here().block.exchange(rows)
             found = once((here().thread // 32, int(other)), partial(whole, every))[own_elements(tiles.width)]
-        return sums + found if turn else found
+        return sums + found if iteration else found
 
     return steps
 
 
-def settle(tiles: WarpgroupTiles) -> Any:
+def wait_for_products(tiles: WarpgroupTiles) -> Any:
     """Return the device function that waits for all products and returns the accumulators; it gets the operand, too."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)

@@ -51,7 +51,7 @@ def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[Devi
     product = read_product(kernel)
     depth = product.k[1]
     if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
-        depth = tiles.window.turns(tiles.depth) * tiles.depth
+        depth = tiles.window.slices(tiles.depth) * tiles.depth
     extents = {"batch": product.batch[1], "rows": product.row[1], "cols": product.col[1], "depth": depth}
     found: list[DeviceFunction | LoadFunction] = []
     found += [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]

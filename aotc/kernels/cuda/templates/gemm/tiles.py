@@ -41,7 +41,7 @@ class OperandSource:
         True if it has contiguous pieces of 16 bytes whose offsets a device function returns.
     in_pieces : bool
         For a computed operand: true if a device function returns all elements of a 16-byte piece.
-    turned : bool
+    transposed : bool
         For a computed operand: true if elements with the same index of the contraction are contiguous in memory.
     """
 
@@ -50,7 +50,7 @@ class OperandSource:
     computed: bool = False
     gathered: bool = False
     in_pieces: bool = False
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ProductTiles:
         True if there are several matmuls.
     pieces : ResultPieces
         How results are stored.
-    turned : bool
+    transposed : bool
         True if the operands are swapped: columns of the result are rows to the instructions.
     """
 
@@ -87,7 +87,7 @@ class ProductTiles:
     b: OperandSource = OperandSource(1)
     batched: bool = False
     pieces: ResultPieces = ONE_BY_ONE
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def rows(self) -> int:
@@ -119,7 +119,7 @@ class ProductTiles:
         """Terms of the contraction in a stage."""
         return CHUNK // self.size
 
-    def turn(self, line: Any, by_rows: bool) -> Any:
+    def swizzle(self, line: Any, by_rows: bool) -> Any:
         """Return the swizzle of a line of a stage: the number that is xored to the index of a 16-byte piece."""
         return line & 7
 
@@ -162,7 +162,7 @@ class WarpgroupTiles(ProductTiles):
 
     With ``in_turn`` the consumers alternate between tiles, and each has a whole tile of ``parts`` times 64 rows. With a
     ``window`` the matmul is a convolution, whose input A is copied by im2col tensor maps. With swapped operands
-    (``turned``) a consumer has 64 columns, and a tile has ``high`` rows.
+    (``transposed``) a consumer has 64 columns, and a tile has ``high`` rows.
     """
 
     consumers: int = 2
@@ -174,17 +174,17 @@ class WarpgroupTiles(ProductTiles):
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return self.high if self.turned else WARPGROUP_TILE * (self.parts if self.in_turn else self.consumers)
+        return self.high if self.transposed else WARPGROUP_TILE * (self.parts if self.in_turn else self.consumers)
 
     @property
     def width(self) -> int:
         """The n of the instruction: the columns of a tile, or its rows with swapped operands."""
-        return self.high if self.turned else self.cols
+        return self.high if self.transposed else self.cols
 
     @property
     def in_registers(self) -> bool:
         """True if warps load the first operand to registers: f32 that is contiguous along its rows."""
-        return self.operands == "tf32" and (self.b_by_rows if self.turned else self.a_by_rows)
+        return self.operands == "tf32" and (self.b_by_rows if self.transposed else self.a_by_rows)
 
     @property
     def registers(self) -> int:
@@ -259,7 +259,7 @@ class WarpTiles(ProductTiles):
         """Threads of a block."""
         return WARP * self.warps_down * (self.cols // self.warp_cols)
 
-    def turn(self, line: Any, by_rows: bool) -> Any:
+    def swizzle(self, line: Any, by_rows: bool) -> Any:
         """Return the swizzle of a line, such that lanes that read at the same time access different banks.
 
         Two layouts are read in single elements or pairs: 4-byte elements that are contiguous along rows, and 8-byte

@@ -28,7 +28,7 @@ from aotc.kernels.cuda.hopper import (
     barrier_expect,
     barrier_init,
     barrier_wait,
-    barriers_made,
+    fence_barrier_init,
     group_arrive,
     group_wait,
     products_commit,
@@ -37,7 +37,7 @@ from aotc.kernels.cuda.hopper import (
     registers,
 )
 from aotc.kernels.cuda.ptx import quotient, shared_base
-from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_held, nothing, settle
+from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_registers, nothing, wait_for_products
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
 from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
 from aotc.kernels.cuda.templates.records import Ring, Sizes, TileGrid, TilePlace, next_stage
@@ -88,13 +88,13 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
     def copy_tiles(maps, pointers, dims, base, grid):
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         while tile < grid.count:
-            own, turn = place(tile, grid.down, grid.across), i32(0)
-            while turn < grid.turns:
+            own, iteration = place(tile, grid.down, grid.across), i32(0)
+            while iteration < grid.iterations:
                 barrier_wait(i32(base + empty + BARRIER_BYTES * ring.stage), i32(ring.parity ^ 1))
                 barrier = i32(base + full + BARRIER_BYTES * ring.stage)
                 barrier_expect(barrier, i32(stage))
-                copy(maps, pointers, dims, i32(base + ring.stage * stage), barrier, own, i32(turn * depth))
-                turn, ring = i32(turn + 1), following(ring)
+                copy(maps, pointers, dims, i32(base + ring.stage * stage), barrier, own, i32(iteration * depth))
+                iteration, ring = i32(iteration + 1), following(ring)
             tile = i32(tile + cuda.gridDim.x)
 
     return copy_tiles
@@ -115,61 +115,61 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     shift = tall * CHUNK
 
     @cuda.jit(device=True, inline="always")
-    def after(ring, turns):
-        """Return the position ``turns`` stages later: it skips the other consumer's tile."""
-        rounds = quotient(i32(ring.stage + turns), i32(stages))
-        return Ring(i32(ring.stage + turns - rounds * stages), i32(ring.parity ^ (rounds & 1)))
+    def after(ring, iterations):
+        """Return the position ``iterations`` stages later: it skips the other consumer's tile."""
+        rounds = quotient(i32(ring.stage + iterations), i32(stages))
+        return Ring(i32(ring.stage + iterations - rounds * stages), i32(ring.parity ^ (rounds & 1)))
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
         lane = i32(thread & LANE_MASK)
         leads = (thread & THREAD_MASK) == 0
-        own, turns = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.turns
+        own, iterations = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.iterations
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         if every == 2 and mine == 1:
             tile = i32(tile + cuda.gridDim.x)
-            ring = after(ring, turns)
+            ring = after(ring, iterations)
             group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
             part, ends = locate(place(tile, grid.down, grid.across), i32(mine * tall + warp * WARP_TILE), sizes)
             ahead = ask(lane, part, ends, pointers, dims)
             sums = clear()
-            turn, before = i32(0), i32(0)
+            iteration, before = i32(0), i32(0)
             if every == 2:
                 group_wait(i32(_TURN + mine), i32(TWO_WARPGROUPS))
-            while turn < turns:
+            while iteration < iterations:
                 barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                 products_fence()
                 at = i32(base + ring.stage * stage)
-                sums = steps(sums, i32(at + first + mine * shift), i32(at + second), turn)
+                sums = steps(sums, i32(at + first + mine * shift), i32(at + second), iteration)
                 products_commit()
-                if turn > 0:
+                if iteration > 0:
                     wait_but_one()
                     if leads:
                         barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
                 before = ring.stage
-                turn, ring = i32(turn + 1), following(ring)
+                iteration, ring = i32(iteration + 1), following(ring)
             if every == 2:
                 group_arrive(i32(_TURN + 1 - mine), i32(TWO_WARPGROUPS))
             wait_all()
-            if turns > 0 and leads:
+            if iterations > 0 and leads:
                 barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
             store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
-                ring = after(ring, turns)
+                ring = after(ring, iterations)
 
     return multiply_tiles
 
 
 def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
     """Return the device function of a warp's part of a tile, and of the extents, in instruction order."""
-    turned, i32 = tiles.turned, types.int32
+    transposed, i32 = tiles.transposed, types.int32
 
     @cuda.jit(device=True, inline="always")
     def locate(tile, own, sizes):
-        if turned:
+        if transposed:
             return TilePlace(tile.z, i32(tile.col + own), tile.row), Sizes(sizes.cols, sizes.rows)
         return TilePlace(tile.z, i32(tile.row + own), tile.col), sizes
 
@@ -180,8 +180,8 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return :func:`_multiplier` for a first operand in registers; here each warp releases a stage by itself."""
     rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
     staging, full, empty = _places(tiles)
-    steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
-    load, nothing_held, wait, ask = hold(tiles), nothing(), settle(tiles), ask_ahead(tiles)
+    steps, clear, store = multiply_registers(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
+    load, nothing_held, wait, ask = hold(tiles), nothing(), wait_for_products(tiles), ask_ahead(tiles)
     first, second = by_sides(tiles, 0, rows * CHUNK)
     place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
 
@@ -189,23 +189,23 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
         lane = i32(thread & LANE_MASK)
-        own, turns = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.turns
+        own, iterations = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.iterations
         begin = i32(base + first + mine * WARPGROUP_TILE * CHUNK)
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         while tile < grid.count:
             own_rows = i32(mine * WARPGROUP_TILE + warp * WARP_TILE)
             part, ends = locate(place(tile, grid.down, grid.across), own_rows, sizes)
             ahead = ask(lane, part, ends, pointers, dims)
-            sums, held, turn = clear(), nothing_held(), i32(0)
-            if turns > 0:
+            sums, held, iteration = clear(), nothing_held(), i32(0)
+            if iterations > 0:
                 barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                 held = load(i32(begin + ring.stage * stage), thread)
-            while turn < turns:
-                sums = steps(sums, held, i32(base + ring.stage * stage + second), turn)
+            while iteration < iterations:
+                sums = steps(sums, held, i32(base + ring.stage * stage + second), iteration)
                 products_commit()
                 loaded, before = held, ring.stage
-                turn, ring = i32(turn + 1), following(ring)
-                if turn < turns:
+                iteration, ring = i32(iteration + 1), following(ring)
+                if iteration < iterations:
                     barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
                     loaded = load(i32(begin + ring.stage * stage), thread)
                 sums = wait(sums, held)
@@ -238,14 +238,14 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        turns = quotient(i32(k + depth - 1), i32(depth))
+        iterations = quotient(i32(k + depth - 1), i32(depth))
         count = i32(i32(down * across) * z_of(pointers, dims))
-        grid = TileGrid(count, down, across, turns)
+        grid = TileGrid(count, down, across, iterations)
         if thread == 0:
             for s in range(stages):
                 barrier_init(i32(base + full + BARRIER_BYTES * s), i32(1))
                 barrier_init(i32(base + empty + BARRIER_BYTES * s), i32(arrivals))
-            barriers_made()
+            fence_barrier_init()
         cuda.syncthreads()
         if thread < WARPGROUP:
             give_registers()

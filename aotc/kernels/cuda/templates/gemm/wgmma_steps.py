@@ -11,7 +11,7 @@ from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
 from aotc.kernels.cuda.block import here
-from aotc.kernels.cuda.device_function import held_type
+from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
@@ -26,8 +26,8 @@ from aotc.kernels.cuda.templates.steps import (
     REGISTERS,
     by_sides,
     own_elements,
+    partial_matmul,
     store_meaning,
-    whole_products,
 )
 from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32, i64
 
@@ -105,8 +105,8 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
     Lane l of warp w has the accumulators of row ``16 w + l / 4`` and of the row 8 below, in columns ``8 j + 2 (l % 4)``
     and the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
-    (``turn`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in instruction
-    order: B comes first if the operands are swapped.
+    (``iteration`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in
+    instruction order: B comes first if the operands are swapped.
     """
     count, step = tiles.width // 2, 32 // tiles.size
     a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
@@ -147,14 +147,14 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     kept = types.UniTuple(numba_type, count * tiles.parts)
 
     @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
-    def steps(given, a, b, turn):
+    def steps(given, a, b, iteration):
         rows, cols = own_elements(tiles.width)
         rows, extents = rows + 16 * (here().thread // 32 % 4), by_sides(tiles, 64, tiles.width)
         with here().block.warpgroup() as once:
             places = [by_sides(tiles, a + p * 64 * CHUNK, b) for p in range(tiles.parts)]
-            whole = [once(place, partial(whole_products, tiles, *place, *extents)) for place in places]
+            whole = [once(place, partial(partial_matmul, tiles, *place, *extents)) for place in places]
         found = np.concatenate([part[by_sides(tiles, rows, cols)] for part in whole])
-        return given + found if turn else found
+        return given + found if iteration else found
 
     return steps
 
@@ -212,4 +212,4 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
 
 def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
     """Return the Numba types of the epilogue operands that are loaded before a tile's products."""
-    return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)
+    return [_NUMBA[kind] for kind in registers_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)

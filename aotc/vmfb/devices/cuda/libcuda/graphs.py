@@ -231,7 +231,7 @@ class GraphMaker:
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
 
-    def goes_on(self, after: After, handle: int, flag: int) -> Node:
+    def continue_while(self, after: After, handle: int, flag: int) -> Node:
         """Set the number of ``handle``: continue the loop if the byte at ``flag`` is not 0."""
         loops = self._gpu.loops
         return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)

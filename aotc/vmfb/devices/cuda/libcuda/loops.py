@@ -68,6 +68,6 @@ def watch(is_done: Callable[[], bool]) -> None:
     """Wait until ``is_done`` returns True; raise if the call is cancelled or a signal handler raises."""
     watching, begin = Watch(), perf_counter_ns()
     while not is_done():
-        watching.look()
+        watching.pending_exception()
         if perf_counter_ns() - begin > LOOP_SPIN_NANOSECONDS:
             sleep(LOOP_SLEEP_SECONDS)

@@ -71,8 +71,8 @@ class GraphRecorder:
         flag = self._address(loop.place)
         after = self.nodes(maker, loop.condition, after)
         handle = maker.condition()
-        node, body = maker.loop((maker.goes_on(after, handle, flag),), handle)
-        body.goes_on(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
+        node, body = maker.loop((maker.continue_while(after, handle, flag),), handle)
+        body.continue_while(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
         return (node,)
 
     def _case(self, maker: GraphMaker, case: Case, after: After) -> After:
