@@ -152,7 +152,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps, op_counts=counts)
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
     known(variant)
-    variant.sizes = _sizes_by_kernel(shared)
+    variant.sizes, sizes = _sizes_by_kernel(shared), _sizes_of_calls(shared)
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
@@ -161,14 +161,12 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
         with during(f"planning memory and schedule of @{name}"):
             stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(
-                    steps[name], function, module.functions, stages, slots, places, _sizes_of_calls(shared)
-                )
+                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
         variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
-        given = steps[name].taken
-        variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
+        donated = steps[name].taken
+        variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(donated.values())
         with during(f"emitting the program of @{name}"):
-            variant.programs[name] = emit_program(function, slots, stages, given)
+            variant.programs[name] = emit_program(function, slots, stages, donated)
         if variant.arena is not None:
             last = total_of(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
