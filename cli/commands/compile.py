@@ -184,7 +184,7 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from aotc.progress import begin, timed
 
     start = perf_counter()
-    if isinstance(source, Path) and (data := bundle_cache.known(source, options)) is not None:
+    if isinstance(source, Path) and (data := bundle_cache.cached_bundle(source, options)) is not None:
         write_compiled(output, aotc.Bundle(data), start, quiet)
         return
     with timed(options.timings):

@@ -51,19 +51,19 @@ def test_the_command_finds_it_without_the_compiler(folder, form):
 def test_it_is_that_of_the_same_bytes_place_and_options(folder, form):
     path, options = folder / "model", Options()
     path.write_bytes(FORMS[form])
-    assert bundle_cache.known(path, options) is None
+    assert bundle_cache.cached_bundle(path, options) is None
     data = aotc.compile(path)
-    assert bundle_cache.known(path, options) == data
-    assert bundle_cache.known(path, replace(options, opt_level=1)) is None
-    assert bundle_cache.known(path, replace(options, target="cpu:x86-64-v2")) is None
-    assert bundle_cache.known(path, replace(options, reproducer="file")) is None
-    assert bundle_cache.known(path, replace(options, cache=False)) is None
+    assert bundle_cache.cached_bundle(path, options) == data
+    assert bundle_cache.cached_bundle(path, replace(options, opt_level=1)) is None
+    assert bundle_cache.cached_bundle(path, replace(options, target="cpu:x86-64-v2")) is None
+    assert bundle_cache.cached_bundle(path, replace(options, reproducer="file")) is None
+    assert bundle_cache.cached_bundle(path, replace(options, cache=False)) is None
     (folder / "other").write_bytes(FORMS[form])
-    assert bundle_cache.known(folder / "other", options) is None
+    assert bundle_cache.cached_bundle(folder / "other", options) is None
     path.write_bytes(FORMS[form] + b"\n")
-    assert bundle_cache.known(path, options) is None
+    assert bundle_cache.cached_bundle(path, options) is None
     path.unlink()
-    assert bundle_cache.known(path, options) is None
+    assert bundle_cache.cached_bundle(path, options) is None
 
 
 def test_values_of_a_function_are_no_part_of_it(folder):

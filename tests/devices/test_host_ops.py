@@ -35,7 +35,7 @@ def wide_types():
 def eager(monkeypatch):
     """All that can be is on the GPU, as if the arrays were large: nothing weighs less on the host."""
     monkeypatch.setattr(host_side, "move_nanoseconds", lambda *_: 0.0)
-    monkeypatch.setattr(host_side._Sides, "_weigh", _forced_alone)
+    monkeypatch.setattr(host_side._Sides, "_set_costs", _forced_alone)
 
 
 def _forced_alone(self, op, thing, iterations):

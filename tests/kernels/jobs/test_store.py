@@ -33,7 +33,7 @@ MODEL = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n return %x : ten
 def folder(tmp_path, monkeypatch):
     """A cache of the test's own."""
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_told", set())
+    monkeypatch.setattr(store, "_reported", set())
     return tmp_path / "cache"
 
 
@@ -244,7 +244,7 @@ def test_a_killed_writers_file_goes_with_the_next_run(folder):
 @pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null", "/dev/null/x", "x" * 5000])
 def test_places_that_cannot_be_are_a_warning(place, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "AOTC_CACHE_DIR": place})
-    monkeypatch.setattr(store, "_told", set())
+    monkeypatch.setattr(store, "_reported", set())
     with pytest.warns(AotcWarning, match="the cache is not written to: "):
         cache.write(KEY, DATA)
     with warnings.catch_warnings():

@@ -104,12 +104,12 @@ def test_loops_of_several_kernels_take_as_long_as_their_turns(turns, iterations,
     _, variant, costs = program(turns)
     steps = variant.steps["main"].steps
     loops = [step for step in steps if isinstance(step, Loop)]
-    assert [step.turns for step in loops] == [iterations] * 2
+    assert [step.iterations for step in loops] == [iterations] * 2
     for step in loops:
         inside = sum(times_of([*step.cond, *step.body], costs))
         assert times_of([step], costs) == pytest.approx([counted * inside])
-    assert variant.command_buffers[0].turns == [iterations] * 2
-    assert [step.turns for step in walk_steps(again(variant)) if isinstance(step, Loop)] == [iterations] * 2
+    assert variant.command_buffers[0].iterations == [iterations] * 2
+    assert [step.iterations for step in walk_steps(again(variant)) if isinstance(step, Loop)] == [iterations] * 2
 
 
 def again(variant):

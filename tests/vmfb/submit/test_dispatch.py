@@ -35,13 +35,13 @@ def runs(monkeypatch):
     """The thread and the module of each call, in the order in which they began."""
     gc.collect()
     found = []
-    made = Submission._made
+    made = Submission._run
 
     def recorded(self):
         found.append((threading.get_ident(), self._call.executable))
         return made(self)
 
-    monkeypatch.setattr(Submission, "_made", recorded)
+    monkeypatch.setattr(Submission, "_run", recorded)
     return found
 
 
@@ -108,7 +108,7 @@ def test_a_callback_may_wait_for_what_becomes_ready(data, several):
 def test_all_that_becomes_ready_at_once_runs_side_by_side(data, monkeypatch):
     """The thread that ends what they wait for takes one, and others come for the rest."""
     gate = threading.Barrier(2)
-    made = Submission._made
+    made = Submission._run
 
     def met(self):
         if self._values[0] is not X:
@@ -118,7 +118,7 @@ def test_all_that_becomes_ready_at_once_runs_side_by_side(data, monkeypatch):
     module = aotc.load(data)
     begin = aotc.Fence()
     first = module.submit("main", X, wait=[begin])
-    monkeypatch.setattr(Submission, "_made", met)
+    monkeypatch.setattr(Submission, "_run", met)
     both = [module.submit("main", first[0]) for _ in range(2)]
     begin.signal()
     for fence in both:
