@@ -105,7 +105,7 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
     extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
     functions = {SIZES[name]: partial(at, extent) for name, (_, extent) in extents.items()}
     if kernel.tiling.window is not None:
-        functions[SIZES["depth"]] = partial(int, kernel.tiling.window.iterations(tiles.depth) * tiles.depth)
+        functions[SIZES["depth"]] = partial(int, kernel.tiling.window.slices(tiles.depth) * tiles.depth)
 
     def put(z, row, col, value):
         out = flat_place(product.epilogue[-1])

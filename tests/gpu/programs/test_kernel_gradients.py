@@ -43,7 +43,7 @@ def test_slices_are_filled_with_pixels_of_a_line(dtype):
     (window,) = (k.tiling.window for k in products_of(3, 14, 256, 256, dtype) if k.tiling)
     depth = 128 // jnp.dtype(dtype).itemsize
     assert window.merged
-    assert window.iterations(depth) * window.parts == 14 * (14 * 16 // depth + (dtype == jnp.bfloat16))
+    assert window.slices(depth) * window.parts == 14 * (14 * 16 // depth + (dtype == jnp.bfloat16))
 
 
 @sim
