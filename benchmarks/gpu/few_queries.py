@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
@@ -26,54 +27,74 @@ from benchmarks.peers.torch_gpu import installed, of_graph
 sys.path.insert(0, str(children.ROOT / "tests"))  # its texts of attention kernels
 
 
+def mma(rows: int, terms: int, stages: int) -> Tiling:
+    """Return the tiling of warps with rows of their own."""
+    return Tiling(MmaAttention(), rows, terms, stages)
+
+
+def decode(rows: int, terms: int, stages: int, cluster: int = 1) -> Tiling:
+    """Return the tiling of warps that split the keys of the same queries."""
+    return Tiling(DecodeAttention(cluster), rows, terms, stages)
+
+
+def label(tiling: Tiling) -> str:
+    """Return a tiling in a few words."""
+    match tiling.template:
+        case DecodeAttention(cluster):
+            kind = f"decode of {cluster}"
+        case _:
+            kind = "warps"
+    return f"{kind} {tiling.rows} x {tiling.cols} x {tiling.stages}"
+
+
 GROUPS = {"q": "z, row, d", "k": "z, term, d", "v": "z, term, col", "o": "z, row, col"}
 # dtype, heads of keys, queries of each, terms, elements: tilings, and how many parts with each.
-CASES: dict[tuple[str, int, int, int, int], list[tuple[str, int]]] = {
+CASES: dict[tuple[str, int, int, int, int], list[tuple[Tiling, int]]] = {
     ("bf16", 8, 4, 32768, 128): [
-        ("attention_mma(16, 32, 3)", 64), ("attention_few(128, 16, 3)", 16), ("attention_few(128, 16, 2)", 16),
-        ("attention_few(64, 32, 3)", 16), ("attention_few(64, 16, 3)", 32), ("attention_few(64, 16, 6)", 16),
-        ("attention_few(32, 32, 3)", 32), ("attention_few(128, 16, 3, cluster=8)", 2),
-        ("attention_few(128, 16, 3, cluster=4)", 4), ("attention_few(128, 16, 3, cluster=2)", 8),
-        ("attention_few(64, 16, 3, cluster=8)", 4), ("attention_few(128, 16, 3, cluster=8)", 1),
-        ("attention_few(128, 16, 3, cluster=6)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
-        ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3, cluster=2)", 4),
+        (mma(16, 32, 3), 64), (decode(128, 16, 3), 16), (decode(128, 16, 2), 16),
+        (decode(64, 32, 3), 16), (decode(64, 16, 3), 32), (decode(64, 16, 6), 16),
+        (decode(32, 32, 3), 32), (decode(128, 16, 3, 8), 2),
+        (decode(128, 16, 3, 4), 4), (decode(128, 16, 3, 2), 8),
+        (decode(64, 16, 3, 8), 4), (decode(128, 16, 3, 8), 1),
+        (decode(128, 16, 3, 6), 1), (decode(128, 16, 3, 4), 1),
+        (decode(128, 16, 3, 2), 1), (decode(128, 16, 3, 2), 4),
     ],
     ("bf16", 64, 4, 8192, 128): [
-        ("attention_mma(16, 32, 3)", 8), ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(128, 16, 3)", 2),
-        ("attention_few(128, 16, 3)", 1), ("attention_few(64, 16, 3, cluster=4)", 1),
-        ("attention_few(64, 16, 6, cluster=2)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
+        (mma(16, 32, 3), 8), (decode(128, 16, 3, 2), 1), (decode(128, 16, 3), 2),
+        (decode(128, 16, 3), 1), (decode(64, 16, 3, 4), 1),
+        (decode(64, 16, 6, 2), 1), (decode(64, 32, 3, 2), 1),
     ],
     ("bf16", 128, 1, 4096, 64): [
-        ("attention_mma(16, 64, 3)", 4), ("attention_few(128, 32, 3)", 1), ("attention_few(64, 32, 3, cluster=2)", 1),
-        ("attention_few(128, 16, 3, cluster=2)", 1), ("attention_few(256, 16, 3)", 1), ("attention_few(64, 64, 3)", 1),
+        (mma(16, 64, 3), 4), (decode(128, 32, 3), 1), (decode(64, 32, 3, 2), 1),
+        (decode(128, 16, 3, 2), 1), (decode(256, 16, 3), 1), (decode(64, 64, 3), 1),
     ],
     ("f32", 128, 1, 8192, 64): [
-        ("attention_mma(16, 32, 3)", 4), ("attention_few(128, 16, 3)", 1), ("attention_few(64, 16, 3, cluster=2)", 1),
-        ("attention_few(64, 16, 6)", 1), ("attention_few(64, 32, 3)", 1),
+        (mma(16, 32, 3), 4), (decode(128, 16, 3), 1), (decode(64, 16, 3, 2), 1),
+        (decode(64, 16, 6), 1), (decode(64, 32, 3), 1),
     ],
     ("f32", 12, 1, 1024, 64): [
-        ("attention_mma(16, 32, 3)", 16), ("attention_few(128, 16, 3, cluster=8)", 1),
-        ("attention_few(128, 16, 1, cluster=8)", 1), ("attention_few(64, 16, 2, cluster=8)", 1),
-        ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(32, 16, 3, cluster=8)", 1),
+        (mma(16, 32, 3), 16), (decode(128, 16, 3, 8), 1),
+        (decode(128, 16, 1, 8), 1), (decode(64, 16, 2, 8), 1),
+        (decode(64, 16, 3, 4), 1), (decode(32, 16, 3, 8), 1),
     ],
     ("bf16", 8, 4, 4096, 128): [
-        ("attention_few(128, 16, 3, cluster=8)", 1), ("attention_few(128, 16, 3, cluster=4)", 4),
-        ("attention_few(128, 16, 3, cluster=5)", 1), ("attention_few(128, 16, 3, cluster=4)", 1),
-        ("attention_few(64, 16, 3, cluster=8)", 2), ("attention_few(128, 16, 3)", 16),
+        (decode(128, 16, 3, 8), 1), (decode(128, 16, 3, 4), 4),
+        (decode(128, 16, 3, 5), 1), (decode(128, 16, 3, 4), 1),
+        (decode(64, 16, 3, 8), 2), (decode(128, 16, 3), 16),
     ],
     ("f32", 32, 1, 2048, 128): [
-        ("attention_mma(16, 16, 3)", 8), ("attention_few(64, 16, 3, cluster=4)", 1), ("attention_few(64, 16, 3)", 4),
-        ("attention_few(64, 16, 3, cluster=2)", 1),
+        (mma(16, 16, 3), 8), (decode(64, 16, 3, 4), 1), (decode(64, 16, 3), 4),
+        (decode(64, 16, 3, 2), 1),
     ],
     ("f32", 32, 1, 2048, 256): [
-        ("attention_mma(16, 16, 3)", 8), ("attention_few(32, 16, 3, cluster=4)", 1), ("attention_few(32, 16, 3)", 4),
-        ("attention_few(32, 16, 3, cluster=2)", 1), ("attention_few(64, 16, 1)", 4),
+        (mma(16, 16, 3), 8), (decode(32, 16, 3, 4), 1), (decode(32, 16, 3), 4),
+        (decode(32, 16, 3, 2), 1), (decode(64, 16, 1), 4),
     ],
 }  # fmt: skip
 LAUNCHES = 10  # of a graph: what a replay takes besides is shared by them
 
 
-def build(form: tuple[tuple[str, int, int, int, int], str, int]) -> tuple[Any, str, Any]:
+def build(form: tuple[tuple[str, int, int, int, int], Tiling, int]) -> tuple[Any, str, Any]:
     """Compile a kernel; return its image, its name, and how it is launched."""
     from gpu.attention import PLAIN, attention_text
 
@@ -170,4 +191,4 @@ def run(
             operands = arrays.split(parts)
             took = measure(kernel, operands, arrays.torch)
             measured = [took, 2 * arrays.k.nbytes / took, arrays.error(operands)]
-        table.add(f"{title}, {tiling}, {parts}", *uses, *measured)
+        table.add(f"{title}, {label(tiling)}, {parts}", *uses, *measured)
