@@ -51,7 +51,7 @@ class LanesEmitter(BodyEmitter):
             case _:
                 super()._statement(stmt)
 
-    def _known(self) -> dict[int, Register]:
+    def _computed_registers(self) -> dict[int, Register]:
         return dict(self._scalar_registers)
 
     def _lanes(self, loop: For) -> None:
