@@ -106,7 +106,7 @@ def test_all_blocks_do_some_turns_at_a_time(iterations, monkeypatch, set_costs):
         found = module.invoke("main", np.int32(iterations), *arrays)
         close(found, jax.tree.leaves(jax.jit(function)(np.int32(iterations), *arrays)), TF32)
     (kernel,) = grid_kernels(data)
-    assert "continue_while" in [out.name for out in kernel.outputs]
+    assert "goes_on" in [out.name for out in kernel.outputs]
 
 
 def test_an_endless_loop_of_all_blocks_ends(monkeypatch, set_costs):
