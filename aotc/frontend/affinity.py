@@ -212,5 +212,5 @@ def _moving(state: State, op: Any) -> Iterator[None]:
 
 def _may_move(state: State, v: Any) -> bool:
     leaves = state.values[v]
-    added_by = v.owner.name if isinstance(v, ir.OpResult) else ""
-    return leaves is not None and added_by != "stablehlo.constant" and not any(x in state.known for x in leaves)
+    producer = v.owner.name if isinstance(v, ir.OpResult) else ""
+    return leaves is not None and producer != "stablehlo.constant" and not any(x in state.known for x in leaves)

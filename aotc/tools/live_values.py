@@ -38,7 +38,7 @@ class MemoryRow:
     first: int
     last: int
     type: str
-    added_by: str
+    producer: str
     loc: str
     read_by: list[str] = field(default_factory=list)
     replaced: int = -1

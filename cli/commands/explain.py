@@ -303,7 +303,7 @@ def _print_memory(report: MemoryReport) -> None:
         mark = " *" if r.first <= report.at <= r.last else ""
         steps, readers = f"{r.first}-{r.last}{mark}", ", ".join(r.read_by)
         space = (r.space,) if len(report.arenas) > 1 else ()
-        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.added_by, readers, r.loc))
+        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.producer, readers, r.loc))
     several = ("space",) if len(report.arenas) > 1 else ()
     headings = ("steps", *several, "offset", "bytes", "value", "made by", "read by", "from")
     print_table(headings, rows, right=("offset", "bytes"))

@@ -191,7 +191,7 @@ def test_kernels_do_some_turns_at_a_time(name, iterations, monkeypatch, set_cost
     module = aotc.load(data)
     for _ in range(2):
         close(module.invoke("main", *arrays), jax.tree.leaves(jax.jit(function)(*arrays)), 1e-5)
-    assert [k.outputs[-1].name for k in kernels(data)] == ["continue_while"]
+    assert [k.outputs[-1].name for k in kernels(data)] == ["goes_on"]
 
 
 def test_a_loop_of_few_turns_is_one_launch(monkeypatch):

@@ -137,7 +137,7 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert [row.type for row in report.rows] == ["f32[64, 64]"] * 3
     for before, after in zip(report.rows, report.rows[1:]):
         assert before.last == after.first
-        assert after.added_by in before.read_by
+        assert after.producer in before.read_by
         assert not (before.offset < after.end and after.offset < before.end)
     assert report.peak == 2 * LARGE == report.arena
     assert {row.type for row in report.at_peak} == {"f32[64, 64]"}
@@ -256,7 +256,7 @@ def invoke(*words):
 def test_schedule_and_memory_of_a_model_and_of_a_bundle(files, model):
     schedule = json.loads(invoke("explain", "schedule", files / model, "--json"))
     memory = json.loads(invoke("explain", "memory", files / model, "--json"))
-    assert {row["kernel"] for row in schedule["rows"]} >= {row["added_by"] for row in memory["rows"]}
+    assert {row["kernel"] for row in schedule["rows"]} >= {row["producer"] for row in memory["rows"]}
     assert "picture" not in schedule
     text = invoke("explain", "schedule", files / model)
     assert "on one core, at least" in text

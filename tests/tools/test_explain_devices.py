@@ -77,7 +77,7 @@ class TestMix:
         assert report.arena == bundle.manifest["variants"][0]["arena_peak"] == sum(report.arenas.values())
         assert list(report.arenas) == ["cpu", "d1"]
         (row,) = [row for row in report.rows if row.space == "d1"]
-        assert (row.bytes, row.added_by, row.offset) == (BYTES, "copy", 0)
+        assert (row.bytes, row.producer, row.offset) == (BYTES, "copy", 0)
         assert row.read_by
 
     def test_arenas_of_the_same_offsets_are_two(self, files):

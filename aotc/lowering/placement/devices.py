@@ -298,7 +298,7 @@ class _Solver:
                 found |= any(self._by_reader(v, thing) for v in thing.results)
         return found
 
-    def _by_reader(self, v: Value, added_by: Op | None = None) -> bool:
+    def _by_reader(self, v: Value, producer: Op | None = None) -> bool:
         """Place ``v``, or its producer, on the device of its first placed reader; return True if there is one."""
         read: list[tuple[str, str]] = []
         for reader in self.readers.get(v, ()):
@@ -310,7 +310,7 @@ class _Solver:
                 read.append((self.device_of(reader), f"{reader} is there"))
         device_of = [row for row in read if row[0]]
         if device_of:
-            self.decide(added_by or v, *device_of[0], [device for device, _ in device_of])
+            self.decide(producer or v, *device_of[0], [device for device, _ in device_of])
         return bool(device_of)
 
     def _by_surroundings(self) -> bool:

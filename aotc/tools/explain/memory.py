@@ -116,8 +116,8 @@ def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
     for r in rows:
         kind = "critical" if r.first <= at <= r.last else "box"
         where = f"{r.bytes:,} B at {r.offset:,}{f' of {r.space}' if several else ''}, steps {r.first} to {r.last}"
-        said = f"{r.type or 'a value'} of {r.added_by}, {where} {r.loc}"
-        label = f"{r.space}: {r.added_by} {r.type}" if several else f"{r.added_by} {r.type}"
+        said = f"{r.type or 'a value'} of {r.producer}, {where} {r.loc}"
+        label = f"{r.space}: {r.producer} {r.type}" if several else f"{r.producer} {r.type}"
         top = tops[r.space]
         drawing.box(r.first, r.last + 1, top + r.offset, top + r.end, kind, label, said)
     drawing.line(at + 0.5, "peak")
