@@ -133,7 +133,7 @@ function arena() {
   axis(svg, Math.ceil(steps / every) * every, height, n => n.toFixed(0), Math.ceil(steps / every));
   const x = n => LEFT + n / (Math.ceil(steps / every) * every) * WIDTH, y = b => height - 24 - b / top * (height - 40);
   for (const r of m.rows) linked(draw(svg, "rect", { x: x(r.first), y: y(r.offset + r.bytes), width: Math.max(1, x(r.last + 1) - x(r.first)), height: Math.max(1, y(r.offset) - y(r.offset + r.bytes)), class: "alive" },
-    `${bytes(r.bytes)} ${r.type} made by ${r.made_by}, read by ${r.read_by.join(", ")}, ${r.loc}`), r.made_by);
+    `${bytes(r.bytes)} ${r.type} made by ${r.producer}, read by ${r.read_by.join(", ")}, ${r.loc}`), r.producer);
   const alive = [...Array(steps).keys()].map(n => m.rows.filter(r => r.first <= n && n <= r.last).reduce((sum, r) => sum + r.bytes, 0));
   draw(svg, "polyline", { points: alive.flatMap((b, n) => [`${x(n)},${y(Math.min(b, top))}`, `${x(n + 1)},${y(Math.min(b, top))}`]).join(" ") });
   draw(svg, "line", { x1: x(m.at + 0.5), x2: x(m.at + 0.5), y1: 6, y2: height - 20, class: "peak" });
