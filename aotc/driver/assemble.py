@@ -18,7 +18,7 @@ from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
-from aotc.kernels.cpu.build import Build, Library, NativeCall, build_executor, imported
+from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
@@ -56,7 +56,7 @@ class Ahead:
                 self._begun = v, self._entered(v, *part)
                 self._begun[1].begin_ahead()
 
-    def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> Library:
+    def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> SharedLibrary:
         """Return the library of the kernels ``rows`` of ``v`` for ``target``.
 
         ``entry`` is its entry of the manifest.

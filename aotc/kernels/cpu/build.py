@@ -42,7 +42,7 @@ class KernelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class SharedLibrary:
     """A shared library, with the kernels of its table in order."""
 
     data: bytes
@@ -125,7 +125,7 @@ class Build:
         """Start compiling in the background, as far as that helps."""
         self._compilation.begin_ahead()
 
-    def finish(self, described: Mapping[str, Any] | None = None) -> Library:
+    def finish(self, described: Mapping[str, Any] | None = None) -> SharedLibrary:
         """Return the library, sealed with the manifest of its variant (``described``).
 
         Raises
@@ -153,7 +153,7 @@ class Build:
         self._compilation.keep()
         for made in executors:
             _link_executor(self._target, made)
-        return Library(self._linker.take(math_symbols() if self._calls_math() else ()), infos)
+        return SharedLibrary(self._linker.take(math_symbols() if self._calls_math() else ()), infos)
 
     def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
         """Return the manifest's entries of the kernels, and the object with their table."""

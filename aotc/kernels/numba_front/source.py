@@ -85,14 +85,14 @@ def numba_source(kernel: Kernel) -> NumbaSource:
     InternalError
         If the kernel needs threads of a GPU.
     """
-    first = _KernelPrinter(kernel, frozenset())
+    first = _SourcePrinter(kernel, frozenset())
     first.function()
-    printer = _KernelPrinter(kernel, frozenset(first.scalars.used) | _BUILTINS)
+    printer = _SourcePrinter(kernel, frozenset(first.scalars.used) | _BUILTINS)
     text = printer.function()
     return NumbaSource(text, tuple(sorted(printer.scalars.used)))
 
 
-class _KernelPrinter:
+class _SourcePrinter:
     def __init__(self, kernel: Kernel, reserved: frozenset[str]) -> None:
         self.kernel, self.reserved, self.scalars = kernel, reserved, ScalarPrinter()
         self.lines: list[str] = []
