@@ -38,11 +38,11 @@ ROW = """def row(x: "f32[n, 8]", exp: "i8[n]", /, o: "f32[n]", q: "i8[n]", *, n:
 """.replace("exp_(", "exp(")
 PRINTED = """def row(x: "f32[n, 8]", exp_: "i8[n]", o: "f32[n]", q: "i8[n]", n: "dim", scratch, begin, end):
     for i in range(begin, end):
-        sum = private((1,), f32)
-        sum[0] = f32(0.0)
+        sum_ = private((1,), f32)
+        sum_[0] = f32(0.0)
         for j in range(0, 8):
-            sum[0] = sum[0] + f32(exp(x[i, j]))
-        o[i] = sum[0]
+            sum_[0] = sum_[0] + f32(exp(x[i, j]))
+        o[i] = sum_[0]
         q[i] = i8(exp_[i] * i8(100))
 """
 GATHER = """def gather(x: "f32[4]", at: "i32[3]", /, o: "f32[3]", *, grid: "1"):

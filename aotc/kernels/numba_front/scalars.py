@@ -12,13 +12,11 @@ from collections.abc import Callable
 
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Apply, Const, Scalar
-from aotc.ir.opset import COMPARISONS, INFIX, SCALARS, TOTAL
+from aotc.ir.opset import COMPARISONS, INFIX, ORDERINGS, SCALARS, TOTAL
 from aotc.ir.opset.elementwise_scalars import exponent_bits_rounded
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 _STORED = {"b": "i1", "i": "i8", "u": "u8", "f": "u8"}
-_LOGICAL = {"and": "and", "or": "or", "xor": "!=", "eq": "==", "ne": "!="}
-_RENAMED = {"pow": "power", "rem": "remainder", "max": "maximum", "min": "minimum", "decay": "exp"}
 _SAME_WIDTH = {"f32": "u32", "f64": "u64"}
 _NAN = struct.pack("<d", math.nan)
 _EXACT_IN_F32 = 24  # bits of an integer
@@ -45,6 +43,22 @@ def bare(text: str) -> str:
         if depth == 0 or (depth == 1 and letter == ","):
             return text[1:-1] if text[0] == "(" and at == len(text) - 1 else text
     return text
+
+
+def _runtime_name(fn: str) -> str:
+    """Return the name of a function of floats in the runtime, which has no names of Python's builtins."""
+    match fn:
+        case "pow":
+            return "power"
+        case "rem":
+            return "remainder"
+        case "max":
+            return "maximum"
+        case "min":
+            return "minimum"
+        case "decay":
+            return "exp"
+    return fn
 
 
 class ScalarPrinter:
@@ -126,8 +140,8 @@ class ScalarPrinter:
         fn = SCALARS[fn].on_bool or fn
         if fn == "not":
             return f"(not {texts[0]})"
-        if fn in _LOGICAL:
-            return f"({texts[0]} {_LOGICAL[fn]} {texts[1]})"
+        if fn in INFIX and fn not in ORDERINGS:
+            return f"({texts[0]} {INFIX[fn]} {texts[1]})"
         left, right = (self.cast(text, "u8") for text in texts)
         return f"({left} {COMPARISONS[fn]} {right})"
 
@@ -193,12 +207,12 @@ class ScalarPrinter:
                 symbol = {"div": "/"}.get(fn) or INFIX[fn]
                 text, natural = f"({values[0]} {symbol} {values[1]})", True
             case _:
-                text = self.call(_RENAMED.get(fn, fn), *values)
+                text = self.call(_runtime_name(fn), *values)
                 natural = dtype == "f64" or (fn in ("max", "min", "max_number") and not small)
         return text if natural and not small else self.cast(text, dtype)
 
     def _complex(self, fn: str, texts: list[str], dtype: str) -> str:
-        if fn in COMPARISONS or fn in ("add", "sub", "mul"):
+        if fn in INFIX:
             return f"({texts[0]} {INFIX[fn]} {texts[1]})"
         match fn:
             case "neg":

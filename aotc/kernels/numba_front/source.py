@@ -17,6 +17,7 @@ does not poll for cancellation, and omits prefetches.
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 from typing import NamedTuple
@@ -51,7 +52,7 @@ from aotc.kernels.numba_front.scalars import ScalarPrinter, bare, storage
 from aotc.vmfb.dtypes import DTYPES
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")
-_BUILTINS = {"range", "min", "max", "abs", "complex", "scratch", "begin", "end"}
+_BUILTINS = {*dir(builtins), "scratch", "begin", "end"}
 _MASKED = {"i2", "i4", "u2", "u4"}
 
 
