@@ -186,4 +186,5 @@ def test_the_options_of_both_commands():
     only_files |= {"timings", "costs", "reproducer"}
     only_debugging = {"dump_ir", "print_after", "stop_after", "verify_each", "bisect"}
     only_debugging |= {"annotate_affinities"}
-    assert options(compile_command) - options(lint_command) == only_files | only_debugging
+    only_kernels = {"kernel", "kernel_compiler"}
+    assert options(compile_command) - options(lint_command) == only_files | only_debugging | only_kernels
