@@ -29,7 +29,7 @@ STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if les
 SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
 REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
 COMPILER_HELP = "Of CPU kernels: direct, or numba (each kernel through Numba's front end, to check the former)."
-KERNEL_HELP = "k3_row=my.py: your function in place of this CPU kernel, if it agrees; start from `aotc dump --kernels -o`."
+KERNEL_HELP = "k3_row=my.py: your function in place of this CPU kernel, if it agrees; see `aotc dump --kernels -o`."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 
