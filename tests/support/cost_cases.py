@@ -392,7 +392,7 @@ BLOCKS = {
     "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
     **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
-    **dict.fromkeys(("value_registers", "kept_registers_long"), GPU_SOFTMAX),
+    **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),
     **dict.fromkeys(("lane_bytes", "lane_elements"), GPU_VECTORS),
     **dict.fromkeys(("block_threads", "turned_edge", "turned_bytes"), GPU_TURNED),
     **dict.fromkeys(("column_threads", "column_rows", "gpu_block_columns"), GPU_COLUMNS),
