@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims.algebra import Sym
+from aotc.ir.dims.algebra import Dim, Sym
 from aotc.ir.dims.symbols import evaluate, symbols
-from aotc.ir.loop.access import imports
+from aotc.ir.loop.access import dims_of, imports, operands, scalars_in
 from aotc.ir.loop.ir import (
     Apply,
     Buffer,
     ExternalCall,
-    Index,
     Kernel,
     Let,
-    Load,
-    Scalar,
     Store,
     Tile,
     While,
@@ -127,32 +124,10 @@ def _depends_on_data(kernel: Kernel) -> bool:
     return any(symbol.name in lets for e in _indices(kernel) for symbol in symbols(e))
 
 
-def _indices(kernel: Kernel) -> Iterator[Any]:
+def _indices(kernel: Kernel) -> Iterator[Dim]:
+    """Yield the index expressions of all statements."""
     for stmt in walk(kernel.body):
-        for name in ("index", "begin", "end"):
-            found = getattr(stmt, name, ())
-            yield from found if isinstance(found, tuple) else (found,)
-        if isinstance(stmt, Tile):
-            yield from (stmt.out_base, stmt.a_base, stmt.b_base)
-        for scalar in _scalars(stmt):
-            for node in _nodes(scalar):
-                if isinstance(node, Load):
-                    yield from node.index
-
-
-def _scalars(stmt: Any) -> Iterator[Scalar]:
-    for name in ("value", "cond", "pred"):
-        found = getattr(stmt, name, None)
-        if isinstance(found, Apply | Load | Index):
-            yield found
-
-
-def _nodes(scalar: Scalar) -> Iterator[Scalar]:
-    stack = [scalar]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += node.args if isinstance(node, Apply) else ()
+        yield from dims_of(stmt)
 
 
 def _drawn(kernel: Kernel, rng: np.random.Generator, most: int, tables: Mapping[str, np.ndarray]) -> Arguments:
@@ -228,11 +203,10 @@ def difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
 
 def _ulps(kernel: Kernel) -> float:
     """Return the units in the last place, of the largest result, by which results may differ; 0 for movement."""
-    applied = {n.fn for s in walk(kernel.body) for v in _scalars(s) for n in _nodes(v) if isinstance(n, Apply)}
-    of_floats = any(
-        kind_of(n.dtype) in "fc" or any(kind_of(a.dtype) in "fc" for a in n.args)
-        for s in walk(kernel.body) for v in _scalars(s) for n in _nodes(v) if isinstance(n, Apply)
-    )
+    scalars = scalars_in(x for s in walk(kernel.body) for x in operands(s))
+    operations = [x for x in scalars if isinstance(x, Apply)]
+    applied = {x.fn for x in operations}
+    of_floats = any(kind_of(dtype) in "fc" for x in operations for dtype in (x.dtype, *(a.dtype for a in x.args)))
     tiles = any(isinstance(s, Tile | ExternalCall) for s in walk(kernel.body))
     reduces = any(isinstance(s, Store) and s.reduce for s in walk(kernel.body))
     if not tiles and not reduces and (not of_floats or all(SCALARS[f].tolerance == 0 for f in applied if f in SCALARS)):

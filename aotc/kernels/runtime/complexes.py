@@ -156,9 +156,9 @@ def complex_pow(z, w):
         return complex(1.0, 0.0)
     log = complex_log(z)
     real = z.imag == 0 and log.imag == 0
-    x, y, size, iteration = w.real, w.imag, log.real, log.imag
-    exponent = (0.0 if x == 0 or size == 0 else x * size) - (0.0 if y == 0 or real else y * iteration)
-    phase = (0.0 if x == 0 or real else x * iteration) + (0.0 if y == 0 or size == 0 else y * size)
+    x, y, size, angle = w.real, w.imag, log.real, log.imag
+    exponent = (0.0 if x == 0 or size == 0 else x * size) - (0.0 if y == 0 or real else y * angle)
+    phase = (0.0 if x == 0 or real else x * angle) + (0.0 if y == 0 or size == 0 else y * size)
     value = math.exp(exponent)
     if phase == 0:
         return complex(value, phase)
@@ -211,11 +211,22 @@ def complex_tanh(z):
 
 
 @njit
+def _times_i(z):
+    """Return ``i z``."""
+    return complex(-z.imag, z.real)
+
+
+@njit
+def _over_i(z):
+    """Return ``z / i``."""
+    return complex(z.imag, -z.real)
+
+
+@njit
 def complex_tan(z):
     """Return the tangent."""
     z = complex128(z)
-    value = complex_tanh(complex(-z.imag, z.real))
-    return complex(value.imag, -value.real)
+    return _over_i(complex_tanh(_times_i(z)))
 
 
 @njit
@@ -255,8 +266,7 @@ def complex_asin(z):
 def complex_asinh(z):
     """Return the inverse hyperbolic sine."""
     z = complex128(z)
-    value = complex_asin(complex(-z.imag, z.real))
-    return complex(value.imag, -value.real)
+    return _over_i(complex_asin(_times_i(z)))
 
 
 @njit
@@ -273,8 +283,7 @@ def complex_atanh(z):
 def complex_atan(z):
     """Return the inverse tangent."""
     z = complex128(z)
-    value = complex_atanh(complex(-z.imag, z.real))
-    return complex(value.imag, -value.real)
+    return _over_i(complex_atanh(_times_i(z)))
 
 
 @njit
@@ -282,5 +291,4 @@ def complex_atan2(a, b):
     """Return ``-i log((b + i a) / sqrt(a**2 + b**2))``."""
     a, b = complex128(a), complex128(b)
     above = complex(b.real - a.imag, b.imag + a.real)
-    value = complex_log(complex_div(above, cmath.sqrt(a * a + b * b)))
-    return complex(value.imag, -value.real)
+    return _over_i(complex_log(complex_div(above, cmath.sqrt(a * a + b * b))))

@@ -288,28 +288,24 @@ def next_after_f64(x, y):
     return value if positive else -value
 
 
-@njit
-def next_after_f16(code, other):
-    """Return the neighbour of an f16 towards another."""
-    x, y = from_f16(code), from_f16(other)
-    if x != x or y != y:
-        return uint16(0x7E00)
-    if x == y:
-        return uint16(other)
-    size, positive = _step(order_f16(code), x, y, 15)
-    return uint16(size if positive else size | 0x8000)
+def _next_of_16_bits(decode: Callable[..., Any], not_a_number: int) -> Callable[..., Any]:
+    """Return the function that computes the neighbour of a 16-bit float towards another."""
+
+    @njit
+    def next_after(code, other):
+        x, y = decode(code), decode(other)
+        if x != x or y != y:
+            return uint16(not_a_number)
+        if x == y:
+            return uint16(other)
+        size, positive = _step(order_f16(code), x, y, 15)
+        return uint16(size if positive else size | 0x8000)
+
+    return next_after
 
 
-@njit
-def next_after_bf16(code, other):
-    """Return the neighbour of a bf16 towards another."""
-    x, y = from_bf16(code), from_bf16(other)
-    if x != x or y != y:
-        return uint16(0x7FC0)
-    if x == y:
-        return uint16(other)
-    size, positive = _step(order_f16(code), x, y, 15)
-    return uint16(size if positive else size | 0x8000)
+next_after_f16 = _next_of_16_bits(from_f16, 0x7E00)
+next_after_bf16 = _next_of_16_bits(from_bf16, 0x7FC0)
 
 
 def small_float_functions() -> dict[str, Any]:

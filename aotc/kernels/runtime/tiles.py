@@ -93,12 +93,12 @@ def quantized_tile(out, a, b, as_a, shape, levels, form, adds):
 @njit
 def transform(x, out, points, width, stride, inverse, scale):
     """Write the discrete Fourier transforms of ``width`` neighbouring signals, by their definition."""
-    iteration = (2.0 if inverse else -2.0) * math.pi / points
+    unit = (2.0 if inverse else -2.0) * math.pi / points
     for w in range(width):
         for k in range(points):
             real = imag = 0.0
             for n in range(points):
-                angle = iteration * float64((k * n) % points)
+                angle = unit * float64((k * n) % points)
                 cosine, sine = math.cos(angle), math.sin(angle)
                 value = x[n * stride + w]
                 real += value.real * cosine - value.imag * sine
@@ -109,11 +109,11 @@ def transform(x, out, points, width, stride, inverse, scale):
 @njit
 def real_transform(x, out, points, scale):
     """Write the first ``points // 2 + 1`` points of the discrete Fourier transform of a real signal."""
-    iteration = -2.0 * math.pi / points
+    unit = -2.0 * math.pi / points
     for k in range(points // 2 + 1):
         real = imag = 0.0
         for n in range(points):
-            angle = iteration * float64((k * n) % points)
+            angle = unit * float64((k * n) % points)
             real += x[n] * math.cos(angle)
             imag += x[n] * math.sin(angle)
         out[k] = complex(real * scale, imag * scale)
