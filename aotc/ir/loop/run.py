@@ -356,5 +356,5 @@ def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) ->
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group
     rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, form.bits)
-    column_step = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
-    return column_step, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]
+    interleaved = rows.reshape(-1, per, cols).swapaxes(1, 2).reshape(-1)
+    return interleaved, [(runs, a_run, steps * per * cols), (steps, a_step, per * cols)]

@@ -53,9 +53,9 @@ def power(a: Array, b: Array) -> Array:
     """Return ``exp(b log a)``, and 1 for an exponent of 0; a product with an exact 0 is 0."""
     size, rotation = _wide(np.log(a.astype(np.clongdouble)))
     x, y = _wide(b)
-    turn_is_0 = (a.imag == 0) & (rotation == 0)
-    exponent = _product(x, size, size == 0) - _product(y, rotation, turn_is_0)
-    phase = _product(x, rotation, turn_is_0) + _product(y, size, size == 0)
+    rotation_is_0 = (a.imag == 0) & (rotation == 0)
+    exponent = _product(x, size, size == 0) - _product(y, rotation, rotation_is_0)
+    phase = _product(x, rotation, rotation_is_0) + _product(y, size, size == 0)
     size_of_power = np.exp(exponent)
     value, flat, unknown = _exp(exponent, phase), phase == 0, ~np.isfinite(phase)
     x, y = np.where(flat, size_of_power, value.real), np.where(flat, phase, value.imag)

@@ -34,7 +34,7 @@ def default_jobs() -> int:
 # Seconds after which a waiting thread requests Python's interpreter lock, during compilation; Python's default is 5 ms.
 # Four programs on two cores with 5 ms, 1 ms and 0.3 ms: elapsed time 1, 0.98 and 0.96, processor time 1, 1.01 and 1.01.
 # Shorter intervals gain nothing.
-SHORT_TURN = 0.0003
+SHORT_INTERVAL = 0.0003
 # Bytes of the stack of a compiler thread. LLVM recurses over the expressions of a kernel, and a system may give a
 # thread a smaller stack than a process. This is twice the usual stack of a process; untouched stack memory costs
 # nothing.
@@ -48,7 +48,7 @@ class CompilerPool:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._helpers = _Helpers()
-        self._in_turns, self._first = 0, sys.getswitchinterval()
+        self._shortened, self._interval = 0, sys.getswitchinterval()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._begin_again)
 
@@ -98,17 +98,17 @@ class CompilerPool:
     def short_switch_interval(self) -> Iterator[None]:
         """Shorten the switch interval of Python's lock: a thread back from LLVM needs it for microseconds at a time."""
         with self._lock:
-            self._in_turns += 1
-            if self._in_turns == 1:
-                self._first = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._first, SHORT_TURN))
+            self._shortened += 1
+            if self._shortened == 1:
+                self._interval = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._interval, SHORT_INTERVAL))
         try:
             yield
         finally:
             with self._lock:
-                self._in_turns -= 1
-                if not self._in_turns:
-                    sys.setswitchinterval(self._first)
+                self._shortened -= 1
+                if not self._shortened:
+                    sys.setswitchinterval(self._interval)
 
     def close(self) -> None:
         """End all processes."""
@@ -120,9 +120,9 @@ class CompilerPool:
         """Reset the pool in a forked child: the processes are the parent's, and vanished threads may hold its locks."""
         self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._helpers = _Helpers()
-        if self._in_turns:
-            self._in_turns = 0
-            sys.setswitchinterval(self._first)
+        if self._shortened:
+            self._shortened = 0
+            sys.setswitchinterval(self._interval)
         self._idle.clear()
 
 

@@ -55,8 +55,8 @@ def smooth_size(n: int) -> int:
 
 def unit_roots(numerators: np.ndarray, n: int, inverse: bool) -> np.ndarray:
     """Return ``exp(-+ 2 pi i a / n)`` for integers ``a``, reduced modulo ``n`` exactly before sine and cosine."""
-    iterations = (np.asarray(numerators, np.int64) % n).astype(np.longdouble) / n
-    angle = 2 * np.arccos(np.longdouble(-1)) * iterations
+    fraction = (np.asarray(numerators, np.int64) % n).astype(np.longdouble) / n
+    angle = 2 * np.arccos(np.longdouble(-1)) * fraction
     sine = np.sin(angle)
     return np.cos(angle) + 1j * (sine if inverse else -sine)
 
@@ -83,9 +83,9 @@ def real_twiddles(factors: tuple[int, ...]) -> np.ndarray:
     They are those of the transform of half the length, then the factors that separate even and odd elements.
     """
     half = int(np.prod(factors, dtype=np.int64))
-    iterations = -0.5j * unit_roots(np.arange(half + 1), 2 * half, False)
+    rotations = -0.5j * unit_roots(np.arange(half + 1), 2 * half, False)
     count = stages(factors)[-1].table
-    return np.concatenate([twiddles(factors, False)[:, :count], [iterations.real, iterations.imag]], axis=1)
+    return np.concatenate([twiddles(factors, False)[:, :count], [rotations.real, rotations.imag]], axis=1)
 
 
 def chirp(n: int, inverse: bool) -> np.ndarray:

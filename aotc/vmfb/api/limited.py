@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.vmfb.api.partial import WrappedFunction
 from aotc.vmfb.call_limits import Limits
 from aotc.vmfb.submit.call import SubmittedCall
-from aotc.vmfb.submit.limited import iterations_of
+from aotc.vmfb.submit.limited import counted_lane
 from aotc.vmfb.submit.submission import submit
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class LimitedFunction(WrappedFunction):
     ) -> list[Any] | None:
         """Run a call on the fast path and wait for the GPU; return None if there is none, or the limit is reached."""
         resident = self._whole.resident
-        iterations = None if resident is None else iterations_of(self.executable, self._limits)
-        if resident is None or iterations is None or not iterations.begin():
+        lane = None if resident is None else counted_lane(self.executable, self._limits)
+        if resident is None or lane is None or not lane.begin():
             return None
         try:
             found = resident.call(values, out, donate, results)
@@ -73,7 +73,7 @@ class LimitedFunction(WrappedFunction):
                 x.wait()
             return found
         finally:
-            iterations.leave()
+            lane.leave()
 
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults

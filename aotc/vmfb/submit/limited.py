@@ -54,7 +54,7 @@ def _limited_lane(executable: object, most: int) -> LimitedLane:
     return _LANES.setdefault(executable, LimitedLane(most)) if found is None else found
 
 
-def iterations_of(executable: object, limits: Limits) -> LimitedLane | None:
+def counted_lane(executable: object, limits: Limits) -> LimitedLane | None:
     """Return the lane of GPU calls with a limit of their number but none of their duration, else None."""
     if not limits.in_flight or limits.seconds is not None:
         return None

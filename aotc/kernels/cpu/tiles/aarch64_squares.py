@@ -26,8 +26,8 @@ def in_squares(shape: Shape) -> bool:
     """Is a tile computed by these instructions: several rows with contiguous terms?"""
     if "x86" in shape.isa or _UNITS.get(shape.form.unit, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
-    beside = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
-    return beside and shape.levels[-1][1] == _STEP
+    is_contiguous = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
+    return is_contiguous and shape.levels[-1][1] == _STEP
 
 
 class SquareTileWriter(TileWriter):

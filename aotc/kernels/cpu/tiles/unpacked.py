@@ -41,8 +41,8 @@ class DotTileWriter(TileWriter):
         _, a_step, b_step = self.levels[-1]
         steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
         by = unrolled(self.accumulators)
-        for transposes, each in ((whole // by, by), (whole % by, 1)):
-            state, a, panel = self.loop(i64(transposes), state, a, panel, (*steps, each), self.step)
+        for count, each in ((whole // by, by), (whole % by, 1)):
+            state, a, panel = self.loop(i64(count), state, a, panel, (*steps, each), self.step)
         state = self.products(state, a, panel, rest) if rest else state
         for first in range(0, self.accumulators, self.shape.lanes):
             self.keep(first, state[first : first + self.shape.lanes])

@@ -226,17 +226,17 @@ class _TransformWriter(OrderedLines):
         make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
         back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
         mirror = [str(n) for n in reversed(range(lanes))]
-        here, there, iterations = [], [], []
+        here, there, rotation = [], [], []
         for plane in (0, 1):
             begin = self.target + plane * self.t.plane
             here.append(Var(self._load(lanes, self._address("%work", k, begin), 0), dtype))
             other = self._load(lanes, self._address("%work", back, begin), 0)
             there.append(Var(self._shuffle(other, "poison", lanes, mirror), dtype))
-            iterations.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
+            rotation.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
         mirrored = (there[0], self._bind(Apply("neg", (there[1],), dtype)))
         both = make.scale(make.add((here[0], here[1]), mirrored), 0.5)
-        apart = make.times(make.sub((here[0], here[1]), mirrored), (iterations[0], iterations[1]))
-        self._write_complex(k, 0, make.add(both, apart))
+        difference = make.times(make.sub((here[0], here[1]), mirrored), (rotation[0], rotation[1]))
+        self._write_complex(k, 0, make.add(both, difference))
 
     def _twiddled(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return the results of a butterfly times the twiddle factors of the next pass."""

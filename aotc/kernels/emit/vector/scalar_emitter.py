@@ -155,9 +155,9 @@ def _is_fill(loop: For) -> bool:
     """Does a loop store zeros contiguously?"""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
-            beside = at_iteration(buffer, index, var, 1) - at_iteration(buffer, index, var, 0) == 1
+            is_contiguous = at_iteration(buffer, index, var, 1) - at_iteration(buffer, index, var, 0) == 1
             least, _ = bounds(end)  # memset's size is unsigned
-            return kind_of(buffer.dtype) in "biu" and beside and least is not None and least >= 0
+            return kind_of(buffer.dtype) in "biu" and is_contiguous and least is not None and least >= 0
     return False
 
 

@@ -333,8 +333,8 @@ class _Fuser:
 
     def _writes_apart(self, op: Op, group: Group) -> bool:
         """Tell if ``op`` is a transpose on a CPU that loops over its operand would write with large strides."""
-        iterations = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
-        return iterations and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
+        transposes = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
+        return transposes and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""

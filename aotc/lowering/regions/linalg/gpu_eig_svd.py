@@ -189,7 +189,7 @@ class Jacobi(Rotations):
         """Return the loop that computes the value of each column."""
         c = self.c
 
-        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def multiply(block: list[Stmt]) -> None:
                 block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0))]
                 self.number(block, column)
@@ -203,7 +203,7 @@ class Jacobi(Rotations):
 
             return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
 
-        return self.over_columns(iteration)
+        return self.over_columns(update)
 
     def vector(self, j: Dim, i: Dim) -> Scalar:
         """Return an element of a normalised vector."""
@@ -233,7 +233,7 @@ class Jacobi(Rotations):
     def _results(self) -> list[Stmt]:
         c = self.c
 
-        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def write(block: list[Stmt]) -> None:
                 to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
                 largest = self.e.bind(Load(self.scale, (0,)))
@@ -250,7 +250,7 @@ class Jacobi(Rotations):
             good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
             block.append(Store(self.status, self.head, good))
 
-        return [self.over_columns(iteration), c.by_threads(state, 1)]
+        return [self.over_columns(update), c.by_threads(state, 1)]
 
 
 class _Eigen(Jacobi):

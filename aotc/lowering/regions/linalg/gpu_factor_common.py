@@ -104,10 +104,10 @@ class Columns:
         block.append(For(name, first + self.lane, self.rows, tuple(inner), step=WARP))
         self.e.enter(block)
 
-    def over_columns(self, first: Dim, iterations: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+    def over_columns(self, first: Dim, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
         """Return a loop over the columns from ``first`` on, one per warp and iteration.
 
-        ``turns(column, by)`` returns the statements of an iteration; ``by(fill)`` restricts statements to threads that
+        ``body(column, by)`` returns the statements of an iteration; ``by(fill)`` restricts statements to threads that
         have a column.
         """
         name = self.b.fresh("c")
@@ -120,7 +120,7 @@ class Columns:
             there = test2("lt", IndexScalar(column), IndexScalar(self.columns))
             return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
 
-        return For(name, 0, count, tuple(iterations(column, by)))
+        return For(name, 0, count, tuple(body(column, by)))
 
     def among_lanes(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP

@@ -95,13 +95,13 @@ class Rotations:
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
 
-    def over_columns(self, iterations: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+    def over_columns(self, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
         """Return a loop over all columns, one per group and iteration; see ``Columns.over_columns``."""
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
         there = None if self.n % groups == 0 else test2("lt", IndexScalar(column), IndexScalar(self.n))
-        return For(name, 0, count, tuple(iterations(column, lambda fill: self.by_groups(there, fill))))
+        return For(name, 0, count, tuple(body(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over rows, distributed over the lanes of a group."""
@@ -130,12 +130,12 @@ class Rotations:
         begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
-        iterations = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
+        steps_loop = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
         joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
         more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(self.most))
-        sweep = (clear, iterations, *after, *joined, share, more, BLOCK_BARRIER)
+        sweep = (clear, steps_loop, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
             While((), op2("and", self.some_far(), fewer), sweep),
@@ -230,9 +230,9 @@ class Rotations:
         x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
         g2 = bind(self.square(g))
         both = bind(op2("mul", x2, y2))
-        iterations = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+        rotates = test2("gt", g2, op2("mul", self.real(self.small**2), both))
         if self.noise is not None:
-            iterations = op2("and", iterations, test2("gt", op2("min", x2, y2), self.noise))
+            rotates = op2("and", rotates, test2("gt", op2("min", x2, y2), self.noise))
         inner = self.e.new_block()
         apart = bind(op2("sub", y2, x2))
         root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
@@ -248,7 +248,7 @@ class Rotations:
         inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
         if self.held.in_registers:
             self._rotate_registers(inner, cosine, sine)
-        block.append(If(iterations, tuple(inner)))
+        block.append(If(rotates, tuple(inner)))
         self.e.enter(block)
 
     def _inverse_root(self, x: Scalar) -> Scalar:

@@ -101,7 +101,7 @@ class _Pivots:
         """Return the row swap in the other columns, and the update of the columns behind ``k``."""
         c = self.c
 
-        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def read(block: list[Stmt]) -> None:
                 p = c.number(self.pivot, c.rows)
                 block += [c.keep(self.upper, c.element(column, p)), c.keep(self.lower, c.element(column, k))]
@@ -121,7 +121,7 @@ class _Pivots:
 
             return [by(read), WARP_BARRIER, by(write)]
 
-        return c.over_columns(0, iteration)
+        return c.over_columns(0, update)
 
     def _taken_off(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
         c = self.c

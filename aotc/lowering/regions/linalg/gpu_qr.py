@@ -48,7 +48,7 @@ class _Reflectors:
         """Subtract ``tau (v . x) v`` from each column ``x`` behind column ``k``, which contains ``v``."""
         c = self.c
 
-        def iteration(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
             def multiply(block: list[Stmt]) -> None:
                 block.append(c.keep(self.dot, c.zero()))
                 c.first_lane(block, [c.keep(self.dot, c.element(column, k))])
@@ -69,7 +69,7 @@ class _Reflectors:
 
             return [by(multiply), *c.added(self.dot), by(take_off)]
 
-        return c.over_columns(k + 1, iteration)
+        return c.over_columns(k + 1, update)
 
 
 class _Householder(_Reflectors):

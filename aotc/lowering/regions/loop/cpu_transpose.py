@@ -65,11 +65,11 @@ def _transposed_first(
     b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TransposedLoopPlan
 ) -> list[Alloc | tuple[Stmt, ...]]:
     """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
-    along, beside = (next(iter(symbols(i))) for i in at)
+    along, across = (next(iter(symbols(i))) for i in at)
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
     made: list[Alloc | tuple[Stmt, ...]] = []
     for x in loads_of(body):
-        if (x.buffer.name, x.index) not in copies and is_transposed(x, along, beside):
+        if (x.buffer.name, x.index) not in copies and is_transposed(x, along, across):
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
             made += [Alloc(copy), (Store(copy, at, x),)]

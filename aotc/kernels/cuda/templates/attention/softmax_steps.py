@@ -83,8 +83,8 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
             first = i32(group * HEADS_TOGETHER)
             wide = i32(min(i32(grid.heads - first), i32(HEADS_TOGETHER)))
             at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
-            iteration = quotient(at, wide)
-            z, row = i32(first + i32(at - i32(iteration * wide))), i32(i32(down - 1 - iteration) * rows)
+            line = quotient(at, wide)
+            z, row = i32(first + i32(at - i32(line * wide))), i32(i32(down - 1 - line) * rows)
             end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), sizes.rows) - 1)), n))
             end = i32(max(end, i32(0)))
         else:

@@ -138,13 +138,13 @@ class StorePieces:
         """Return the address of a staged accumulator: without bank conflicts, along rows and along columns."""
         b = self.b
         if self.tiles.sum == "f64":
-            iteration = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
-            piece = b.xor(b.lshr(col, i32(1)), iteration)
+            swizzle = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
+            piece = b.xor(b.lshr(col, i32(1)), swizzle)
             within = b.shl(b.and_(col, i32(1)), i32(3))
         else:
-            iteration = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
-            iteration = b.or_(iteration, b.and_(row, i32(1)))
-            piece = b.xor(b.lshr(col, i32(2)), iteration)
+            swizzle = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
+            swizzle = b.or_(swizzle, b.and_(row, i32(1)))
+            piece = b.xor(b.lshr(col, i32(2)), swizzle)
             within = b.shl(b.and_(col, i32(3)), i32(2))
         return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
 

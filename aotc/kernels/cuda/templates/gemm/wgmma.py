@@ -115,10 +115,10 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     shift = tall * CHUNK
 
     @cuda.jit(device=True, inline="always")
-    def after(ring, iterations):
-        """Return the position ``iterations`` stages later: it skips the other consumer's tile."""
-        rounds = quotient(i32(ring.stage + iterations), i32(stages))
-        return Ring(i32(ring.stage + iterations - rounds * stages), i32(ring.parity ^ (rounds & 1)))
+    def after(ring, count):
+        """Return the position ``count`` stages later: it skips the other consumer's tile."""
+        rounds = quotient(i32(ring.stage + count), i32(stages))
+        return Ring(i32(ring.stage + count - rounds * stages), i32(ring.parity ^ (rounds & 1)))
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
