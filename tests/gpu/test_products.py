@@ -233,6 +233,23 @@ def test_rows_that_only_a_call_knows(target, monkeypatch):
         agree(jax.tree.leaves(module.invoke("main", *arguments)), wanted(dense, arguments), 2e-2)
 
 
+def both(x):
+    """Return the products of all pairs of rows, and of columns, of one array."""
+    return x @ x.T, x.T @ x
+
+
+@sim
+@pytest.mark.parametrize("shape", ["m, n", "16, n", "m, m"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_one_array_on_both_sides_of_sizes_that_only_a_call_knows(dtype, shape, monkeypatch):
+    made = jax.export.export(jax.jit(both))(jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), dtype))
+    data = aotc.compile(made, target="cuda:sm_90a", cache=False)
+    assert len([k for k in kernels_of(data) if k.tiling]) == 2
+    install(monkeypatch, data)
+    x = np.random.default_rng(0).standard_normal((16, 16)).astype(dtype)
+    agree(jax.tree.leaves(aotc.load(data).invoke("main", x)), wanted(both, (x,)), 2e-2)
+
+
 @sim
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_rows_that_begin_anywhere_are_copied_first(dtype):

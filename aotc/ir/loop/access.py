@@ -31,6 +31,7 @@ from aotc.ir.loop.ir import (
     Stmt,
     Store,
     Tile,
+    Var,
     WarpMatch,
     While,
     children,
@@ -157,6 +158,22 @@ def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
                 stack += args
             case Load() | Index() as leaf:
                 yield leaf
+
+
+def names_in(stmt: Stmt) -> set[str]:
+    """Return the variables and the symbols that ``stmt`` itself reads."""
+    scalars = scalars_in(operands(stmt))
+    return {x.name for x in scalars if isinstance(x, Var)} | {s.name for e in dims_of(stmt) for s in symbols(e)}
+
+
+def definitions_of(scalar: Scalar, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Return ``body``, which ends before ``scalar`` is computed, without the definitions that it does not need."""
+    needed, found = names_in(Let(Var("", scalar.dtype), scalar)), list[Stmt]()
+    for stmt in reversed(body):
+        if not isinstance(stmt, Let) or stmt.var.name in needed:
+            found.append(stmt)
+            needed |= {name for s in walk((stmt,)) for name in names_in(s)}
+    return tuple(reversed(found))
 
 
 def accesses(

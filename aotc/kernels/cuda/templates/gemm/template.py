@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim, sym
+from aotc.ir.loop.access import definitions_of
 from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, read_product
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
@@ -71,7 +72,8 @@ def _operand(
         value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
         if source.in_pieces:
             yield _elements(product, value, (*z, (outer, "i64")), number)
-        yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
+        own = (*z, (outer, "i64"), (product.k[0], "i64"))
+        yield DeviceFunction(ELEMENT[number], own, value, definitions_of(value, product.lets))
         return
     if source.gathered:
         found, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
