@@ -46,6 +46,9 @@ NORMWISE = {
     "igamma": 64, "igammac": 64, "regularized_incomplete_beta": 64, "random_gamma": 64, "jax.lax.betainc": 64,
     "jax.scipy.special.betainc": 64, "jax.scipy.stats.beta": 512, "jax.random.f": 64, "jax.random.loggamma": 64,
     "jax.scipy.special.rel_entr": 8, "jax.scipy.stats.betabinom": 64, "jax.scipy.stats.nbinom": 64,
+    "jax.scipy.stats.chi2.sf": 64, "jax.scipy.stats.chi2.logcdf": 64,
+    # the smaller root of a quadratic equation: two terms cancel
+    "jax.random.wald": 64,
 }  # fmt: skip
 
 

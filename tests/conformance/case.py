@@ -53,7 +53,7 @@ def run(case: Case, target: str = "cpu", **options: Any) -> Verdict:
     with jax.enable_x64(case.x64):
         jitted, args, want = by_xla(case)
         got = run_compiled(compiled(jitted, args, target, **options), args)
-        return compare(case.group, args, got, want, lambda: reference(case.group, jitted, args, want))
+        return compare(case.group, args, got, want, lambda: reference(case, jitted, args, want))
 
 
 def by_xla(case: Case) -> tuple[Any, list[Any], list[np.ndarray]]:
@@ -88,11 +88,28 @@ def compiled(jitted: Any, args: Sequence[Any], target: str, level: int = 2, **op
         raise
 
 
-def reference(group: str, jitted: Any, args: Sequence[Any], want: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return the results with more digits: the program in float64, or for float64 a function by mpmath."""
+def reference(case: Case, jitted: Any, args: Sequence[Any], want: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Return the results with more digits: the program in float64, for float64 a function by mpmath, or None.
+
+    A program that looks at the bits of its floats is traced again for arguments of float64.
+    """
     used = _used(jitted, args)
     wider = run_wide(jitted.lower(*args).as_text(), used)
-    return run_exact(group, used, want[0]) if wider is None and len(want) == 1 else wider
+    if wider is None and len(want) == 1:
+        wider = run_exact(case.group, used, want[0])
+    return _traced_wide(case.function, args, want) if wider is None else wider
+
+
+def _traced_wide(
+    function: Callable[..., Any], args: Sequence[Any], want: list[np.ndarray]
+) -> list[np.ndarray] | None:
+    """Return what a function makes of its arguments in float64; None of random keys, whose draws would be others."""
+    if any(_is_key(a) or np.asarray(a).dtype != np.float32 for a in jax.tree.leaves(args)):
+        return None
+    with jax.enable_x64(True):
+        found = leaves(jax.jit(function)(*(np.asarray(a, np.float64) for a in args)))
+    kinds = [(a.dtype.kind, a.shape) for a in found], [(b.dtype.kind, b.shape) for b in want]
+    return found if kinds[0] == kinds[1] and all(a.dtype.itemsize == 8 for a in found) else None
 
 
 class NotRun(Exception):

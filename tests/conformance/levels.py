@@ -31,7 +31,7 @@ def disagreement(case: Case) -> str:
     """
     with jax.enable_x64(case.x64):
         jitted, args, want = by_xla(case)
-        exactly = partial(reference, case.group, jitted, args, want)
+        exactly = partial(reference, case, jitted, args, want)
         made = {level: run_compiled(compiled(jitted, args, "cpu", level), args) for level in LEVELS}
         exact = case.group != UNSTABLE_SORT and _only_moves(jitted, args)
         for level, got in made.items():

@@ -81,7 +81,7 @@ def test_pairs_of_emitters_write_one_kernel(first):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHER_TARGETS)
-@pytest.mark.parametrize("length", [12, 64])
+@pytest.mark.parametrize("length", [12, 32])
 def test_all_emitters_write_one_kernel_of_every_target(target, length):
     for names in (list(EMITTERS), list(reversed(EMITTERS))):
         function = in_a_loop([EMITTERS[name] for name in names])
