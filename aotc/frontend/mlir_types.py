@@ -28,6 +28,7 @@ _OF_SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "!shape.size": ("i64", ()),
 }
 """Types of MLIR's shape dialect, and the tensors that represent them."""
+MOST_NUMBERS = 1 << 20  # of a splat attribute that is listed: a pair for each of half a million processes
 _WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
 
 
@@ -111,10 +112,25 @@ def bounds_of(t: ir.Type) -> tuple[int, ...]:
     return tuple(stablehlo.TypeExtensions(encoding).bounds)
 
 
+def numbers(attribute: ir.DenseElementsAttr) -> np.ndarray:
+    """Return a small array attribute: groups, paddings and the like, each number of which is listed.
+
+    Raises
+    ------
+    CompileError
+        If it repeats one number more often than an attribute has use for: a few bytes of text fill the memory.
+    """
+    shape = tuple(ir.ShapedType(attribute.type).shape)
+    if prod(shape) > MOST_NUMBERS:
+        message = f"an attribute is {prod(shape):,} times one number, expected at most {MOST_NUMBERS:,} numbers"
+        raise CompileError.at(Loc(), message, hint="arrays of such sizes are constants of the program")
+    return np.array(attribute).reshape(shape)
+
+
 def integers(attribute: Any) -> tuple[int, ...]:
     """Return an integer array attribute as a tuple."""
     if isinstance(attribute, ir.DenseElementsAttr):
-        return tuple(int(x) for x in np.array(attribute).reshape(-1))
+        return tuple(int(x) for x in numbers(attribute).reshape(-1))
     return tuple(int(x) for x in attribute)
 
 

@@ -7,6 +7,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.constants import OWN_BYTES, _own
 from aotc.frontend.importer import import_model
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.mlir_types import MOST_NUMBERS
 from aotc.frontend.model_text import MOST_BRACES
 from aotc.frontend.quantized.products import I32_TERMS
 from aotc.frontend.shape_values import trackable
@@ -53,6 +54,34 @@ def test_long_sums_of_products_are_not_i32(more):
     ops = list(walk(import_model(text).functions["main"].body))
     (product,) = (op for op in ops if op.name == "dot_general")
     assert (product.results[0].type.dtype == "i32") == (more == 0)
+
+
+@pytest.mark.parametrize("shape", [f"{MOST_NUMBERS}", f"{MOST_NUMBERS + 1}", "100000x100000", f"{2**63 - 1}x{2**63 - 1}"])
+def test_one_number_that_an_attribute_repeats_for_ever(shape):
+    """It is listed: a few bytes of text must not fill the memory."""
+    text = (
+        "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        '%0 = "stablehlo.custom_call"(%x) {call_target_name = "f", api_version = 4 : i32, '
+        f"backend_config = {{k = dense<0> : tensor<{shape}xi64>}}}} : (tensor<4xf32>) -> tensor<4xf32>\n"
+        "return %0 : tensor<4xf32>\n}"
+    )
+    if shape == str(MOST_NUMBERS):
+        assert import_model(text)
+        return
+    with pytest.raises(CompileError, match=r":2:\d+: error: an attribute is .* times one number"):
+        import_model(text)
+
+
+@pytest.mark.parametrize("shape", ["100000x100000", f"{2**63 - 1}x{2**63 - 1}"])
+def test_one_process_in_more_groups_than_there_can_be(shape):
+    text = (
+        "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        f'%0 = "stablehlo.all_reduce"(%x) <{{replica_groups = dense<0> : tensor<{shape}xi64>}}> ({{\n'
+        "^bb0(%a: tensor<f32>, %b: tensor<f32>):\n%s = stablehlo.add %a, %b : tensor<f32>\n"
+        "stablehlo.return %s : tensor<f32>\n}) : (tensor<4xf32>) -> tensor<4xf32>\nreturn %0 : tensor<4xf32>\n}"
+    )
+    with pytest.raises(CompileError):
+        import_model(text)
 
 
 # ---------------------------------------------------------------- sizes that nobody has

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -17,7 +16,7 @@ from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
-from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types
+from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types, numbers
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
 from aotc.ir.tensor.ir import TensorType
@@ -128,7 +127,7 @@ def _plain(attribute: Any) -> Any:
     if isinstance(attribute, ir.ArrayAttr):
         return tuple(_plain(a) for a in attribute)
     if isinstance(attribute, ir.DenseElementsAttr):
-        return tuple(np.array(attribute).reshape(-1).tolist())
+        return tuple(numbers(attribute).reshape(-1).tolist())
     if hasattr(attribute, "__len__"):  # array<i64: 1, 2>
         return tuple(attribute)
     if isinstance(attribute, ir.StringAttr):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
-from aotc.frontend.mlir_types import config_of, discardable_integer, entries
+from aotc.frontend.mlir_types import config_of, discardable_integer, entries, numbers
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor.ir import TensorType
@@ -26,7 +25,8 @@ def _exchange(name: str, count: int) -> str:
 def _rows(state: State, attribute: Any) -> Groups:
     if not isinstance(attribute, ir.DenseElementsAttr):
         state.fail(f"groups {attribute} are not numbers of processes", hint="write them as dense<[[0, 1]]>")
-    return tuple(tuple(int(i) for i in row) for row in np.array(attribute).reshape(attribute.type.shape))
+    return tuple(tuple(int(i) for i in row) for row in numbers(attribute))
+
 
 _MOST_REPLICAS = 1 << 16  # their numbers are listed: a damaged count must not fill the memory
 
