@@ -10,29 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import (
-    COMMAND_HEADER,
-    PLACE_OFFSET,
-    PLACE_WORDS,
-    TILE_WORDS,
-    TILED_HEADER,
-    Case,
-    Command,
-    Control,
-    Graph,
-    Node,
-    TileEdge,
-    WhileNode,
-)
 from aotc.vmfb.verify.kernel_interface import Invalid
 
 
-def encode(nodes: Sequence[Node]) -> list[int]:
+def encode(nodes: Sequence[abi.Node]) -> list[int]:
     """Encode nodes as the words of a command buffer."""
     return [word for node in nodes for word in _encode_node(node)]
 
 
-def read_commands(words: Sequence[int]) -> list[Node]:
+def read_commands(words: Sequence[int]) -> list[abi.Node]:
     """Decode the nodes of a command buffer.
 
     Raises
@@ -43,47 +29,47 @@ def read_commands(words: Sequence[int]) -> list[Node]:
     return _read_nodes(words, 0, len(words), 0)
 
 
-def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
+def all_nodes(nodes: Sequence[abi.Node]) -> Iterator[abi.Node]:
     """Yield nodes, including those inside of loops and branches."""
     for node in nodes:
         yield node
         match node:
-            case Graph():
+            case abi.Graph():
                 for command in node.commands:
-                    if isinstance(command, Control):
+                    if isinstance(command, abi.Control):
                         yield from all_nodes(command.nodes)
-            case WhileNode():
+            case abi.WhileNode():
                 yield from all_nodes(node.condition)
                 yield from all_nodes(node.body)
-            case Case():
+            case abi.Case():
                 for branch in node.branches:
                     yield from all_nodes(branch)
 
 
-def all_graphs(nodes: Sequence[Node]) -> Iterator[Graph]:
+def all_graphs(nodes: Sequence[abi.Node]) -> Iterator[abi.Graph]:
     """Yield the graphs among nodes, including those inside of loops and branches."""
-    return (node for node in all_nodes(nodes) if isinstance(node, Graph))
+    return (node for node in all_nodes(nodes) if isinstance(node, abi.Graph))
 
 
-def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
+def all_commands(nodes: Sequence[abi.Node]) -> Iterator[abi.Command]:
     """Yield the commands of nodes, including those inside of loops and branches."""
     for graph in all_graphs(nodes):
         yield from graph.leaves
 
 
-def kernel_words(nodes: Sequence[Node]) -> list[int]:
+def kernel_words(nodes: Sequence[abi.Node]) -> list[int]:
     """Return the positions of kernel numbers, which a loader replaces by addresses."""
     return [command.at + abi.KERNEL for command in all_commands(nodes) if command.kind == abi.DISPATCH]
 
 
-def words_of(words: Any, nodes: Sequence[Node]) -> Any:
+def words_of(words: Any, nodes: Sequence[abi.Node]) -> Any:
     """Return the words of contiguous nodes, out of the words that they were read from."""
     last = nodes[-1].at
     return words[nodes[0].at : last + int(words[last + abi.NODE_WORDS])]
 
 
-def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Node]:
-    nodes: list[Node] = []
+def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[abi.Node]:
+    nodes: list[abi.Node] = []
     while at < end:
         if depth > abi.MAX_NESTING:
             raise _invalid(at, f"loops and branches are nested {depth} deep")
@@ -97,7 +83,7 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Nod
     return nodes
 
 
-def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
+def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
     match words[at + abi.NODE_KIND]:
         case abi.GRAPH | abi.TILED:
             return _read_graph(words, at, end, depth)
@@ -107,7 +93,7 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
             lengths = words[at + abi.WHILE_CONDITION], words[at + abi.WHILE_BODY]
             place = words[at + abi.WHILE_SLOT], words[at + abi.WHILE_OFFSET]
             condition, body = _read_bodies(words, at, lengths, first, end, depth)
-            return WhileNode(condition, body, place, at)
+            return abi.WhileNode(condition, body, place, at)
         case abi.CASE:
             table = at + abi.CASE_HEADER
             _need(at, table, end)
@@ -117,14 +103,14 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
             first = table + branches
             _need(at, first, end)
             place = words[at + abi.CASE_SLOT], words[at + abi.CASE_OFFSET]
-            return Case(_read_bodies(words, at, words[table:first], first, end, depth), place, at)
+            return abi.Case(_read_bodies(words, at, words[table:first], first, end, depth), place, at)
         case kind:
             raise _invalid(at, f"unknown node {kind}")
 
 
 def _read_bodies(
     words: Sequence[int], node: int, lengths: Sequence[int], at: int, end: int, depth: int
-) -> list[list[Node]]:
+) -> list[list[abi.Node]]:
     """Return the nodes of each body of the node at ``node``; the bodies fill the words from ``at`` to ``end``."""
     spans = []
     for length in lengths:
@@ -137,7 +123,7 @@ def _read_bodies(
     return [_read_nodes(words, *span, depth + 1) for span in spans]
 
 
-def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
+def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Graph:
     table = at + abi.GRAPH_HEADER
     _need(at, table, end)
     count, serial = words[at + abi.GRAPH_COMMANDS], words[at + abi.GRAPH_SERIAL]
@@ -146,17 +132,17 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
         raise _invalid(at, f"a graph of {count} commands, serial {serial}")
     cursor = table + count
     _need(at, cursor, end)
-    commands: list[Command | Control] = []
+    commands: list[abi.Command | abi.Control] = []
     for offset in words[table:cursor]:
         if offset != cursor - at:
             raise _invalid(at, f"command {len(commands)} is not where the graph says")
-        first = cursor + COMMAND_HEADER
+        first = cursor + abi.COMMAND_HEADER
         _need(at, first, end)
         kind, kernel, items, grain, predecessors, successors, places, dims = words[cursor:first]
         if successors < 0 or places < 0 or dims < 0:
             raise _invalid(at, "a command with a negative count")
         places_at = first + successors
-        dims_at = places_at + PLACE_WORDS * places
+        dims_at = places_at + abi.PLACE_WORDS * places
         stop = dims_at + dims
         _need(at, stop, end)
         if kind == abi.CONTROL:
@@ -165,34 +151,35 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
             if places or items != grain or items != abi.constant(1):
                 raise _invalid(at, "a control command has one item and no places")
             nodes = _read_nodes(words, dims_at, stop, depth + 1)
-            commands.append(Control(kernel, predecessors, words[first:places_at], nodes, cursor))
+            commands.append(abi.Control(kernel, predecessors, words[first:places_at], nodes, cursor))
             cursor = stop
             continue
-        slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
+        slots = words[places_at : dims_at : abi.PLACE_WORDS]
+        offsets = words[places_at + abi.PLACE_OFFSET : dims_at : abi.PLACE_WORDS]
         follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
-        command = Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor)
+        command = abi.Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor)
         commands.append(command)
         cursor = _read_tiles(words, at, stop, end, command) if tiled else stop
     if cursor != end:
         raise _invalid(at, "the commands do not fill the graph")
-    graph = Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
+    graph = abi.Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
     if tiled and not graph.tiled:
         raise _invalid(at, "a tiled graph without tiles")
     return graph
 
 
-def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: Command) -> int:
+def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
     """Read tiles and followers after a command's dims; return the position of their end."""
-    first = at + TILED_HEADER
+    first = at + abi.TILED_HEADER
     _need(node, first, end)
     followers, tiles = words[at:first]
     if followers < 0 or tiles < 0:
         raise _invalid(node, "a command with a negative count")
     tiles_at = first + followers
-    stop = tiles_at + TILE_WORDS * tiles
+    stop = tiles_at + abi.TILE_WORDS * tiles
     _need(node, stop, end)
     command.followers = words[first:tiles_at]
-    command.tiles = [TileEdge(*words[n : n + TILE_WORDS]) for n in range(tiles_at, stop, TILE_WORDS)]
+    command.tiles = [abi.TileEdge(*words[n : n + abi.TILE_WORDS]) for n in range(tiles_at, stop, abi.TILE_WORDS)]
     return stop
 
 
@@ -205,11 +192,11 @@ def _invalid(node: int, problem: str) -> Invalid:
     return Invalid(f"word {node}: {problem}")
 
 
-def _encode_node(node: Node) -> list[int]:
-    if isinstance(node, Graph):
+def _encode_node(node: abi.Node) -> list[int]:
+    if isinstance(node, abi.Graph):
         return _encode_graph(node)
     slot, offset = node.place
-    if isinstance(node, WhileNode):
+    if isinstance(node, abi.WhileNode):
         bodies, lengths, size = [encode(node.condition), encode(node.body)], [], abi.WHILE_HEADER
         header = {abi.NODE_KIND: abi.WHILE, abi.WHILE_SLOT: slot, abi.WHILE_OFFSET: offset}
         header |= {abi.WHILE_CONDITION: len(bodies[0]), abi.WHILE_BODY: len(bodies[1])}
@@ -222,7 +209,7 @@ def _encode_node(node: Node) -> list[int]:
     return [*_in_order(header), *lengths, *_joined(bodies)]
 
 
-def _encode_graph(graph: Graph) -> list[int]:
+def _encode_graph(graph: abi.Graph) -> list[int]:
     kind = abi.TILED if graph.tiled else abi.GRAPH
     commands = [_encode_command(command, kind) for command in graph.commands]
     offsets = []
@@ -240,10 +227,10 @@ def _encode_graph(graph: Graph) -> list[int]:
     return [*_in_order(header), *offsets, *_joined(commands)]
 
 
-def _encode_command(command: Command | Control, graph: int) -> list[int]:
-    if isinstance(command, Control):
+def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]:
+    if isinstance(command, abi.Control):
         one, nodes = abi.constant(1), encode(command.nodes)
-        command = Command(abi.CONTROL, command.cell, one, one, command.predecessors, command.successors, (), nodes)
+        command = abi.Command(abi.CONTROL, command.cell, one, one, command.predecessors, command.successors, (), nodes)
     header = {
         abi.KIND: command.kind,
         abi.KERNEL: command.kernel,

@@ -6,19 +6,6 @@ from hypothesis import strategies as st
 from support import tiny
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import (
-    COPY,
-    DISPATCH,
-    GRAPH,
-    WHILE,
-    Case,
-    Command,
-    Graph,
-    TileEdge,
-    WhileNode,
-    constant,
-    parameter,
-)
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.verify.kernel_interface import Invalid
 from aotc.vmfb.verify.program import check_commands
@@ -39,10 +26,11 @@ NUMBERS = st.integers(0, 99)
 LISTS = st.lists(NUMBERS, max_size=3)
 PLACES = st.tuples(NUMBERS, NUMBERS)
 COMMANDS = st.builds(
-    Command,
-    st.sampled_from([DISPATCH, COPY]), NUMBERS, NUMBERS, NUMBERS, NUMBERS, LISTS, st.lists(PLACES, max_size=3), LISTS,
+    abi.Command,
+    st.sampled_from([abi.DISPATCH, abi.COPY]), NUMBERS, NUMBERS, NUMBERS, NUMBERS, LISTS,
+    st.lists(PLACES, max_size=3), LISTS,
 )  # fmt: skip
-TILES = st.lists(st.builds(TileEdge, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=2)
+TILES = st.lists(st.builds(abi.TileEdge, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=2)
 
 
 @st.composite
@@ -53,14 +41,14 @@ def graphs(draw):
     if any(tiles):
         for command, some in zip(commands, tiles, strict=True):
             command.tiles, command.followers = some, draw(LISTS)
-    return Graph(commands, draw(NUMBERS), draw(st.booleans()))
+    return abi.Graph(commands, draw(NUMBERS), draw(st.booleans()))
 
 
 NODES = st.recursive(
     graphs(),
     lambda inner: st.one_of(
-        st.builds(WhileNode, st.lists(inner, max_size=2), st.lists(inner, max_size=2), PLACES),
-        st.builds(Case, st.lists(st.lists(inner, max_size=2), min_size=1, max_size=3), PLACES),
+        st.builds(abi.WhileNode, st.lists(inner, max_size=2), st.lists(inner, max_size=2), PLACES),
+        st.builds(abi.Case, st.lists(st.lists(inner, max_size=2), min_size=1, max_size=3), PLACES),
     ),
     max_leaves=6,
 )
@@ -78,51 +66,54 @@ def test_what_is_written_reads_back(nodes):
 
 def test_the_words_are_those_of_the_format():
     """As the docstring of ``abi`` lists them: a change of these lines is a new version of the format."""
-    command = Command(DISPATCH, 7, parameter(0), constant(4), 0, (), [(2, constant(64))], [constant(3)])
+    places, dims = [(2, abi.constant(64))], [abi.constant(3)]
+    command = abi.Command(abi.DISPATCH, 7, abi.parameter(0), abi.constant(4), 0, (), places, dims)
     graph = [1, 17, 1, 5, 1, 6, 0, 7, 1, 8, 0, 0, 1, 1, 2, 128, 6]
-    assert encode([Graph([command], 5, True)]) == graph
-    assert encode([WhileNode([], [Graph([command], 5, True)], (3, 0))]) == [2, 23, 0, 17, 3, 0, *graph]
-    assert encode([Case([[], [Graph([command], 5, True)]], (3, 0))]) == [3, 24, 2, 3, 0, 0, 17, *graph]
+    assert encode([abi.Graph([command], 5, True)]) == graph
+    assert encode([abi.WhileNode([], [abi.Graph([command], 5, True)], (3, 0))]) == [2, 23, 0, 17, 3, 0, *graph]
+    assert encode([abi.Case([[], [abi.Graph([command], 5, True)]], (3, 0))]) == [3, 24, 2, 3, 0, 0, 17, *graph]
 
 
 # ---------------------------------------------------------------- damage
 
 
 def test_the_words_of_tiles_are_those_of_the_format():
-    first = Command(DISPATCH, 7, constant(4), constant(1), 0, (), [], [], followers=[1])
-    second = Command(DISPATCH, 8, constant(3), constant(1), 1, (), [], [], tiles=[TileEdge(0, 4, 3, 5)])
+    first = abi.Command(abi.DISPATCH, 7, abi.constant(4), abi.constant(1), 0, (), [], [], followers=[1])
+    edge = abi.TileEdge(0, 4, 3, 5)
+    second = abi.Command(abi.DISPATCH, 8, abi.constant(3), abi.constant(1), 1, (), [], [], tiles=[edge])
     rows = [0, 7, 8, 2, 0, 0, 0, 0, 1, 0, 1], [0, 8, 6, 2, 1, 0, 0, 0, 0, 1, 0, 4, 3, 5]
-    assert encode([Graph([first, second], 0, False)]) == [4, 32, 2, 0, 0, 7, 18, *rows[0], *rows[1]]
-    check(encode([Graph([first, second], 0, False)]), 9, 0, 4, 0)
+    assert encode([abi.Graph([first, second], 0, False)]) == [4, 32, 2, 0, 0, 7, 18, *rows[0], *rows[1]]
+    check(encode([abi.Graph([first, second], 0, False)]), 9, 0, 4, 0)
 
 
 @pytest.mark.parametrize(
     ("tiles", "followers", "message"),
     [
-        ([TileEdge(1, 4, 3, 5)], [1], "command 1 waits for tiles of command 1"),
-        ([TileEdge(-1, 4, 3, 5)], [1], "command 1 waits for tiles of command -1"),
-        ([TileEdge(0, 4, -1, 5)], [1], "a tile of 4 items over -1 and 5"),
-        ([TileEdge(0, -4, 3, 5)], [1], "a tile of -4 items over 3 and 5"),
-        ([TileEdge(0, 4, 3, -1)], [1], "a tile of 4 items over 3 and -1"),
-        ([TileEdge(0, 4, 3, 5)], [], "command 0 has other followers"),
-        ([TileEdge(0, 4, 3, 5)], [1, 1], "command 0 has other followers"),
-        ([TileEdge(0, 4, 3, 5)] * 2, [1, 1], "the numbers of predecessors do not agree"),
+        ([abi.TileEdge(1, 4, 3, 5)], [1], "command 1 waits for tiles of command 1"),
+        ([abi.TileEdge(-1, 4, 3, 5)], [1], "command 1 waits for tiles of command -1"),
+        ([abi.TileEdge(0, 4, -1, 5)], [1], "a tile of 4 items over -1 and 5"),
+        ([abi.TileEdge(0, -4, 3, 5)], [1], "a tile of -4 items over 3 and 5"),
+        ([abi.TileEdge(0, 4, 3, -1)], [1], "a tile of 4 items over 3 and -1"),
+        ([abi.TileEdge(0, 4, 3, 5)], [], "command 0 has other followers"),
+        ([abi.TileEdge(0, 4, 3, 5)], [1, 1], "command 0 has other followers"),
+        ([abi.TileEdge(0, 4, 3, 5)] * 2, [1, 1], "the numbers of predecessors do not agree"),
     ],
 )
 def test_tiles_that_are_wrong(tiles, followers, message):
-    first = Command(DISPATCH, 0, constant(4), constant(1), 0, (), [], [], followers=followers)
-    second = Command(DISPATCH, 0, constant(3), constant(1), 1, (), [], [], tiles=tiles)
+    first = abi.Command(abi.DISPATCH, 0, abi.constant(4), abi.constant(1), 0, (), [], [], followers=followers)
+    second = abi.Command(abi.DISPATCH, 0, abi.constant(3), abi.constant(1), 1, (), [], [], tiles=tiles)
     with pytest.raises(Invalid, match=message):
-        check(encode([Graph([first, second], 0, False)]), 1, 0, 4, 0)
+        check(encode([abi.Graph([first, second], 0, False)]), 1, 0, 4, 0)
 
 
 def test_a_tiled_graph_has_twice_as_many_cells_and_tiles():
-    first = Command(DISPATCH, 0, constant(4), constant(1), 0, (), [], [], followers=[1])
-    second = Command(DISPATCH, 0, constant(3), constant(1), 1, (), [], [], tiles=[TileEdge(0, 1, 1, 0)])
+    first = abi.Command(abi.DISPATCH, 0, abi.constant(4), abi.constant(1), 0, (), [], [], followers=[1])
+    edge = abi.TileEdge(0, 1, 1, 0)
+    second = abi.Command(abi.DISPATCH, 0, abi.constant(3), abi.constant(1), 1, (), [], [], tiles=[edge])
     with pytest.raises(Invalid, match="cells 0 to 4 of 3"):
-        check(encode([Graph([first, second], 0, False)]), 1, 0, 3, 0)
+        check(encode([abi.Graph([first, second], 0, False)]), 1, 0, 3, 0)
     with pytest.raises(Invalid, match="a serial graph with tiles"):
-        check(encode([Graph([first, second], 0, True)]), 1, 0, 4, 0)
+        check(encode([abi.Graph([first, second], 0, True)]), 1, 0, 4, 0)
     words = [4, 17, 1, 0, 0, 6, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]
     with pytest.raises(Invalid, match=r"a tiled graph without tiles|the node is too short|do not fill"):
         check([*words, 0], 1, 0, 2, 0)
@@ -136,9 +127,9 @@ def test_the_tiny_command_buffers_are_valid():
 
 
 def _valid():
-    first = tiny.dispatch(tiny.ADD, parameter(0), [tiny.place(0), tiny.place(1)], [constant(4)])
-    body = tiny.graph(first, tiny.copy(tiny.place(1), tiny.place(2), constant(8)))
-    return encode([WhileNode([tiny.graph(first)], [body], tiny.place(2)), Case([[], [body]], tiny.place(0))])
+    first = tiny.dispatch(tiny.ADD, abi.parameter(0), [tiny.place(0), tiny.place(1)], [abi.constant(4)])
+    body = tiny.graph(first, tiny.copy(tiny.place(1), tiny.place(2), abi.constant(8)))
+    return encode([abi.WhileNode([tiny.graph(first)], [body], tiny.place(2)), abi.Case([[], [body]], tiny.place(0))])
 
 
 def test_no_changed_word_escapes_or_crashes():
@@ -146,7 +137,8 @@ def test_no_changed_word_escapes_or_crashes():
     words = _valid()
     limits = (1, 3, 2, 1)
     assert len(check(words, *limits)) == 3
-    unread = {i for i in range(1, len(words)) if words[i - 1 : i + 2] == [COPY, 0, constant(1)]}  # a copy's kernel
+    copy = [abi.COPY, 0, abi.constant(1)]  # the kernel of a copy is not read
+    unread = {i for i in range(1, len(words)) if words[i - 1 : i + 2] == copy}
     for place in sorted(set(range(len(words))) - unread):
         for value in (-1, 1 << 40, -(1 << 62)):
             bad = [*words[:place], value, *words[place + 1 :]]
@@ -167,10 +159,10 @@ def test_no_changed_word_escapes_or_crashes():
     ("words", "message"),
     [
         ([9, 2], "unknown node 9"),
-        ([GRAPH, 5, 0, 0, 2], "serial 2"),
-        ([GRAPH, 5, 0, 3, 0], "cells 3 to 3 of 2"),
-        ([WHILE, 6, 0, 1, 0, 0], "do not fill"),
-        ([GRAPH, 99, 0, 0, 0], "a node of 99 words"),
+        ([abi.GRAPH, 5, 0, 0, 2], "serial 2"),
+        ([abi.GRAPH, 5, 0, 3, 0], "cells 3 to 3 of 2"),
+        ([abi.WHILE, 6, 0, 1, 0, 0], "do not fill"),
+        ([abi.GRAPH, 99, 0, 0, 0], "a node of 99 words"),
     ],
 )
 def test_command_buffers_that_are_wrong(words, message):
@@ -179,7 +171,7 @@ def test_command_buffers_that_are_wrong(words, message):
 
 
 def test_a_cycle_is_refused():
-    graph = tiny.graph(*[tiny.copy(tiny.place(0), tiny.place(1), constant(8))] * 2)
+    graph = tiny.graph(*[tiny.copy(tiny.place(0), tiny.place(1), abi.constant(8))] * 2)
     graph.commands[0].successors = [0]
     words = encode([graph])
     with pytest.raises(Invalid, match="word 0: command 0 is before command 0"):

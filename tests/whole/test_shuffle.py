@@ -19,7 +19,6 @@ from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program import tile_dependences as tile_edges
 from aotc.options import Options
 from aotc.vmfb import abi
-from aotc.vmfb.abi import Graph
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]
 
@@ -131,7 +130,7 @@ def test_tiles(seeds, monkeypatch):
     arguments = (array(300, 96),)
     data = aotc.compile(sorts, *arguments)
     watched = Watched(data, THREADS).calls(arguments)
-    assert any(node.tiled for node, *_ in watched.nodes() if isinstance(node, Graph))
+    assert any(node.tiled for node, *_ in watched.nodes() if isinstance(node, abi.Graph))
     assert run_bundle(data, "main", arguments, range(seeds)) > seeds // 2
 
 

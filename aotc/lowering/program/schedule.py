@@ -17,22 +17,7 @@ from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
 from aotc.lowering.program.list_schedule import order_of
 from aotc.lowering.program.tile_dependences import TileEdges, Waits
-from aotc.vmfb.abi import (
-    COPY,
-    DISPATCH,
-    INNER_CELLS,
-    Case,
-    Command,
-    Control,
-    Graph,
-    Node,
-    Place,
-    Slots,
-    TileEdge,
-    WhileNode,
-    constant,
-    parameter,
-)
+from aotc.vmfb import abi
 from aotc.vmfb.commands import encode
 
 
@@ -51,7 +36,7 @@ class CommandBuffer:
     iterations: list[int | None] = field(default_factory=list)
 
 
-def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
+def place_of(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
     """Return the slot of a storage, and its byte offset there."""
     match storage.kind:
         case "argument":
@@ -80,7 +65,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, slots: Slots, kernel_number: Callable[[str], int], costs: Costs,
+        self, slots: abi.Slots, kernel_number: Callable[[str], int], costs: Costs,
         sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.slots, self.kernel_number, self.costs, self.sizes = slots, kernel_number, costs, sizes
@@ -98,31 +83,31 @@ class Scheduler:
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
         if not isinstance(value, Expr):
-            return constant(int(value))
+            return abi.constant(int(value))
         if value not in self.parameters:
             self.parameters.append(value)
-        return parameter(self.parameters.index(value))
+        return abi.parameter(self.parameters.index(value))
 
-    def place(self, storage: Storage, begin: int = 0) -> Place:
+    def place(self, storage: Storage, begin: int = 0) -> abi.Place:
         """Return the place of a storage, offset by ``begin`` bytes."""
         slot, offset = place_of(storage, self.slots)
         return slot, self.operand(offset + begin)
 
-    def _nodes(self, steps: Sequence[Step]) -> list[Node]:
+    def _nodes(self, steps: Sequence[Step]) -> list[abi.Node]:
         commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
         runs = runs_of(commands, self._edges, self.costs)
         return [self._control(run[0]) if is_lone(run) else self._graph(run) for run in runs]
 
-    def _control(self, step: Step) -> Node:
+    def _control(self, step: Step) -> abi.Node:
         match step:
             case Loop(predicate, cond, body, iterations):
                 self.iterations.append(iterations)
-                return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
+                return abi.WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
             case Branch(index, branches):
-                return Case([self._nodes(branch) for branch in branches], self.place(index))
+                return abi.Case([self._nodes(branch) for branch in branches], self.place(index))
         raise TypeError(step)
 
-    def _graph(self, steps: Run) -> Graph:
+    def _graph(self, steps: Run) -> abi.Graph:
         predecessors = self._edges(steps)
         times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
@@ -134,34 +119,34 @@ class Scheduler:
                 waits = self.tiles.choose(leaves, predecessors)
             order = order_of([w.every for w in waits], times, [width_of(step, self.costs) for step in steps])
         state, cell = self.states, len(steps)
-        self.states += len(steps) + INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
+        self.states += len(steps) + abi.INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)
-        commands: list[Command | Control] = []
+        commands: list[abi.Command | abi.Control] = []
         for n in order:
             step, before = steps[n], len(waits[n].every)
             if isinstance(step, Loop | Branch):
-                commands.append(Control(cell, before, [], [self._control(step)]))
-                cell += INNER_CELLS
+                commands.append(abi.Control(cell, before, [], [self._control(step)]))
+                cell += abi.INNER_CELLS
             else:
                 commands.append(self._command(step, before))
         _join(commands, waits, order)
-        graph = Graph(commands, state, serial=serial)
+        graph = abi.Graph(commands, state, serial=serial)
         self.states = max(self.states, state + graph.cells)
         return graph
 
-    def _command(self, step: Launch | Copy, predecessors: int) -> Command:
+    def _command(self, step: Launch | Copy, predecessors: int) -> abi.Command:
         """Return the command of a step, without successors."""
         if isinstance(step, Copy):
             places = [self.place(step.source), self.place(step.target)]
-            one, size = constant(1), self.operand(step.size)
-            return Command(COPY, 0, one, one, predecessors, [], places, [size])
+            one, size = abi.constant(1), self.operand(step.size)
+            return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in placed(step)]
         given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
         dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
-        claim = constant(self.costs.grain(kernel))
-        return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)
+        claim = abi.constant(self.costs.grain(kernel))
+        return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 
     def _edges(self, steps: Run) -> Edges:
         """Return the direct predecessors of every command."""
@@ -182,7 +167,7 @@ class Scheduler:
         return result
 
 
-def _join(commands: Sequence[Command | Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
+def _join(commands: Sequence[abi.Command | abi.Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
     """Set the successors, followers and tile edges of commands, which are in ``order``."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]
@@ -190,12 +175,12 @@ def _join(commands: Sequence[Command | Control], waits: Sequence[Waits], order: 
     for at, n in enumerate(order):
         for p in waits[n].wholes:
             successors[place[p]].append(at)
-        tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
+        tiles = [abi.TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
         for t in tiles:
             followers[t.producer].append(at)
-        if isinstance(command := commands[at], Command):
+        if isinstance(command := commands[at], abi.Command):
             command.tiles = tiles
     for command, some, others in zip(commands, successors, followers, strict=True):
         command.successors = some
-        if isinstance(command, Command):
+        if isinstance(command, abi.Command):
             command.followers = others

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import abi, trees
-from aotc.vmfb.abi import Command, Control, Graph, Node, Place, Slots
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
@@ -161,7 +160,7 @@ def check_program(
         In: registers,
         Arg: len(ranks),
         Res: len(results),
-        Slot: Slots(len(ranks), len(results), spaces).count,
+        Slot: abi.Slots(len(ranks), len(results), spaces).count,
         Mem: spaces,
         Cb: len(buffers),
         Target: len(code),
@@ -222,7 +221,7 @@ class _Limits:
         self.kernels, self.slots, self.states, self.parameters = kernels, slots, states, parameters
 
 
-def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int, parameters: int) -> None:
+def check_commands(nodes: Sequence[abi.Node], kernels: int, slots: int, states: int, parameters: int) -> None:
     """Check the references of a command buffer's nodes, and that its graphs are acyclic.
 
     Parameters
@@ -240,7 +239,7 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
     commands = 0
     for node in all_nodes(nodes):
         try:
-            if isinstance(node, Graph):
+            if isinstance(node, abi.Graph):
                 commands += node.cells
                 _check_graph(node, limits)
             else:
@@ -251,17 +250,17 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
         raise Invalid(f"{states} cells where {commands} are used")
 
 
-def _check_graph(graph: Graph, limits: _Limits) -> None:
+def _check_graph(graph: abi.Graph, limits: _Limits) -> None:
     state, count = graph.state, len(graph.commands)
     if not 0 <= state <= state + graph.cells <= limits.states:
         raise Invalid(f"cells {state} to {state + graph.cells} of {limits.states}")
     waits = [0] * count
     expected = []
-    places: set[Place] = set()
+    places: set[abi.Place] = set()
     operands: set[int] = set()
     cell = count
     for number, command in enumerate(graph.commands):
-        if isinstance(command, Control):
+        if isinstance(command, abi.Control):
             if command.cell != cell:
                 raise Invalid(f"control command {number} has the cells from {command.cell}, not from {cell}")
             cell += abi.INNER_CELLS
@@ -281,7 +280,7 @@ def _check_graph(graph: Graph, limits: _Limits) -> None:
     _check_operands(places, operands, limits)
 
 
-def _check_tiles(graph: Graph, waits: list[int]) -> None:
+def _check_tiles(graph: abi.Graph, waits: list[int]) -> None:
     """Check dependences on tiles, and count them in ``waits``."""
     if graph.serial:
         raise Invalid("a serial graph with tiles")
@@ -299,7 +298,7 @@ def _check_tiles(graph: Graph, waits: list[int]) -> None:
             raise Invalid(f"command {number} has other followers than those that wait for its tiles")
 
 
-def _check_command(command: Command, kernels: int) -> None:
+def _check_command(command: abi.Command, kernels: int) -> None:
     kind, kernel, places, dims = command.kind, command.kernel, command.places, command.dims
     if len(places) > abi.MAX_PLACES or len(dims) > abi.MAX_DIMS:
         raise Invalid(f"a command with {len(places)} places and {len(dims)} dims")
@@ -312,7 +311,7 @@ def _check_command(command: Command, kernels: int) -> None:
         raise Invalid("a grain of 0")
 
 
-def _check_operands(places: set[Place], operands: set[int], limits: _Limits) -> None:
+def _check_operands(places: set[abi.Place], operands: set[int], limits: _Limits) -> None:
     """Refuse slots and parameters out of range, and negative constants."""
     for slot, offset in places:
         if not 0 <= slot < limits.slots:

@@ -18,7 +18,6 @@ from aotc.kernels.cpu.build import build_executor
 from aotc.options import Options
 from aotc.targets import host
 from aotc.vmfb import abi
-from aotc.vmfb.abi import Node, constant, parameter
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.verify.program import check_commands
 
@@ -95,24 +94,24 @@ class Command:
     kind: int = abi.DISPATCH
 
 
-def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[Node]:
+def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[abi.Node]:
     """Return a graph of ``commands``, alone in its list."""
     rows = []
     for number, c in enumerate(commands):
         successors = [n for n, other in enumerate(commands) if number in other.after]
-        items = constant(c.items) if c.items_word is None else c.items_word
-        places = [(slot, constant(offset)) for slot, offset in c.places]
-        dims = [constant(d) for d in c.dims]
-        rows.append(abi.Command(c.kind, c.kernel, items, constant(c.grain), len(c.after), successors, places, dims))
+        items = abi.constant(c.items) if c.items_word is None else c.items_word
+        places = [(slot, abi.constant(offset)) for slot, offset in c.places]
+        dims = [abi.constant(d) for d in c.dims]
+        rows.append(abi.Command(c.kind, c.kernel, items, abi.constant(c.grain), len(c.after), successors, places, dims))
     return [abi.Graph(rows, state, bool(serial))]
 
 
-def loop(condition: list[Node], body: list[Node], slot: int) -> list[Node]:
-    return [abi.WhileNode(condition, body, (slot, constant(0)))]
+def loop(condition: list[abi.Node], body: list[abi.Node], slot: int) -> list[abi.Node]:
+    return [abi.WhileNode(condition, body, (slot, abi.constant(0)))]
 
 
-def branch(branches: list[list[Node]], slot: int) -> list[Node]:
-    return [abi.Case(branches, (slot, constant(0)))]
+def branch(branches: list[list[abi.Node]], slot: int) -> list[abi.Node]:
+    return [abi.Case(branches, (slot, abi.constant(0)))]
 
 
 class Executor:
@@ -130,7 +129,7 @@ class Executor:
         self.engine.finalize_object()
         self.kernels = [self.engine.get_function_address(name) for name in ("stamp", "countdown")]
 
-    def prepare(self, nodes: list[Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:
+    def prepare(self, nodes: list[abi.Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:
         """Return the words with kernel addresses, after the loader's check."""
         words = encode(nodes)
         code = np.array(words, np.int64)
@@ -281,7 +280,7 @@ def test_idle_workers_use_no_processor(executor: Executor) -> None:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_items_from_a_parameter(executor: Executor, threads: int) -> None:
-    commands = [Command(0, [], [], 50, 3, items_word=parameter(1)), Command(0, [], [], 1, 1, [0])]
+    commands = [Command(0, [], [], 50, 3, items_word=abi.parameter(1)), Command(0, [], [], 1, 1, [0])]
     for items in (0, 1, 2, 50):
         trace = Trace(commands)
         code = executor.prepare(graph(commands), 4, 2, 2)

@@ -23,7 +23,6 @@ from kernels.executor.test_executor import (
 )
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import Node, constant
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.verify.kernel_interface import Invalid
 
@@ -43,7 +42,7 @@ class Cells:
     def __init__(self) -> None:
         self.used = 0
 
-    def take(self, made: list[Node]) -> list[Node]:
+    def take(self, made: list[abi.Node]) -> list[abi.Node]:
         """Give a graph, and then what its control commands hold, cells of their own."""
         (one,) = made
         assert isinstance(one, abi.Graph)
@@ -51,7 +50,7 @@ class Cells:
         return made
 
 
-def mixed_graph(rows: list[tuple[Command | list[Node], list[int]]], serial: int = 0) -> list[Node]:
+def mixed_graph(rows: list[tuple[Command | list[abi.Node], list[int]]], serial: int = 0) -> list[abi.Node]:
     """Return a graph of commands, and of nodes as control commands; each with what it waits for."""
     leaves = [row if isinstance(row, Command) else Command(0, [], []) for row, _ in rows]
     for leaf, (_, after) in zip(leaves, rows, strict=True):
@@ -69,7 +68,7 @@ def mixed_graph(rows: list[tuple[Command | list[Node], list[int]]], serial: int 
     return [abi.Graph(commands, 0, bool(serial))]
 
 
-def placed(nodes: list[Node]) -> int:
+def placed(nodes: list[abi.Node]) -> int:
     """Give every graph of ``nodes`` its cells; return how many."""
     cells = Cells()
     for node in all_nodes(nodes):
@@ -117,13 +116,13 @@ class Program:
         self.more.append(value)
         return 3 + len(self.more)
 
-    def nodes_of(self, items: list[Item]) -> list[Node]:
-        rows: list[tuple[Command | list[Node], list[int]]] = []
+    def nodes_of(self, items: list[Item]) -> list[abi.Node]:
+        rows: list[tuple[Command | list[abi.Node], list[int]]] = []
         for item in items:
             rows.append((item.leaf if item.leaf else self.control(item), item.after))
         return mixed_graph(rows, serial=int(self.rng.random() < 0.2))
 
-    def control(self, item: Item) -> list[Node]:
+    def control(self, item: Item) -> list[abi.Node]:
         inside = [self.nodes_of(some) for some in item.inside]
         if item.chosen >= 0:
             return branch(inside, self.slot(np.array([item.chosen], np.int32)))
@@ -227,7 +226,7 @@ def test_a_halt_ends_loops_side_by_side(executor: Executor, threads: int) -> Non
 
 
 def test_cells_of_control_commands_are_checked(executor: Executor) -> None:
-    beside = abi.Command(0, 0, constant(1), constant(1), 0, [], [], [])
+    beside = abi.Command(0, 0, abi.constant(1), abi.constant(1), 0, [], [], [])
     for cell in (0, 1, 3):
         with pytest.raises(Invalid, match=f"the cells from {cell}, not from 2"):
             executor.prepare([abi.Graph([abi.Control(cell, 0, [], []), beside], 0, False)], 1, 7)

@@ -14,7 +14,6 @@ import pytest
 from kernels.executor.test_executor import Executor, aligned, loop, pointer
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import TileEdge, constant, parameter
 
 pytestmark = pytest.mark.cpu
 
@@ -75,7 +74,7 @@ class Stage:
     items: int
     grain: int = 1
     after: list[int] = field(default_factory=list)
-    tiles: list[TileEdge] = field(default_factory=list)
+    tiles: list[abi.TileEdge] = field(default_factory=list)
     items_word: int | None = None
 
 
@@ -112,12 +111,12 @@ class ItemTrace:
         commands = []
         for n, s in enumerate(stages):
             after = [m for m, other in enumerate(stages) if n in other.after]
-            items = constant(s.items) if s.items_word is None else s.items_word
-            dims = [constant(self.bases[n]), constant(seed)]
+            items = abi.constant(s.items) if s.items_word is None else s.items_word
+            dims = [abi.constant(self.bases[n]), abi.constant(seed)]
             places = [(slot, 0) for slot in range(4)]
             commands.append(abi.Command(
-                abi.DISPATCH, ITEM_KERNEL, items, constant(s.grain), len(s.after) + len(s.tiles), after, places, dims,
-                tiles=s.tiles, followers=followers[n],
+                abi.DISPATCH, ITEM_KERNEL, items, abi.constant(s.grain), len(s.after) + len(s.tiles), after, places,
+                dims, tiles=s.tiles, followers=followers[n],
             ))  # fmt: skip
         self.nodes: list[abi.Node] = [abi.Graph(commands, 0, False)]
 
@@ -150,7 +149,7 @@ def random_stages(rng: random.Random) -> list[Stage]:
         wholes = [p for p in some if rng.random() < 0.2]
         tiles = []
         for p in sorted(set(some) - set(wholes)):
-            tiles.append(TileEdge(p, rng.randrange(0, 9), rng.randrange(1, 9), rng.randrange(0, 20)))
+            tiles.append(abi.TileEdge(p, rng.randrange(0, 9), rng.randrange(1, 9), rng.randrange(0, 20)))
         items, grain = rng.choice((0, 1, 7, 64, 65, 200, 700)), rng.choice((1, 2, 5, 30))
         stages.append(Stage(items, grain, sorted(wholes), tiles))
     return stages if any(s.tiles for s in stages) else random_stages(rng)
@@ -166,7 +165,7 @@ def test_no_item_begins_before_those_that_it_waits_for(executor: TileExecutor, t
 
 
 def chain(items: int, stages: int, halo: int) -> list[Stage]:
-    return [Stage(items, 3, [], [TileEdge(n - 1, 1, 1, halo)] if n else []) for n in range(stages)]
+    return [Stage(items, 3, [], [abi.TileEdge(n - 1, 1, 1, halo)] if n else []) for n in range(stages)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
@@ -183,7 +182,8 @@ def test_a_chain_goes_tile_by_tile(executor: TileExecutor, threads: int, halo: i
 @pytest.mark.parametrize("threads", [1, 5])
 def test_the_number_of_items_may_be_a_parameter(executor: TileExecutor, threads: int) -> None:
     for items in (0, 1, 2, 40, 600):
-        stages = [Stage(items, 1, items_word=parameter(0)), Stage(items, 1, [], [TileEdge(0, 1, 1, 2)], parameter(0))]
+        second = Stage(items, 1, [], [abi.TileEdge(0, 1, 1, 2)], abi.parameter(0))
+        stages = [Stage(items, 1, items_word=abi.parameter(0)), second]
         trace = ItemTrace(stages)
         trace.run(executor, threads, (items,))
         trace.check()

@@ -7,23 +7,7 @@ from numba import njit
 from aotc.kernels.cpu.executor.atomics import acquire, at, call_host, clock, release, words_at
 from aotc.kernels.cpu.executor.words import CALL, MONITOR, MONITOR_POOL, MONITOR_RUN, time_words
 from aotc.kernels.limits import SMALL_TURNS
-from aotc.vmfb.abi import (
-    CALL_ARGUMENT,
-    CALL_ASKED,
-    CALL_EVERY,
-    CALL_PERIOD,
-    CALL_POOL,
-    CALL_SINCE,
-    CALL_STATE,
-    CALL_STOP,
-    CALL_TURNS,
-    POOL_ASK,
-    POOL_DROP,
-    POOL_HALT,
-    POOL_NOTICE,
-    POOL_REGAIN,
-    POOL_RELEASE,
-)
+from aotc.vmfb import abi
 
 # Interval between two notices to the host, in durations of the last one. A notice takes 5 ms while other Python threads
 # compute, because it needs the interpreter lock; so at most a fiftieth of the time is spent waiting for that lock
@@ -37,57 +21,57 @@ LONGEST_SILENCE = 250_000_000
 @njit
 def give_word(call, pool, now):
     """Let the host have the word; it may stop the call."""
-    call_host(pool[POOL_REGAIN], call[CALL_STATE])
-    answer = call_host(pool[POOL_NOTICE], call[CALL_ARGUMENT])
+    call_host(pool[abi.POOL_REGAIN], call[abi.CALL_STATE])
+    answer = call_host(pool[abi.POOL_NOTICE], call[abi.CALL_ARGUMENT])
     if answer == 0:
-        release(at(call, CALL_STOP), 1)
+        release(at(call, abi.CALL_STOP), 1)
     else:
-        call_host(pool[POOL_DROP], answer)
-    call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    call[CALL_SINCE] = clock(time_words())
-    call[CALL_PERIOD] = max(call[CALL_EVERY], min(HOST_SHARE * (call[CALL_SINCE] - now), LONGEST_SILENCE))
+        call_host(pool[abi.POOL_DROP], answer)
+    call[abi.CALL_STATE] = call_host(pool[abi.POOL_RELEASE], 0)
+    call[abi.CALL_SINCE] = clock(time_words())
+    call[abi.CALL_PERIOD] = max(call[abi.CALL_EVERY], min(HOST_SHARE * (call[abi.CALL_SINCE] - now), LONGEST_SILENCE))
 
 
 @njit
 def poll(call):
     """Should the call end? Now and then, ask the host."""
-    if acquire(at(call, CALL_STOP)) != 0:
+    if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
-    pool = words_at(call[CALL_POOL])
-    if acquire(at(pool, POOL_HALT)) != 0:
-        release(at(call, CALL_STOP), 1)
+    pool = words_at(call[abi.CALL_POOL])
+    if acquire(at(pool, abi.POOL_HALT)) != 0:
+        release(at(call, abi.CALL_STOP), 1)
         return True
     now = clock(time_words())
-    asked = acquire(at(pool, POOL_ASK))
-    if asked != call[CALL_ASKED] and pool[POOL_RELEASE] != 0:
-        call[CALL_ASKED] = asked
+    asked = acquire(at(pool, abi.POOL_ASK))
+    if asked != call[abi.CALL_ASKED] and pool[abi.POOL_RELEASE] != 0:
+        call[abi.CALL_ASKED] = asked
         give_word(call, pool, now)
-        return acquire(at(call, CALL_STOP)) != 0
-    if call[CALL_SINCE] == 0 and call[CALL_EVERY] > 0:
-        call[CALL_SINCE] = now
-    elif now - call[CALL_SINCE] >= call[CALL_PERIOD] and pool[POOL_RELEASE] != 0:
+        return acquire(at(call, abi.CALL_STOP)) != 0
+    if call[abi.CALL_SINCE] == 0 and call[abi.CALL_EVERY] > 0:
+        call[abi.CALL_SINCE] = now
+    elif now - call[abi.CALL_SINCE] >= call[abi.CALL_PERIOD] and pool[abi.POOL_RELEASE] != 0:
         give_word(call, pool, now)
-        return acquire(at(call, CALL_STOP)) != 0
+        return acquire(at(call, abi.CALL_STOP)) != 0
     return False
 
 
 @njit
 def poll_seldom(call):
     """Do as :func:`poll` does after little work, of which there may be much."""
-    call[CALL_TURNS] -= 1
-    if call[CALL_TURNS] > 0:
-        return acquire(at(call, CALL_STOP)) != 0
-    call[CALL_TURNS] = SMALL_TURNS
+    call[abi.CALL_TURNS] -= 1
+    if call[abi.CALL_TURNS] > 0:
+        return acquire(at(call, abi.CALL_STOP)) != 0
+    call[abi.CALL_TURNS] = SMALL_TURNS
     return poll(call)
 
 
 @njit
 def is_stopped(pool, call):
     """Should the call end? For a worker, who only looks; of a halt it tells the caller, who may find all done."""
-    if acquire(at(call, CALL_STOP)) != 0:
+    if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
-    if acquire(at(pool, POOL_HALT)) != 0:
-        release(at(call, CALL_STOP), 1)
+    if acquire(at(pool, abi.POOL_HALT)) != 0:
+        release(at(call, abi.CALL_STOP), 1)
         return True
     return False
 

@@ -62,46 +62,25 @@ from aotc.kernels.cpu.executor.words import (
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
-from aotc.vmfb.abi import (
-    CALL_PARAMS,
-    CALL_SCRATCH,
-    CALL_SLOTS,
-    CALL_STRIDE,
-    COMMAND_HEADER,
-    CONTROL,
-    COPY,
-    DIMS,
-    GRAIN,
-    GRAPH_COMMANDS,
-    GRAPH_HEADER,
-    GRAPH_SERIAL,
-    ITEMS,
-    KERNEL,
-    KIND,
-    PLACE_WORDS,
-    PLACES,
-    POOL_TRIAL,
-    PREDECESSORS,
-    SUCCESSORS,
-)
+from aotc.vmfb import abi
 
 
 @njit
 def run_items(command, begin, end, slots, params, scratch, monitor):
     """Run items ``[begin, end)`` of one command."""
-    first = COMMAND_HEADER + command[SUCCESSORS]
-    places = command[PLACES]
-    dims_at = first + PLACE_WORDS * places
+    first = abi.COMMAND_HEADER + command[abi.SUCCESSORS]
+    places = command[abi.PLACES]
+    dims_at = first + abi.PLACE_WORDS * places
     buffers = place_words()
     dims = dim_words()
     for i in range(places):
         buffers[i] = place(command, i, first, slots, params)
-    if command[KIND] == COPY:
+    if command[abi.KIND] == abi.COPY:
         copy_bytes(buffers[1], buffers[0], operand(command[dims_at], params))
         return
-    for i in range(command[DIMS]):
+    for i in range(command[abi.DIMS]):
         dims[i] = operand(command[dims_at + i], params)
-    call_kernel(command[KERNEL], buffers, dims, begin, end, scratch, monitor)
+    call_kernel(command[abi.KERNEL], buffers, dims, begin, end, scratch, monitor)
 
 
 @njit
@@ -113,15 +92,15 @@ def should_leave(pool, call, me):
 @njit
 def run_alone(node, pool, call, slots, params, scratch, monitor, who):
     """Run a graph on this thread: its commands are in topological order."""
-    serial = node[GRAPH_SERIAL] == 1
-    for i in range(node[GRAPH_COMMANDS]):
-        command = at(node, node[GRAPH_HEADER + i])
-        items = operand(command[ITEMS], params)
-        grain = items if serial else max(operand(command[GRAIN], params), 1)
+    serial = node[abi.GRAPH_SERIAL] == 1
+    for i in range(node[abi.GRAPH_COMMANDS]):
+        command = at(node, node[abi.GRAPH_HEADER + i])
+        items = operand(command[abi.ITEMS], params)
+        grain = items if serial else max(operand(command[abi.GRAIN], params), 1)
         begin = items - items  # a literal 0 has a type of its own, for which run_items would be compiled once more
         while begin < items:
             end = min(begin + grain, items)
-            if command[KIND] == CONTROL:
+            if command[abi.KIND] == abi.CONTROL:
                 run_control(pool, call, 0, command, who, monitor)
             else:
                 run_items(command, begin, end, slots, params, scratch, monitor)
@@ -133,10 +112,10 @@ def run_alone(node, pool, call, slots, params, scratch, monitor, who):
 @njit
 def is_small(node, params):
     """Is a graph marked as serial, or a single command that one participant would claim whole?"""
-    if node[GRAPH_SERIAL] == 1 or node[GRAPH_COMMANDS] == 0:
+    if node[abi.GRAPH_SERIAL] == 1 or node[abi.GRAPH_COMMANDS] == 0:
         return True
-    command = at(node, node[GRAPH_HEADER])
-    return node[GRAPH_COMMANDS] == 1 and operand(command[ITEMS], params) <= operand(command[GRAIN], params)
+    command = at(node, node[abi.GRAPH_HEADER])
+    return node[abi.GRAPH_COMMANDS] == 1 and operand(command[abi.ITEMS], params) <= operand(command[abi.GRAIN], params)
 
 
 @njit
@@ -149,19 +128,19 @@ def make_ready(run, cells, number):
 @njit
 def describe(run, node, call, cells):
     """Say in the words of a run which graph it is; nothing of that has begun, and nobody looks at it yet."""
-    count = node[GRAPH_COMMANDS]
+    count = node[abi.GRAPH_COMMANDS]
     controls = 0
     run[TAIL] = 0
     run[DONE] = 0
     for i in range(count):
-        command = at(node, node[GRAPH_HEADER + i])
+        command = at(node, node[abi.GRAPH_HEADER + i])
         cells[i * STATE + NEXT] = 0
         cells[i * STATE + FINISHED] = 0
-        cells[i * STATE + PENDING] = command[PREDECESSORS]
+        cells[i * STATE + PENDING] = command[abi.PREDECESSORS]
         cells[i * STATE + READY] = 0
         cells[i * STATE + PACE] = 0
-        if command[KIND] == CONTROL:
-            inner = at(cells, command[KERNEL] * STATE)
+        if command[abi.KIND] == abi.CONTROL:
+            inner = at(cells, command[abi.KERNEL] * STATE)
             inner[OPEN] = 0
             inner[INSIDE] = 0
             controls += 1
@@ -178,8 +157,8 @@ def describe(run, node, call, cells):
 @njit
 def finish(run, command, cells):
     """Count down the successors of a finished command."""
-    for i in range(command[SUCCESSORS]):
-        successor = command[COMMAND_HEADER + i]
+    for i in range(command[abi.SUCCESSORS]):
+        successor = command[abi.COMMAND_HEADER + i]
         if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
             make_ready(run, cells, successor)
     fetch_add(at(run, DONE), 1)
@@ -207,16 +186,16 @@ def help_others(pool, run, who, idle, tally):
 def run_claim(pool, run, number, begin, end, who, dice):
     """Run items of a command that were claimed; a trial notes it."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
-    slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    command = at(node, node[GRAPH_HEADER + number])
+    slots, params = words_at(call[abi.CALL_SLOTS]), words_at(call[abi.CALL_PARAMS])
+    command = at(node, node[abi.GRAPH_HEADER + number])
     monitor = call if who[SEAT] == 0 else at(run, MONITOR)
-    scratch = words_at(call[CALL_SCRATCH])[0] + who[SEAT] * call[CALL_STRIDE]
-    trial = acquire(at(pool, POOL_TRIAL))
+    scratch = words_at(call[abi.CALL_SCRATCH])[0] + who[SEAT] * call[abi.CALL_STRIDE]
+    trial = acquire(at(pool, abi.POOL_TRIAL))
     began = begin_claim(words_at(trial), dice) if trial != 0 else 0
     since = slow_since(words_at(trial), command, who) if trial != 0 else 0
-    if command[KIND] == CONTROL:
-        run_control(pool, call, address_of(at(cells, command[KERNEL] * STATE)), command, who, monitor)
-    elif operand(command[ITEMS], params) > 0:
+    if command[abi.KIND] == abi.CONTROL:
+        run_control(pool, call, address_of(at(cells, command[abi.KERNEL] * STATE)), command, who, monitor)
+    elif operand(command[abi.ITEMS], params) > 0:
         run_items(command, begin, end, slots, params, scratch, monitor)
     if trial != 0:
         end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
@@ -229,7 +208,7 @@ def take_part(pool, run, who, role, tally):
     A helper leaves also when there is nothing to claim. Return how often something was found; ``tally`` counts.
     """
     node, cells = words_at(run[NODE]), words_at(run[CELLS])
-    params, count = words_at(words_at(run[CALL])[CALL_PARAMS]), node[GRAPH_COMMANDS]
+    params, count = words_at(words_at(run[CALL])[abi.CALL_PARAMS]), node[abi.GRAPH_COMMANDS]
     epoch, dice = acquire(at(pool, EPOCH)), dice_words()
     trial = begin_trial(pool, run, dice, who)
     cursor, idle, found = 0, 0, 0
@@ -253,8 +232,8 @@ def take_part(pool, run, who, role, tally):
             continue
         end_wait(tally, now_if_waiting(tally))
         idle = 0
-        command, cell = at(node, node[GRAPH_HEADER + number - 1]), at(cells, (number - 1) * STATE)
-        whole, grain = max(operand(command[ITEMS], params), 1), max(operand(command[GRAIN], params), 1)
+        command, cell = at(node, node[abi.GRAPH_HEADER + number - 1]), at(cells, (number - 1) * STATE)
+        whole, grain = max(operand(command[abi.ITEMS], params), 1), max(operand(command[abi.GRAIN], params), 1)
         most = claim_of(whole, grain, who) if trial == 0 else pick_claim(words_at(trial), whole, grain, who, dice)
         begin = whole if acquire(at(cell, NEXT)) >= whole else fetch_add(at(cell, NEXT), most)
         if begin >= whole:

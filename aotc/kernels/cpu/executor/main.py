@@ -96,53 +96,14 @@ from aotc.kernels.cpu.executor.words import (
 )
 from aotc.kernels.limits import IDLE_TURNS, LAG_MOST, SMALL_TURNS
 from aotc.vmfb import abi
-from aotc.vmfb.abi import (
-    CALL_CELLS,
-    CALL_CODE,
-    CALL_EVERY,
-    CALL_LAG,
-    CALL_LENGTH,
-    CALL_MONITOR,
-    CALL_PARAMS,
-    CALL_PERIOD,
-    CALL_POOL,
-    CALL_RUN,
-    CALL_SCRATCH,
-    CALL_SEAT,
-    CALL_SINCE,
-    CALL_SLOTS,
-    CALL_STATE,
-    CALL_STOP,
-    CALL_STRIDE,
-    CALL_THREADS,
-    CALL_TURNS,
-    CASE_BRANCHES,
-    CASE_HEADER,
-    CASE_OFFSET,
-    CASE_SLOT,
-    GRAPH,
-    GRAPH_COMMANDS,
-    GRAPH_STATE,
-    NODE_KIND,
-    NODE_WORDS,
-    POOL_REGAIN,
-    POOL_RELEASE,
-    TILED,
-    WHILE,
-    WHILE_BODY,
-    WHILE_CONDITION,
-    WHILE_HEADER,
-    WHILE_OFFSET,
-    WHILE_SLOT,
-)
 
 
 @njit
 def begin_graph(pool, run, node, call, cells):
     """Describe a graph in the words of a run, and open it."""
     describe(run, node, call, cells)
-    if node[NODE_KIND] == TILED:
-        clear_bits(cells, node[GRAPH_COMMANDS])
+    if node[abi.NODE_KIND] == abi.TILED:
+        clear_bits(cells, node[abi.GRAPH_COMMANDS])
     number_run(pool, run)
     exchange(at(run, OPEN), 1)
 
@@ -155,7 +116,7 @@ def run_together(pool, own, node, call, cells, threads):
     begin_graph(pool, own, node, call, cells)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    participate(pool, own, at(call, CALL_LAG), MEMBER)
+    participate(pool, own, at(call, abi.CALL_LAG), MEMBER)
     exchange(at(own, OPEN), 0)
     wait_for_the_others(pool, own, call, 0)
 
@@ -184,10 +145,10 @@ def wait_for_the_others(pool, run, call, me):
 @njit
 def run_nodes(pool, call, code, words, threads, inner, who, monitor):
     """Walk a call's nodes, or those in ``inner``; an explicit stack holds the loops and branches around one."""
-    cells = words_at(call[CALL_CELLS])
-    slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
+    cells = words_at(call[abi.CALL_CELLS])
+    slots, params = words_at(call[abi.CALL_SLOTS]), words_at(call[abi.CALL_PARAMS])
     me = who[SEAT]
-    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
+    scratch = words_at(call[abi.CALL_SCRATCH])[0] + me * call[abi.CALL_STRIDE]
     stack = nesting_words()
     depth, here, end = 0, 0, words
     while not (poll_seldom(call) if me == 0 else is_stopped(pool, call)):
@@ -197,49 +158,50 @@ def run_nodes(pool, call, code, words, threads, inner, who, monitor):
             depth -= 1
             node, phase, outer = stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2]
             head = at(code, node)
-            here, end = node + head[NODE_WORDS], outer
-            if phase == CONDITION and load_byte(slots[head[WHILE_SLOT]] + operand(head[WHILE_OFFSET], params)) != 0:
-                here = node + WHILE_HEADER + head[WHILE_CONDITION]
-                end = here + head[WHILE_BODY]
+            here, end = node + head[abi.NODE_WORDS], outer
+            place = slots[head[abi.WHILE_SLOT]] + operand(head[abi.WHILE_OFFSET], params)
+            if phase == CONDITION and load_byte(place) != 0:
+                here = node + abi.WHILE_HEADER + head[abi.WHILE_CONDITION]
+                end = here + head[abi.WHILE_BODY]
                 stack[3 * depth + 1] = BODY
                 depth += 1
             elif phase == BODY:
-                here = node + WHILE_HEADER
-                end = here + head[WHILE_CONDITION]
+                here = node + abi.WHILE_HEADER
+                end = here + head[abi.WHILE_CONDITION]
                 stack[3 * depth + 1] = CONDITION
                 depth += 1
             continue
         head = at(code, here)
-        if head[NODE_KIND] == GRAPH or head[NODE_KIND] == TILED:
+        if head[abi.NODE_KIND] == abi.GRAPH or head[abi.NODE_KIND] == abi.TILED:
             together = (threads > 1 and not is_small(head, params)) or is_shuffled(pool)
-            own = at(cells, head[GRAPH_STATE] * STATE)
-            if together and inner == 0 and call[CALL_RUN] == 0:
-                call[CALL_RUN] = take_run(pool, call, threads)
+            own = at(cells, head[abi.GRAPH_STATE] * STATE)
+            if together and inner == 0 and call[abi.CALL_RUN] == 0:
+                call[abi.CALL_RUN] = take_run(pool, call, threads)
             if together and inner != 0:
                 run_inner(pool, words_at(inner), head, call, own, who)
-            elif together and call[CALL_RUN] != 0:
-                run_together(pool, words_at(call[CALL_RUN]), head, call, own, threads)
-            elif head[NODE_KIND] == TILED:
+            elif together and call[abi.CALL_RUN] != 0:
+                run_together(pool, words_at(call[abi.CALL_RUN]), head, call, own, threads)
+            elif head[abi.NODE_KIND] == abi.TILED:
                 run_tiles_alone(pool, head, call, own, who)
             else:
                 run_alone(head, pool, call, slots, params, scratch, monitor, who)
-            here += head[NODE_WORDS]
+            here += head[abi.NODE_WORDS]
             continue
         stack[3 * depth], stack[3 * depth + 2] = here, end
-        if head[NODE_KIND] == WHILE:
+        if head[abi.NODE_KIND] == abi.WHILE:
             stack[3 * depth + 1] = CONDITION
-            here += WHILE_HEADER
-            end = here + head[WHILE_CONDITION]
+            here += abi.WHILE_HEADER
+            end = here + head[abi.WHILE_CONDITION]
         else:
             stack[3 * depth + 1] = BRANCH
-            branches = head[CASE_BRANCHES]
-            chosen = load_int32(slots[head[CASE_SLOT]] + operand(head[CASE_OFFSET], params))
+            branches = head[abi.CASE_BRANCHES]
+            chosen = load_int32(slots[head[abi.CASE_SLOT]] + operand(head[abi.CASE_OFFSET], params))
             if chosen < 0 or chosen >= branches:
                 chosen = branches - 1
-            here += CASE_HEADER + branches
+            here += abi.CASE_HEADER + branches
             for i in range(chosen):
-                here += head[CASE_HEADER + i]
-            end = here + head[CASE_HEADER + chosen]
+                here += head[abi.CASE_HEADER + i]
+            end = here + head[abi.CASE_HEADER + chosen]
         depth += 1
 
 
@@ -248,24 +210,25 @@ def run(call):
 
     The call begins and ends with the host's lock held.
     """
-    pool = words_at(call[CALL_POOL])
-    call[CALL_MONITOR] = call_monitor()
-    release(at(call, CALL_STOP), 0)
-    call[CALL_SINCE] = 0
-    call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
-    call[CALL_TURNS] = SMALL_TURNS
-    call[CALL_RUN] = 0
-    call[CALL_LAG], call[CALL_SEAT] = min(max(call[CALL_LAG], 0), LAG_MOST), 0
-    hosted = pool[POOL_RELEASE] != 0
+    pool = words_at(call[abi.CALL_POOL])
+    call[abi.CALL_MONITOR] = call_monitor()
+    release(at(call, abi.CALL_STOP), 0)
+    call[abi.CALL_SINCE] = 0
+    # a short call after another need not learn it again
+    call[abi.CALL_PERIOD] = max(call[abi.CALL_PERIOD], call[abi.CALL_EVERY])
+    call[abi.CALL_TURNS] = SMALL_TURNS
+    call[abi.CALL_RUN] = 0
+    call[abi.CALL_LAG], call[abi.CALL_SEAT] = min(max(call[abi.CALL_LAG], 0), LAG_MOST), 0
+    hosted = pool[abi.POOL_RELEASE] != 0
     if hosted:
-        call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    code = words_at(call[CALL_CODE])
-    enter_nodes(pool, call, code, call[CALL_LENGTH], call[CALL_THREADS], 0, at(call, CALL_LAG), call)
-    if call[CALL_RUN] != 0:
-        give_run(pool, words_at(call[CALL_RUN]))
+        call[abi.CALL_STATE] = call_host(pool[abi.POOL_RELEASE], 0)
+    code = words_at(call[abi.CALL_CODE])
+    enter_nodes(pool, call, code, call[abi.CALL_LENGTH], call[abi.CALL_THREADS], 0, at(call, abi.CALL_LAG), call)
+    if call[abi.CALL_RUN] != 0:
+        give_run(pool, words_at(call[abi.CALL_RUN]))
     if hosted:
-        call_host(pool[POOL_REGAIN], call[CALL_STATE])
-    return acquire(at(call, CALL_STOP))
+        call_host(pool[abi.POOL_REGAIN], call[abi.CALL_STATE])
+    return acquire(at(call, abi.CALL_STOP))
 
 
 def walk(part):
@@ -281,7 +244,7 @@ def claims(part):
     pool, run, who = words_at(part[PART_POOL]), words_at(part[PART_RUN]), words_at(part[PART_WHO])
     tally = tally_words()
     begin_tally(tally)
-    if words_at(run[NODE])[NODE_KIND] == TILED:
+    if words_at(run[NODE])[abi.NODE_KIND] == abi.TILED:
         found = take_tiles(pool, run, who, part[PART_ROLE], tally)
     else:
         found = take_part(pool, run, who, part[PART_ROLE], tally)

@@ -35,29 +35,7 @@ from aotc.kernels.cpu.executor.words import (
     operand,
     time_words,
 )
-from aotc.vmfb.abi import (
-    GRAPH_COMMANDS,
-    GRAPH_HEADER,
-    ITEMS,
-    POOL_TRIAL,
-    ROW_BEGAN,
-    ROW_COMMAND,
-    ROW_DEVICES,
-    ROW_ENDED,
-    ROW_FIRST,
-    ROW_LAST,
-    ROW_RUN,
-    ROW_WHO,
-    ROW_WORDS,
-    TRIAL_CAPACITY,
-    TRIAL_CLOCK,
-    TRIAL_FACTOR,
-    TRIAL_HEADER,
-    TRIAL_ORDER,
-    TRIAL_ROWS,
-    TRIAL_RUNS,
-    TRIAL_SLOW,
-)
+from aotc.vmfb import abi
 
 # Knuth's linear congruential generator of 64 bits; its upper bits are good.
 MULTIPLIER, INCREMENT, BITS = 6364136223846793005, 1442695040888963407, 33
@@ -67,20 +45,20 @@ SPREAD = 0x9E3779B97F4A7C1  # apart from each other: the seeds of participants
 @njit
 def is_shuffled(pool):
     """Is there a trial that shuffles?"""
-    trial = acquire(at(pool, POOL_TRIAL))
+    trial = acquire(at(pool, abi.POOL_TRIAL))
     return trial != 0 and has_seed(words_at(trial))
 
 
 @njit
 def has_seed(trial):
     """Does a trial shuffle?"""
-    return trial[TRIAL_ORDER] & 1 == 1
+    return trial[abi.TRIAL_ORDER] & 1 == 1
 
 
 @njit
 def is_stealing(trial):
     """May participants claim from the commands of others?"""
-    return trial[TRIAL_ORDER] == 0 or has_seed(trial)
+    return trial[abi.TRIAL_ORDER] == 0 or has_seed(trial)
 
 
 @njit
@@ -90,15 +68,15 @@ def is_own(trial, number, who, role):
     The graph of a control command is run by the participant that claimed the command: if it waited for others, two
     such graphs could wait for each other's participants.
     """
-    return role == OWNER or (role == MEMBER and number % (trial[TRIAL_ORDER] >> 1) == who[SEAT])
+    return role == OWNER or (role == MEMBER and number % (trial[abi.TRIAL_ORDER] >> 1) == who[SEAT])
 
 
 @njit
 def number_run(pool, run):
     """Give a graph that begins a number, if there is a trial."""
-    trial = acquire(at(pool, POOL_TRIAL))
+    trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
-        run[NUMBER] = fetch_add(at(words_at(trial), TRIAL_RUNS), 1)
+        run[NUMBER] = fetch_add(at(words_at(trial), abi.TRIAL_RUNS), 1)
 
 
 @njit
@@ -111,9 +89,9 @@ def throw(dice):
 @njit
 def begin_trial(pool, run, dice, who):
     """Return the address of the trial, or 0; the dice depend on seed, graph and number of the participant."""
-    trial = acquire(at(pool, POOL_TRIAL))
+    trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
-        dice[0] = words_at(trial)[TRIAL_ORDER] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
+        dice[0] = words_at(trial)[abi.TRIAL_ORDER] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
         throw(dice)
     return trial
 
@@ -129,7 +107,7 @@ def pick_entry(trial, run, params, dice, cursor, who, role):
 @njit
 def is_left(run, number, params):
     """Has a command items that nobody claimed?"""
-    items = operand(at(words_at(run[NODE]), words_at(run[NODE])[GRAPH_HEADER + number])[ITEMS], params)
+    items = operand(at(words_at(run[NODE]), words_at(run[NODE])[abi.GRAPH_HEADER + number])[abi.ITEMS], params)
     return acquire(at(words_at(run[CELLS]), number * STATE + NEXT)) < max(items, 1)
 
 
@@ -140,7 +118,7 @@ def pick_own(trial, run, params, who, role):
         number = acquire(at(words_at(run[CELLS]), entry * STATE + READY)) - 1
         if number >= 0 and is_own(trial, number, who, role) and is_left(run, number, params):
             return entry
-    return words_at(run[NODE])[GRAPH_COMMANDS]
+    return words_at(run[NODE])[abi.GRAPH_COMMANDS]
 
 
 @njit
@@ -196,7 +174,7 @@ def dawdle(trial, dice):
 def begin_claim(trial, dice):
     """Return the time at which a claim begins."""
     dawdle(trial, dice)
-    return fetch_add(at(trial, TRIAL_CLOCK), 1)
+    return fetch_add(at(trial, abi.TRIAL_CLOCK), 1)
 
 
 @njit
@@ -205,7 +183,7 @@ def slow_since(trial, command, who):
 
     Wall-clock time would make a thread that the system suspends during a claim as many times slower.
     """
-    if trial[TRIAL_SLOW] == who[SEAT] + 1 or trial[TRIAL_SLOW] == address_of(command):
+    if trial[abi.TRIAL_SLOW] == who[SEAT] + 1 or trial[abi.TRIAL_SLOW] == address_of(command):
         return processor_clock(time_words())
     return 0
 
@@ -214,16 +192,16 @@ def slow_since(trial, command, who):
 def end_claim(trial, run, command, first, last, began, since, who, dice):
     """Write a row about a claim, after its delay if it began at processor time ``since``."""
     if since != 0:
-        end = since + (processor_clock(time_words()) - since) * trial[TRIAL_FACTOR]
+        end = since + (processor_clock(time_words()) - since) * trial[abi.TRIAL_FACTOR]
         while processor_clock(time_words()) < end:
             pause()
     dawdle(trial, dice)
-    ended = fetch_add(at(trial, TRIAL_CLOCK), 1)
-    number = fetch_add(at(trial, TRIAL_ROWS), 1)
-    if number < trial[TRIAL_CAPACITY]:
-        row = at(trial, TRIAL_HEADER + number * ROW_WORDS)
-        row[ROW_RUN], row[ROW_COMMAND] = run[NUMBER], address_of(command)
-        row[ROW_FIRST], row[ROW_LAST] = first, last
-        row[ROW_BEGAN], row[ROW_ENDED], row[ROW_WHO] = began, ended, who[SEAT]
-        row[ROW_DEVICES] = run[DEVICES]
+    ended = fetch_add(at(trial, abi.TRIAL_CLOCK), 1)
+    number = fetch_add(at(trial, abi.TRIAL_ROWS), 1)
+    if number < trial[abi.TRIAL_CAPACITY]:
+        row = at(trial, abi.TRIAL_HEADER + number * abi.ROW_WORDS)
+        row[abi.ROW_RUN], row[abi.ROW_COMMAND] = run[NUMBER], address_of(command)
+        row[abi.ROW_FIRST], row[abi.ROW_LAST] = first, last
+        row[abi.ROW_BEGAN], row[abi.ROW_ENDED], row[abi.ROW_WHO] = began, ended, who[SEAT]
+        row[abi.ROW_DEVICES] = run[DEVICES]
     dawdle(trial, dice)

@@ -45,27 +45,7 @@ from aotc.kernels.cpu.executor.words import (
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
-from aotc.vmfb.abi import (
-    CALL_PARAMS,
-    COMMAND_HEADER,
-    DIMS,
-    FEW_ITEMS,
-    FOLLOWERS,
-    GRAIN,
-    GRAPH_COMMANDS,
-    GRAPH_HEADER,
-    ITEMS,
-    PLACE_WORDS,
-    PLACES,
-    SUCCESSORS,
-    TILE_OVER,
-    TILE_PLUS,
-    TILE_PRODUCER,
-    TILE_TIMES,
-    TILE_WORDS,
-    TILED_HEADER,
-    TILES,
-)
+from aotc.vmfb import abi
 
 BITS = 64  # of a word
 MOST_CLAIMS = BITS * STATE
@@ -75,19 +55,20 @@ NOTHING = -1  # can be claimed now
 @njit
 def tail_of(command):
     """Return the words of a command that say what waits for its tiles, and for whose it waits."""
-    return at(command, COMMAND_HEADER + command[SUCCESSORS] + PLACE_WORDS * command[PLACES] + command[DIMS])
+    places = abi.PLACE_WORDS * command[abi.PLACES]
+    return at(command, abi.COMMAND_HEADER + command[abi.SUCCESSORS] + places + command[abi.DIMS])
 
 
 @njit
 def items_of(command, params):
     """Return how many items a command has; one without any has one, in which nothing is done."""
-    return max(operand(command[ITEMS], params), 1)
+    return max(operand(command[abi.ITEMS], params), 1)
 
 
 @njit
 def claim_of(command, items, params):
     """Return how many items are claimed at once."""
-    return max(operand(command[GRAIN], params), (items + (MOST_CLAIMS - 1)) // MOST_CLAIMS)
+    return max(operand(command[abi.GRAIN], params), (items + (MOST_CLAIMS - 1)) // MOST_CLAIMS)
 
 
 @njit
@@ -118,17 +99,17 @@ def have_ended(bits, claims):
 def may_run(node, cells, command, end, items, params):
     """Has been done what the items of a command before ``end`` wait for?"""
     tail = tail_of(command)
-    for n in range(tail[TILES]):
-        tile = at(tail, TILED_HEADER + tail[FOLLOWERS] + TILE_WORDS * n)
-        producer = at(node, node[GRAPH_HEADER + tile[TILE_PRODUCER]])
+    for n in range(tail[abi.TILES]):
+        tile = at(tail, abi.TILED_HEADER + tail[abi.FOLLOWERS] + abi.TILE_WORDS * n)
+        producer = at(node, node[abi.GRAPH_HEADER + tile[abi.TILE_PRODUCER]])
         of = items_of(producer, params)
         claim = claim_of(producer, of, params)
         need = of
-        if end < items and tile[TILE_OVER] > 0:
-            need = max(0, min(of, (end * tile[TILE_TIMES] + tile[TILE_PLUS]) // tile[TILE_OVER]))
-        elif end < items < FEW_ITEMS and of < FEW_ITEMS:
-            need = min(of, (end * of + items - 1) // items + tile[TILE_PLUS])
-        bits = bits_of(cells, node[GRAPH_COMMANDS], tile[TILE_PRODUCER])
+        if end < items and tile[abi.TILE_OVER] > 0:
+            need = max(0, min(of, (end * tile[abi.TILE_TIMES] + tile[abi.TILE_PLUS]) // tile[abi.TILE_OVER]))
+        elif end < items < abi.FEW_ITEMS and of < abi.FEW_ITEMS:
+            need = min(of, (end * of + items - 1) // items + tile[abi.TILE_PLUS])
+        bits = bits_of(cells, node[abi.GRAPH_COMMANDS], tile[abi.TILE_PRODUCER])
         if not have_ended(bits, (need + claim - 1) // claim):
             return False
     return True
@@ -137,7 +118,7 @@ def may_run(node, cells, command, end, items, params):
 @njit
 def claim_items(node, cells, number, params):
     """Return the first of the items of a command that are this participant's now, or NOTHING."""
-    command = at(node, node[GRAPH_HEADER + number])
+    command = at(node, node[abi.GRAPH_HEADER + number])
     cell = at(cells, number * STATE)
     items = items_of(command, params)
     begin = acquire(at(cell, NEXT))
@@ -158,7 +139,7 @@ def is_claimed(node, cells, entry, params):
     number = acquire(at(cells, entry * STATE + READY)) - 1
     if number < 0:
         return False
-    return acquire(at(cells, number * STATE + NEXT)) >= items_of(at(node, node[GRAPH_HEADER + number]), params)
+    return acquire(at(cells, number * STATE + NEXT)) >= items_of(at(node, node[abi.GRAPH_HEADER + number]), params)
 
 
 @njit
@@ -168,7 +149,7 @@ def choose(node, cells, first, tail, params):
         for n in range(first, tail):
             entry = n if waits == 1 else first + tail - 1 - n
             number = acquire(at(cells, entry * STATE + READY)) - 1
-            if number < 0 or (tail_of(at(node, node[GRAPH_HEADER + number]))[TILES] == 0) != (waits == 1):
+            if number < 0 or (tail_of(at(node, node[abi.GRAPH_HEADER + number]))[abi.TILES] == 0) != (waits == 1):
                 continue
             begin = claim_items(node, cells, number, params)
             if begin != NOTHING:
@@ -191,14 +172,14 @@ def choose_own(trial, node, cells, first, tail, params, who, role):
 @njit
 def note_end(run, node, cells, number, begin, end, items, claim):
     """Note that claimed items are done; who waits for that may go on."""
-    command = at(node, node[GRAPH_HEADER + number])
+    command = at(node, node[abi.GRAPH_HEADER + number])
     tail = tail_of(command)
-    if tail[FOLLOWERS] > 0:
+    if tail[abi.FOLLOWERS] > 0:
         which = begin // claim
-        fetch_or(at(bits_of(cells, node[GRAPH_COMMANDS], number), which // BITS), 1 << (which % BITS))
+        fetch_or(at(bits_of(cells, node[abi.GRAPH_COMMANDS], number), which // BITS), 1 << (which % BITS))
         if begin == 0:
-            for n in range(tail[FOLLOWERS]):
-                follower = tail[TILED_HEADER + n]
+            for n in range(tail[abi.FOLLOWERS]):
+                follower = tail[abi.TILED_HEADER + n]
                 if fetch_add(at(cells, follower * STATE + PENDING), -1) == 1:
                     make_ready(run, cells, follower)
     if fetch_add(at(cells, number * STATE + FINISHED), end - begin) + (end - begin) == items:
@@ -209,7 +190,7 @@ def note_end(run, node, cells, number, begin, end, items, claim):
 def take_tiles(pool, run, who, role, tally):
     """Do what :func:`take_part` does, in a graph with tiles."""
     node, cells = words_at(run[NODE]), words_at(run[CELLS])
-    params, count = words_at(words_at(run[CALL])[CALL_PARAMS]), node[GRAPH_COMMANDS]
+    params, count = words_at(words_at(run[CALL])[abi.CALL_PARAMS]), node[abi.GRAPH_COMMANDS]
     epoch, dice = acquire(at(pool, EPOCH)), dice_words()
     trial = begin_trial(pool, run, dice, who)
     cursor, idle, found = 0, 0, 0
@@ -227,7 +208,7 @@ def take_tiles(pool, run, who, role, tally):
             end_wait(tally, now_if_waiting(tally))
             idle = 0
             found += 1
-            command = at(node, node[GRAPH_HEADER + number])
+            command = at(node, node[abi.GRAPH_HEADER + number])
             items = items_of(command, params)
             claim = claim_of(command, items, params)
             end = min(begin + claim, items)
@@ -253,6 +234,6 @@ def run_tiles_alone(pool, node, call, cells, who):
     run = run_words()
     prepare_inner(pool, run, call)
     describe(run, node, call, cells)
-    clear_bits(cells, node[GRAPH_COMMANDS])
+    clear_bits(cells, node[abi.GRAPH_COMMANDS])
     number_run(pool, run)
     participate(pool, run, who, OWNER)

@@ -7,10 +7,9 @@ from numba import njit
 from aotc.kernels.cpu.executor.atomics import address_of_export, pause, stack_words, yield_processor
 from aotc.kernels.limits import RUNS
 from aotc.vmfb import abi
-from aotc.vmfb.abi import PLACE_OFFSET, PLACE_SLOT, PLACE_WORDS, POOL_ALIVE
 
 # Words of the pool. Those of ``abi``; then, each on a cache line of its own:
-ALIVE = POOL_ALIVE
+ALIVE = abi.POOL_ALIVE
 EPOCH, SLEEPERS, STOP, HELD, WAKE = range(24, 64, 8)
 # How many workers runs wanted in this window and the one before; how many there ever were.
 WANTED, WANTED_BEFORE, WINDOW, REFUSED, BORN = range(64, 69)
@@ -67,8 +66,8 @@ def operand(word, params):
 @njit
 def place(command, number, first, slots, params):
     """Return the address of place ``number`` of a command whose places start at word ``first``."""
-    at_place = first + PLACE_WORDS * number
-    return slots[command[at_place + PLACE_SLOT]] + operand(command[at_place + PLACE_OFFSET], params)
+    at_place = first + abi.PLACE_WORDS * number
+    return slots[command[at_place + abi.PLACE_SLOT]] + operand(command[at_place + abi.PLACE_OFFSET], params)
 
 
 # Iterations after which a spinning thread yields its processor, as there may be more threads than cores: half of SPINS.

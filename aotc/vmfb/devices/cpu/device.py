@@ -15,35 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.abi import (
-    ALIGNMENT,
-    CALL_ARGUMENT,
-    CALL_CELLS,
-    CALL_CODE,
-    CALL_DEVICES,
-    CALL_EVERY,
-    CALL_LENGTH,
-    CALL_PARAMS,
-    CALL_POOL,
-    CALL_SCRATCH,
-    CALL_SLOTS,
-    CALL_STOP,
-    CALL_STRIDE,
-    CALL_THREADS,
-    CALL_WORDS,
-    COPY,
-    DISPATCH,
-    IMPORT_PREFIX,
-    INTERFACE_BYTES,
-    INTERFACE_SYMBOL,
-    POOL_CORES,
-    STATE_WORDS,
-    TABLE_SYMBOL,
-    Command,
-    Graph,
-    Node,
-    Slots,
-)
+from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.devices.cpu import native
@@ -141,7 +113,7 @@ class CpuExecutable:
         self.threads = threads
         self._executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
-        self._widths = [-(-kernel["scratch"] // ALIGNMENT) * ALIGNMENT for kernel in variant["kernels"]]
+        self._widths = [-(-kernel["scratch"] // abi.ALIGNMENT) * abi.ALIGNMENT for kernel in variant["kernels"]]
         self._stride = max(self._widths, default=0)
         self._limit: int = variant.get("memory_limit") or 0
         self.arenas: ArenaPool = ARENAS
@@ -187,9 +159,9 @@ class CpuExecutable:
             self._library = with_names(self._library, self._bundle, self._variant)
         library = self._library.library
         try:
-            table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
+            table = (ctypes.c_int64 * count).in_dll(library, abi.TABLE_SYMBOL)
         except ValueError:
-            raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+            raise BundleError(self._bundle.where, f"the kernel library exports no {abi.TABLE_SYMBOL!r}") from None
         self._check_interface(library)
         self._bind_imports(library)
         addresses = np.array(table, np.int64)
@@ -200,9 +172,9 @@ class CpuExecutable:
     def _check_interface(self, library: ctypes.CDLL) -> None:
         """Refuse a kernel library that does not match the manifest."""
         try:
-            sealed = bytes((ctypes.c_uint8 * INTERFACE_BYTES).in_dll(library, INTERFACE_SYMBOL))
+            sealed = bytes((ctypes.c_uint8 * abi.INTERFACE_BYTES).in_dll(library, abi.INTERFACE_SYMBOL))
         except ValueError:
-            raise BundleError(self._bundle.where, f"the kernel library exports no {INTERFACE_SYMBOL!r}") from None
+            raise BundleError(self._bundle.where, f"the kernel library exports no {abi.INTERFACE_SYMBOL!r}") from None
         check_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
@@ -217,7 +189,7 @@ class CpuExecutable:
             addresses |= self._callbacks.addresses()
         for name, address in addresses.items():
             try:
-                ctypes.c_int64.in_dll(library, IMPORT_PREFIX + name).value = address
+                ctypes.c_int64.in_dll(library, abi.IMPORT_PREFIX + name).value = address
             except ValueError:
                 raise BundleError(self._bundle.where, f"the kernel library does not import {name!r}") from None
 
@@ -242,17 +214,18 @@ class CpuExecutable:
         return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
-        self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, times: int = 1
+        self, command: abi.Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p,
+        times: int = 1,
     ) -> Callable[[], None]:
         """Return a call that runs one command ``times`` times, without its predecessors."""
-        kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
-        alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
-        words = np.array(encode([Graph([alone] * times, state=0, serial=True)]), np.int64)
+        kernel = int(self._addresses[command.kernel]) if command.kind == abi.DISPATCH else 0
+        alone = abi.Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
+        words = np.array(encode([abi.Graph([alone] * times, state=0, serial=True)]), np.int64)
         buffer = _Buffer(words, times, len(parameters), self._stride)
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
 
-    def nodes(self, number: int) -> list[Node]:
+    def nodes(self, number: int) -> list[abi.Node]:
         """Return command buffer ``number`` as records, with kernel numbers."""
         return self.buffers.nodes[number]
 
@@ -272,22 +245,22 @@ class CpuExecutable:
         self, buffer: _Buffer, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int
     ) -> Callable[[], int]:
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
-        memory, address = aligned_bytes(8 * (CALL_WORDS + STATE_WORDS * buffer.states), ALIGNMENT)
-        block = (ctypes.c_int64 * CALL_WORDS).from_address(address)
-        block[CALL_POOL] = self._executor.pool
-        block[CALL_SLOTS] = ctypes.addressof(slots)
-        block[CALL_PARAMS] = ctypes.addressof(values)
-        block[CALL_CELLS] = address + 8 * CALL_WORDS
-        block[CALL_STRIDE] = buffer.stride
-        block[CALL_SCRATCH] = ctypes.addressof(scratch)
-        block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
-        block[CALL_THREADS], block[CALL_DEVICES] = threads, self.device_bits
+        memory, address = aligned_bytes(8 * (abi.CALL_WORDS + abi.STATE_WORDS * buffer.states), abi.ALIGNMENT)
+        block = (ctypes.c_int64 * abi.CALL_WORDS).from_address(address)
+        block[abi.CALL_POOL] = self._executor.pool
+        block[abi.CALL_SLOTS] = ctypes.addressof(slots)
+        block[abi.CALL_PARAMS] = ctypes.addressof(values)
+        block[abi.CALL_CELLS] = address + 8 * abi.CALL_WORDS
+        block[abi.CALL_STRIDE] = buffer.stride
+        block[abi.CALL_SCRATCH] = ctypes.addressof(scratch)
+        block[abi.CALL_CODE], block[abi.CALL_LENGTH] = buffer.address, len(buffer.words)
+        block[abi.CALL_THREADS], block[abi.CALL_DEVICES] = threads, self.device_bits
         # With callbacks, check at every opportunity: a Python function that raised must end the call at once.
-        block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
-        block[CALL_ARGUMENT] = id(self._notice)
+        block[abi.CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
+        block[abi.CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
         call.keepalive = (memory, values, slots, scratch, buffer, self._notice)  # type: ignore[attr-defined]
-        call.stop = ctypes.c_int64.from_buffer(block, 8 * CALL_STOP)  # type: ignore[attr-defined]
+        call.stop = ctypes.c_int64.from_buffer(block, 8 * abi.CALL_STOP)  # type: ignore[attr-defined]
         return call
 
     def run_alone(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
@@ -312,7 +285,7 @@ class CpuExecutable:
         The arrays must be C-contiguous, with the plan's shapes and dtypes. The function may be called by several
         threads at the same time. It raises VmError if an assertion of the plan fails.
         """
-        layout = Slots(plan.arguments, len(plan.results))
+        layout = abi.Slots(plan.arguments, len(plan.results))
         need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
         take, give = self.arenas.take, self.arenas.give
@@ -363,10 +336,10 @@ class CpuExecutable:
 
         A state is a pointer table of ``count`` slots, scratch memory, and the native calls.
         """
-        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+        arena_bytes = -(-plan.arena // abi.ALIGNMENT) * abi.ALIGNMENT
         stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
         threads = self._threads_within(arena_bytes, stride) if stride else self.threads
-        constants_slot = Slots(plan.arguments, len(plan.results)).constants
+        constants_slot = abi.Slots(plan.arguments, len(plan.results)).constants
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
             slots = (ctypes.c_int64 * count)()
@@ -381,13 +354,13 @@ class CpuExecutable:
     def has_early_results(self) -> bool:
         """Return True if a result may be complete long before the others, unlike in a few serial commands."""
         nodes = (node for nodes in self.buffers.nodes for node in nodes)
-        return self.has_callbacks or any(not isinstance(node, Graph) or not node.serial for node in nodes)
+        return self.has_callbacks or any(not isinstance(node, abi.Graph) or not node.serial for node in nodes)
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
         from aotc.vmfb.devices.early import marks_for
 
-        layout = Slots(plan.arguments, len(plan.results))
+        layout = abi.Slots(plan.arguments, len(plan.results))
         buffers, needed, unwritten = self._marked(plan, layout.count)
         need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
@@ -433,8 +406,8 @@ class CpuExecutable:
 
         kernels, judged = self._variant["kernels"], plan.assertions_by_submission()
 
-        def written(command: Command) -> list[int]:
-            inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
+        def written(command: abi.Command) -> list[int]:
+            inputs = 1 if command.kind == abi.COPY else kernels[command.kernel]["inputs"]
             return [slot for slot, _ in command.places[inputs:]]
 
         buffers, needed, unwritten = [*self._buffers], [0] * len(plan.results), []
@@ -478,7 +451,7 @@ class CpuExecutable:
         """Return the number of threads, at least one, whose ``stride`` bytes each fit in the limit next to an arena."""
         return threads_within(self.threads, self._limit, arena, stride)
 
-    def session(self, layout: Slots) -> CpuSession:
+    def session(self, layout: abi.Slots) -> CpuSession:
         """Start a call with a pointer table of this layout."""
         from aotc.vmfb.devices.cpu.session import CpuSession  # only for calls without a plan
 
@@ -491,7 +464,7 @@ class CpuExecutable:
         return {
             "target": self._variant["target"],
             "threads": self.threads,
-            "slots": logical_devices.slots(self.device_bits, self._executor[POOL_CORES]),
+            "slots": logical_devices.slots(self.device_bits, self._executor[abi.POOL_CORES]),
             **self._executor.stats(),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),

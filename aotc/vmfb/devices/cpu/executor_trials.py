@@ -10,28 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import (
-    ALIGNMENT,
-    ROW_BEGAN,
-    ROW_COMMAND,
-    ROW_DEVICES,
-    ROW_ENDED,
-    ROW_FIRST,
-    ROW_LAST,
-    ROW_RUN,
-    ROW_WHO,
-    ROW_WORDS,
-    TRIAL_CAPACITY,
-    TRIAL_FACTOR,
-    TRIAL_HEADER,
-    TRIAL_ORDER,
-    TRIAL_ROWS,
-    TRIAL_RUNS,
-    TRIAL_SLOW,
-)
+from aotc.vmfb import abi
 from aotc.vmfb.memory.pointers import aligned_bytes
 
-_FIELDS = ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_DEVICES
+_FIELDS = (
+    *(abi.ROW_RUN, abi.ROW_COMMAND, abi.ROW_FIRST, abi.ROW_LAST),
+    *(abi.ROW_BEGAN, abi.ROW_ENDED, abi.ROW_WHO, abi.ROW_DEVICES),
+)
 _KEPT: list[Trial] = []  # never freed: a worker may read a trial after it has ended
 
 
@@ -74,16 +59,16 @@ class Trial:
     """
 
     def __init__(self, claims: int = 0) -> None:
-        size = 8 * (TRIAL_HEADER + ROW_WORDS * claims)
-        memory, self.address = aligned_bytes(size, ALIGNMENT)
+        size = 8 * (abi.TRIAL_HEADER + abi.ROW_WORDS * claims)
+        memory, self.address = aligned_bytes(size, abi.ALIGNMENT)
         first = self.address - memory.ctypes.data
         self._memory = memory[first : first + size].view(np.int64)
-        self._memory[TRIAL_CAPACITY] = claims
+        self._memory[abi.TRIAL_CAPACITY] = claims
         _KEPT.append(self)
 
     def shuffle(self, seed: int) -> None:
         """Shuffle ready work by ``seed``, 0 or more. The order is reproducible with one thread only."""
-        self._memory[TRIAL_ORDER], self._memory[TRIAL_RUNS] = 2 * seed + 1, 0
+        self._memory[abi.TRIAL_ORDER], self._memory[abi.TRIAL_RUNS] = 2 * seed + 1, 0
 
     def forbid_stealing(self, threads: int) -> None:
         """Let participant ``n % threads`` alone run command ``n`` of each graph that several threads share.
@@ -91,19 +76,19 @@ class Trial:
         Calls must have ``threads`` threads, and no others may run at the same time: nobody runs the commands of a
         thread that is missing.
         """
-        self._memory[TRIAL_ORDER] = 2 * threads
+        self._memory[abi.TRIAL_ORDER] = 2 * threads
 
     def allow_stealing(self) -> None:
         """Let all participants claim from all commands, in the program's order."""
-        self._memory[TRIAL_ORDER] = 0
+        self._memory[abi.TRIAL_ORDER] = 0
 
     def slow_down(self, who: int, factor: int) -> None:
         """Let each claim of participant ``who`` take ``factor`` times its processor time; 0 is the caller."""
-        self._memory[TRIAL_SLOW], self._memory[TRIAL_FACTOR] = who + 1, factor
+        self._memory[abi.TRIAL_SLOW], self._memory[abi.TRIAL_FACTOR] = who + 1, factor
 
     def slow_down_command(self, address: int, factor: int) -> None:
         """Let each claim of the command whose words are at ``address`` take ``factor`` times its time."""
-        self._memory[TRIAL_SLOW], self._memory[TRIAL_FACTOR] = address, factor
+        self._memory[abi.TRIAL_SLOW], self._memory[abi.TRIAL_FACTOR] = address, factor
 
     def claims(self) -> list[Claim]:
         """Return the claims since the last call of this method, in order of their ends.
@@ -113,10 +98,10 @@ class Trial:
         OverflowError
             If there were more claims than the trial can record.
         """
-        count, most = int(self._memory[TRIAL_ROWS]), int(self._memory[TRIAL_CAPACITY])
+        count, most = int(self._memory[abi.TRIAL_ROWS]), int(self._memory[abi.TRIAL_CAPACITY])
         if count > most:
             raise OverflowError(f"{count} claims, {most} are recorded")
-        rows = self._memory[TRIAL_HEADER : TRIAL_HEADER + ROW_WORDS * count].reshape(count, ROW_WORDS)
+        rows = self._memory[abi.TRIAL_HEADER : abi.TRIAL_HEADER + abi.ROW_WORDS * count].reshape(count, abi.ROW_WORDS)
         found = [Claim(*[int(row[field]) for field in _FIELDS]) for row in rows]
-        self._memory[TRIAL_ROWS] = 0
+        self._memory[abi.TRIAL_ROWS] = 0
         return sorted(found, key=lambda claim: claim.ended)

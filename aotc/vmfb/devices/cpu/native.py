@@ -16,18 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakValueDictionary
 
-from aotc.vmfb.abi import (
-    ALIGNMENT,
-    POOL_ASK,
-    POOL_CORES,
-    POOL_COUNTS,
-    POOL_DROP,
-    POOL_HALT,
-    POOL_NOTICE,
-    POOL_REGAIN,
-    POOL_RELEASE,
-    POOL_TRIAL,
-)
+from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.digests import remember
@@ -46,10 +35,10 @@ _SIGNATURES = {
 }
 # CPython functions by which the executor releases the GIL; they are part of the stable ABI.
 _HOST = {
-    POOL_RELEASE: "PyEval_SaveThread",
-    POOL_REGAIN: "PyEval_RestoreThread",
-    POOL_NOTICE: "PyObject_CallNoArgs",
-    POOL_DROP: "Py_DecRef",
+    abi.POOL_RELEASE: "PyEval_SaveThread",
+    abi.POOL_REGAIN: "PyEval_RestoreThread",
+    abi.POOL_NOTICE: "PyObject_CallNoArgs",
+    abi.POOL_DROP: "Py_DecRef",
 }
 
 
@@ -118,7 +107,7 @@ class Executor:
         self.library = library
         self._counts = version > 2
         self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
-        self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
+        self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), abi.ALIGNMENT)
         # Workers read this memory until the process ends, after Python has freed its objects.
         never_freed(self._memory)
         never_freed(library)
@@ -131,13 +120,13 @@ class Executor:
             function = getattr(ctypes.pythonapi, name)
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         with suppress(VmError):  # an invalid variable is reported by a load without threads=
-            self[POOL_CORES] = thread_count(None)
+            self[abi.POOL_CORES] = thread_count(None)
         self.hold(_PROCESS.trial)
 
     def hold(self, trial: int) -> None:
         """Attach calls to the trial at address ``trial``; 0 for none."""
         if self._counts:
-            self[POOL_TRIAL] = trial
+            self[abi.POOL_TRIAL] = trial
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this process's workers and callers.
@@ -145,7 +134,7 @@ class Executor:
         ``steals``: items that a thread ran beyond an equal share of a command's items; ``idle``: seconds that threads
         waited within graphs; ``wakeups``: number of times that a worker was woken.
         """
-        steals, idle, wakeups = (self[word] if self._counts else 0 for word in POOL_COUNTS)
+        steals, idle, wakeups = (self[word] if self._counts else 0 for word in abi.POOL_COUNTS)
         return {"steals": steals, "idle": idle / 1e9, "wakeups": wakeups}
 
     def __getitem__(self, word: int) -> int:
@@ -261,7 +250,7 @@ def _begin_again() -> None:
 def _ask_calls() -> None:
     """Let all running calls check for cancellation; one that misses it checks when its interval has passed."""
     for executor in list(_PROCESS.executors.values()):
-        executor[POOL_ASK] += 1
+        executor[abi.POOL_ASK] += 1
 
 
 def _end_calls() -> None:
@@ -270,12 +259,12 @@ def _end_calls() -> None:
         return
     executors = list(_PROCESS.executors.values())  # a daemon thread may load another
     for executor in executors:
-        executor[POOL_HALT] = 1
+        executor[abi.POOL_HALT] = 1
     end = monotonic() + EXIT_SECONDS
     while is_calling(_CALLERS) and monotonic() < end:
         sleep(0.001)
     for executor in executors:
-        executor[POOL_HALT] = 0
+        executor[abi.POOL_HALT] = 0
 
 
 after_fork(_begin_again)
