@@ -200,6 +200,9 @@ def _add_code(
     """Compile the kernels ``rows`` for ``target`` and describe their code in ``entry``, part of the manifest."""
     kernels = v.kernels[rows]
     if target.kind == "cuda":
+        from aotc.kernels.cuda.nvvm import need_packages
+
+        need_packages(target.name)
         from aotc.kernels.cuda.build import build_images
 
         built: Any = build_images(kernels, target, options, entry)

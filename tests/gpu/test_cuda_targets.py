@@ -1,5 +1,6 @@
 """Code for each GPU: what is in it, what it takes of the machine, and which of a bundle's variants a GPU runs."""
 
+import subprocess
 import sys
 from importlib import metadata
 
@@ -145,6 +146,34 @@ def test_packages_that_are_missing(missing, monkeypatch):
         monkeypatch.delattr(missing, raising=False)
     with pytest.raises(CompileError, match=r"sm_90a needs numba-cuda, (?s:.*)\[cuda-compile\]"):
         aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a", cache=False)
+
+
+WITHOUT_NUMBA_CUDA = """
+import sys
+from importlib import metadata
+real = metadata.version
+def version(name):
+    if name == "numba-cuda":
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+metadata.version = version
+sys.modules["aotc.kernels.cuda.front_end"] = None  # Numba's own numba.cuda lacks what it imports
+import aotc
+TEXT = b"func.func @main(%x: tensor<f32>) -> tensor<f32> { %y = stablehlo.sine %x : tensor<f32> return %y: tensor<f32>}"
+try:
+    aotc.compile(TEXT, target=sys.argv[1], cache=False)
+except aotc.CompileError as error:
+    print(error)
+"""
+
+
+@sim
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:compute_80", "cpu,cuda:sm_90a"])
+def test_numba_without_numba_cuda(target):
+    command = [sys.executable, "-c", WITHOUT_NUMBA_CUDA, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "needs numba-cuda" in done.stdout
+    assert "[cuda-compile]" in done.stdout
 
 
 @sim

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import accumulate
 from typing import Any
 
-from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
@@ -22,7 +20,6 @@ from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests,
 from aotc.options import Options
 from aotc.progress import begin
 from aotc.targets import Target
-from aotc.vmfb.host.install import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +106,8 @@ def build_images(
 
     ``described`` is the manifest of the variant without its kernels; the images are sealed with all of it.
 
-    Raises
-    ------
-    CompileError
-        If one of NVIDIA's compiler packages is not installed.
+    :func:`aotc.kernels.cuda.nvvm.need_packages` says first whether that is possible.
     """
-    _need_packages(target)
     symbols, named = name_kernels(kernels, [target] * len(kernels))
     begin(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
@@ -146,19 +139,3 @@ def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]
         return threads, 1, block_launch(kernel, target)
     threads = flat_threads(kernel)
     return threads, threads, {}
-
-
-def _need_packages(target: Target) -> None:
-    """Raise an error if packages are missing that :mod:`aotc.kernels.cuda.compile` needs in another process."""
-    try:
-        from cuda.bindings import nvjitlink, nvvm
-
-        nvvm.version()
-        nvjitlink.version()
-        metadata.version("numba-cuda")
-    except Exception as error:
-        raise CompileError.at(
-            UNKNOWN,
-            f"target {target.name} needs numba-cuda, libNVVM and nvJitLink: {error}",
-            hint=install_command("cuda-compile"),
-        ) from error

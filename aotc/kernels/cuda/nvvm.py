@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib import metadata
 
-from aotc.diagnostics import InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError
+from aotc.vmfb.host.install import install_command
 
 _VERSION = re.compile(rb"^\.version (\d+)\.(\d+)", re.MULTILINE)
 _AHEAD = 4  # CUDA's major version minus PTX's: CUDA 13.0 has PTX 9.0
 _OPTIONS = ("-opt=3", "-fma=0")
 """Multiplications and additions are fused only where the IR allows it (``contract``)."""
+
+
+def need_packages(target: str) -> None:
+    """Raise a CompileError if packages are missing that compile for CUDA.
+
+    Numba alone does not suffice: it has a module ``numba.cuda`` of its own, which is older. Other modules of this
+    package cannot be imported then.
+    """
+    try:
+        from cuda.bindings import nvjitlink, nvvm
+
+        nvvm.version()
+        nvjitlink.version()
+        metadata.version("numba-cuda")
+    except Exception as error:
+        message = f"target {target} needs numba-cuda, libNVVM and nvJitLink: {error}"
+        raise CompileError.at(UNKNOWN, message, hint=install_command("cuda-compile")) from error
 
 
 def ltoir(texts: Sequence[str], arch: str) -> bytes:
