@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ _TERMINATORS = frozenset({
     "shape.yield", "tensor.yield",
 })  # fmt: skip
 
-_NOT_UTF8 = "str_from_cstr_and_size"  # where jaxlib's bindings create Python strings
+_NOT_UTF8 = re.compile(r"nanobind::(detail::str_from_cstr_and_size|str)\(")  # jaxlib creates a Python string
 
 _REFUSED = {
     "stablehlo.infeed": ("reads from a queue of the host", "an argument"),
@@ -86,7 +87,7 @@ def import_raw(
             show_lines(error, raw)
             raise
         except RuntimeError as error:
-            if _NOT_UTF8 not in str(error):
+            if not _NOT_UTF8.search(str(error)):
                 raise
             message = "a name in the model is not UTF-8: the model is damaged"
             raise CompileError.at(Loc(raw.path), message, hint="export the model again") from None

@@ -26,6 +26,7 @@ _MINUSES = re.compile(rb"-(?:\s*-){%d}" % MOST_BRACES)
 _CRASHES = re.compile(
     rb"all_to_all"  # the verifier divides by the number of replica groups: SIGFPE for tensor<0x1xi64>
     rb'|"[^"\n]*\\[^"\n]*"[ \t]*\('  # an op whose name has escapes may be any op
+    rb"|\\[89A-Fa-f][0-9A-Fa-f]"  # a location's name that is not UTF-8 ends the process where jaxlib returns it
 )
 _LARGE_DIM = re.compile(rb"[\[,]\s*(?:0x[0-9a-fA-F]+|[0-9]{7,})\s*[],]")  # of dim_numbers: this many are allocated
 _NAMES = (

@@ -209,3 +209,31 @@ def test_what_composites_state_of_their_results():
 def test_half_of_a_surrogate_pair_is_refused():
     with pytest.raises(CompileError, match=r"<model>:2: error: the model's text has U\+D800, half of a surrogate pair"):
         import_model("// a comment\nfunc.func @main() { return } // \ud800")
+
+
+NAME = r'"\FF\FE"'  # is not UTF-8
+NAMED = {
+    "call": f'%y = "stablehlo.custom_call"(%x) {{call_target_name = {NAME}}} : (tensor<f32>) -> tensor<f32>',
+    "function": f"%y = call @{NAME}(%x) : (tensor<f32>) -> tensor<f32>",
+    "assertion": f"%y = stablehlo.abs %x : tensor<f32> %c = arith.constant true cf.assert %c, {NAME}",
+    "location": f"%y = stablehlo.abs %x : tensor<f32> loc({NAME})",
+    "file": f"%y = stablehlo.abs %x : tensor<f32> loc({NAME}:1:2)",
+    "caller": f'%y = stablehlo.abs %x : tensor<f32> loc(callsite({NAME}:1:2 at "a.py":3:4))',
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_that_are_not_utf_8(name):
+    """Where jaxlib makes a Python string of a location's name, it ends the process."""
+    text = f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{ {NAMED[name]}\nreturn %y : tensor<f32> }}"
+    if name == "function":
+        text += f"\nfunc.func private @{NAME}(tensor<f32>) -> tensor<f32>"
+    crashes = name in ("location", "file", "caller")
+    with pytest.raises(CompileError, match="the model cannot be read" if crashes else "not UTF-8"):
+        import_model(text)
+
+
+def test_names_of_any_language():
+    place = r'loc("gr\C3\B6\C3\9Fe")'
+    body = f"%y = stablehlo.abs %x : tensor<f32> {place} return %y : tensor<f32>"
+    assert import_model(f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{ {body} }}")
