@@ -27,6 +27,8 @@ OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs", "kernel_comp
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 
+_HOLE = {"at": int, "size": int, "sha256": bytes}
+
 _CHECK = {"failed": int, "code": int, "number": int, "message": str, "values": [[int]]}
 _CALL = {"kind": str, "name?": str, "ordered?": bool, "checks?": [_CHECK], "messages?": [str]}
 
@@ -43,7 +45,7 @@ SCHEMA = {
     "targets": [{"name": str, "l2": int}],
     "variants?": int,  # without it all targets are those of variants: older sources have no targets of devices
     "code": bytes,
-    "holes": [{"at": int, "size": int, "sha256": bytes, "array?": _ARRAY, "kept?": int}],
+    "holes": [{**_HOLE, "array?": _ARRAY, "kept?": int, "differences?": bytes, "word?": int}],
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.source.limits import MOST_SOURCE_BYTES
+from aotc.source.differences import from_differences
+from aotc.source.limits import DIFFERENCES_BYTES, MOST_SOURCE_BYTES
 from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
@@ -87,6 +88,8 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"it sets the option {name!r}, which only a caller may set or this aotc does not know"
     if not 0 < record["variants"] <= len(record["targets"]):
         yield f"{len(record['targets'])} targets of {record['variants']} variants"
+    if (expanded := sum(hole["size"] for hole in record["holes"] if "differences" in hole)) > DIFFERENCES_BYTES:
+        yield f"{expanded:,} bytes of constants as differences, expected at most {DIFFERENCES_BYTES:,}"
     for known in (record["metadata"], *record["metadata"].get("entries", {}).values()):
         if max(known.get("kept", ()), default=-1) >= len(known.get("arg_names", ())):
             yield "more arguments than names"
@@ -150,6 +153,8 @@ def _elements(
     try:
         if "array" in hole:
             elements = _from_array(hole["array"], arrays)
+        elif "differences" in hole:
+            elements = from_differences(hole["differences"], hole["word"], hole["size"])
         else:
             at = hole["kept"]
             elements = opened.segment(entry["weights"])[at : at + hole["size"]]

@@ -178,6 +178,57 @@ def test_weights_that_are_nowhere_in_the_bundle_are_kept():
     assert aotc.upgrade(data) == data
 
 
+TABLES = {
+    "arange": lambda n: np.arange(n, dtype="f4"),
+    "backwards": lambda n: np.arange(n, dtype="i4")[::-1].copy(),
+    "wide": lambda n: np.arange(n, dtype="i8") * 12345678901,
+    "halves": lambda n: (np.arange(n) % 2048).astype("f2"),
+    "linspace": lambda n: np.linspace(-1, 1, n),
+    "grid": lambda n: np.add.outer(np.arange(n // 50) * 50.0, np.arange(50)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_stored_as_differences(name):
+    with jax.enable_x64(True):
+        table = TABLES[name](20000)
+        model = jax.jit(lambda i: jnp.asarray(table).at[i].set(1)), np.int32(3)
+        data = aotc.compile(*model)
+        (hole,) = record_of(data)["holes"]
+        if "array" not in hole:  # the bundle computes it
+            assert hole["word"] == table.itemsize
+            assert len(hole["differences"]) < 0.3 * table.nbytes
+        assert table.tobytes() in restore(open_bundle(data)).code
+        assert aotc.upgrade(data) == data
+
+
+def test_noise_has_no_differences_worth_storing():
+    noise = np.random.default_rng(0).standard_normal(20000).astype("f4")
+    data = aotc.compile(jax.jit(lambda x: x @ jnp.asarray(noise[:4096].reshape(64, 64) ** 3)), X)
+    assert not any("differences" in hole for hole in record_of(data)["holes"])
+
+
+def as_differences(record, change):
+    """Replace the first hole of a record by 1,024 words of differences, changed."""
+    packed = zlib.compress(np.ones(1024, "u4").tobytes())
+    keys = {k: record["holes"][0][k] for k in ("at", "sha256")}
+    record["holes"][0] = {**keys, "size": 4096, "differences": packed, "word": 4} | change
+
+
+WRONG_DIFFERENCES = {
+    "sum": {}, "word": {"word": 3}, "no word": {"word": 0}, "size": {"size": 4092}, "odd size": {"size": 4095},
+    "bomb": {"size": 1 << 40}, "cut": {"differences": zlib.compress(bytes(4096))[:-3]}, "text": {"differences": b"x"},
+    "negative": {"size": -4}, "more": {"differences": zlib.compress(bytes(1 << 20))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_DIFFERENCES)
+def test_damaged_differences(name):
+    broken = changed(aotc.compile(*MODELS["int8"]), lambda r: as_differences(r, WRONG_DIFFERENCES[name]))
+    with pytest.raises(aotc.BundleError, match="the source"):
+        aotc.upgrade(broken)
+
+
 def test_external_weights(tmp_path):
     path, again = tmp_path / "w.safetensors", tmp_path / "new" / "w.safetensors"
     again.parent.mkdir()
