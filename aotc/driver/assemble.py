@@ -19,6 +19,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported
+from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
@@ -200,8 +201,6 @@ def _add_code(
     """Compile the kernels ``rows`` for ``target`` and describe their code in ``entry``, part of the manifest."""
     kernels = v.kernels[rows]
     if target.kind == "cuda":
-        from aotc.kernels.cuda.nvvm import need_packages
-
         need_packages(target.name)
         from aotc.kernels.cuda.build import build_images
 
