@@ -113,10 +113,10 @@ class Options:
     kernel_compiler : str
         ``direct``: emit the LLVM IR of a CPU kernel from the loop IR. ``numba``: print the kernel as a Python function
         and compile it by Numba's front end, much slower; an independent check of ``direct``.
-    replace : mapping of str to str or path
-        Python functions in place of CPU kernels: ``{"k3_row": "my_kernel.py"}``, a module (its path, or its text) that
-        defines ``k3_row`` with the parameters that ``aotc dump --kernels -o`` prints. Numba compiles the function. It
-        is refused if its results differ from the kernel's on random arguments.
+    replace : mapping of str to function, str or path
+        Python functions in place of CPU kernels, with the parameters that ``aotc dump --kernels -o`` prints:
+        ``{"k3_row": my_kernel}``, or a module (its path, or its text) that defines ``k3_row``. Numba compiles the
+        function. It is refused if its results differ from the kernel's on random arguments.
     guard : bool
         Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
         default is the value of ``AOTC_GUARD`` at compile time.
@@ -155,7 +155,7 @@ class Options:
     shared_memory_limit: int = 0
     callbacks: str = REFUSE
     kernel_compiler: str = DIRECT
-    replace: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    replace: Mapping[str, str | os.PathLike[str] | Callable[..., Any]] = field(default_factory=dict)
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
 
@@ -294,9 +294,11 @@ def _check_kernels(options: Options) -> None:
     if options.kernel_compiler not in (DIRECT, NUMBA):
         raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
     if not isinstance(options.replace, Mapping) or not all(
-        isinstance(name, str) and isinstance(module, str | os.PathLike) for name, module in options.replace.items()
+        isinstance(name, str) and (isinstance(module, str | os.PathLike) or callable(module))
+        for name, module in options.replace.items()
     ):
-        raise _wrong(f"replace is {options.replace!r}"[:80], "modules by the names of kernels: {'k3_row': 'my.py'}")
+        expected = "functions or modules by the names of kernels: {'k3_row': 'my.py'}"
+        raise _wrong(f"replace is {options.replace!r}"[:80], expected)
 
 
 def quantization(options: Options) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 import jax
+import numba
 import numpy as np
 import pytest
 
@@ -148,6 +149,38 @@ def test_a_replaced_kernel_runs_in_the_bundle():
     np.testing.assert_allclose(aotc.load(own)(x), aotc.load(usual)(x), rtol=1e-6)
     library = opened.manifest["variants"][0]["library"]
     assert bytes(open_bundle(own).segment(library)) != bytes(opened.segment(library))
+
+
+def doubled(a, o, scratch, begin, end):
+    for item in range(begin, end):
+        for i in range(10 * item, 10 * item + 10):
+            o[i] = 2 * a[i] + BIAS
+
+
+BIAS = np.float32(0)
+
+
+def test_a_function_in_place_of_a_kernel():
+    """A function of this module, with what it reads from it; and one that is printed, with the runtime's functions."""
+    model, x = jax.jit(lambda x: x * 2), np.arange(10, dtype="f4")
+    opened = open_bundle(aotc.compile(model, x))
+    ((key, row),) = opened.manifest["debug"]["kernels"].items()
+    name = key.rpartition("/")[2]
+    scope = {}
+    exec(numba_source(parse_kernel(row["text"])).module, scope)
+    for function in (doubled, scope[name], numba.njit(scope[name])):
+        own = aotc.compile(model, x, replace={name: function})
+        np.testing.assert_array_equal(aotc.load(own)(x), 2 * x)
+
+
+def _raises(*arrays):
+    raise ValueError
+
+
+@pytest.mark.parametrize("function", [_raises, len, lambda *a: None])
+def test_a_function_that_cannot_be_sent(function):
+    with pytest.raises(aotc.CompileError, match="the function in place of kernel k0 cannot be compiled: "):
+        aotc.compile(jax.jit(lambda x: x * 2), np.ones(3, "f4"), replace={"k0": function})
 
 
 @pytest.mark.parametrize(

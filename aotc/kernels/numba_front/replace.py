@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.ir.loop.ir import Kernel
 
+Replacement: TypeAlias = str | os.PathLike[str] | Callable[..., Any]
+"""A function in place of a kernel: itself, the text of a module with it (of several lines), or the module's path."""
 
-def module_texts(replaced: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
-    """Return the text of the module that replaces each kernel; a value with several lines is a text, else a path.
+
+def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
+    """Return the text of a module for each replaced kernel, which defines the function by the kernel's name.
 
     Raises
     ------
     CompileError
-        If a file cannot be read.
+        If a file cannot be read, or a function cannot be sent to the compiler's process.
     """
     texts = {}
     for name, module in replaced.items():
+        if callable(module):
+            texts[name] = _text_of(name, module)
+            continue
         if isinstance(module, str) and "\n" in module:
             texts[name] = module
             continue
@@ -31,7 +38,18 @@ def module_texts(replaced: Mapping[str, str | os.PathLike[str]]) -> dict[str, st
     return texts
 
 
-def check_names(replaced: Mapping[str, str | os.PathLike[str]], kernels: Iterable[Kernel]) -> None:
+def _text_of(name: str, function: Callable[..., Any]) -> str:
+    from aotc.kernels.cpu.custom import Refused, pickled  # imports Numba
+
+    try:
+        data = pickled(function)
+    except Refused as reason:
+        message = f"the function in place of kernel {name} cannot be compiled: {reason}"
+        raise CompileError.at(UNKNOWN, message, hint="the text of a module, or its path") from None
+    return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"
+
+
+def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[Kernel]) -> None:
     """Check that each replaced kernel is one of ``kernels``, the CPU kernels of all variants.
 
     Raises
