@@ -5,7 +5,7 @@ Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import CompileError
@@ -16,6 +16,10 @@ from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_none,
 from aotc.ir.tensor.substitute_dims import with_dims_in
 from aotc.options import Options
 
+# Ops of a program whose calls are replaced, at most. Fifty times those of a large model; a few functions that call
+# each other twice have more ops than fit any memory.
+MOST_INLINED = 1 << 20
+
 
 def inline(module: Module, options: Options) -> Module:
     """Return ``module`` with no ``call``, and only its public functions.
@@ -23,7 +27,7 @@ def inline(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If functions call each other recursively, or a callee does not exist.
+        If functions call each other recursively, a callee does not exist, or the program has too many ops then.
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
@@ -32,6 +36,7 @@ def inline(module: Module, options: Options) -> Module:
 
 def _check_calls(module: Module) -> None:
     done: dict[str, bool] = {}
+    sizes: dict[str, int] = {}  # ops of a function without calls
     for root in (name for name, f in module.functions.items() if f.public):
         stack = [(root, iter(_calls(module.functions[root].body)))]
         done.setdefault(root, False)
@@ -41,6 +46,7 @@ def _check_calls(module: Module) -> None:
             if call is None:
                 stack.pop()
                 done[name] = True
+                sizes[name] = _size(module.functions[name].body, sizes)
                 continue
             callee = call.attrs["callee"]
             if callee not in module.functions:
@@ -50,6 +56,17 @@ def _check_calls(module: Module) -> None:
             if callee not in done:
                 done[callee] = False
                 stack.append((callee, iter(_calls(module.functions[callee].body))))
+
+
+def _size(region: Region, sizes: Mapping[str, int]) -> int:
+    """Return the number of ops of ``region`` after its calls are replaced by bodies of ``sizes``."""
+    size = 0
+    for op in walk(region):
+        size += sizes[op.attrs["callee"]] if op.name == "call" else 1
+        if size > MOST_INLINED:
+            message = f"the program has more than {MOST_INLINED:,} ops when calls are replaced by their functions"
+            raise CompileError.at(op.loc, message, hint="a loop in place of functions that call each other many times")
+    return size
 
 
 def _calls(region: Region) -> list[Op]:
