@@ -6,7 +6,7 @@
       %1 = arena 128 : 4*b, steps 3 to 9
       %2 = result 0 : 4*b
       launch @k0_tanh(%0) -> (%1)
-      while %3, 8 turns {
+      while %3, 8 iterations {
         launch @k1_lt(%1) -> (%3)
       } do {
         copy %0 to %1, 64
@@ -66,7 +66,7 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
             case Copy(source, target, size):
                 yield f"{indent}copy {names[source]} to {names[target]}, {size}"
             case Loop(predicate, cond, body, iterations):
-                known = "" if iterations is None else f", {iterations} turns"
+                known = "" if iterations is None else f", {iterations} iterations"
                 yield f"{indent}while {names[predicate]}{known} {{"
                 yield from _steps(cond, names, deeper)
                 yield f"{indent}}} do {{"
@@ -114,7 +114,7 @@ _BEGIN = re.compile(r" \+ (\d+)")
 _COPY = re.compile(r"copy (%\w+) to (%\w+), (.+)")
 _BIND = re.compile(r"bind (.+) = (%\w+) as (\w+)")
 _CHECK = re.compile(r'check (%\w+) ("(?:[^"\\]|\\.)*") \((.*)\)')
-_OPEN = re.compile(r"(while|case) (%\w+)(?:, (\d+) turns)? \{")
+_OPEN = re.compile(r"(while|case) (%\w+)(?:, (\d+) iterations)? \{")
 _CLOSE = ("}", "} do {", "} case {")
 
 

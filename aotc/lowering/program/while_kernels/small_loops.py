@@ -328,7 +328,7 @@ def _bounded(
     more: Buffer, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
     """Bound the iterations of a loop; ``more`` receives whether others remain. Return the loop's condition."""
-    count = Buffer("turns", "i32", (), "private")
+    count = Buffer("iterations", "i32", (), "private")
     block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
     test.append(Store(more, (), continue_while))
     iteration = Load(count, ())
