@@ -93,7 +93,10 @@ def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
 
 
 def _fold_argument(function: Any, place: int, number: int) -> None:
-    """Replace an argument by the constant ``number``, and remove it from a public function."""
+    """Replace the argument ``place`` by the constant ``number``.
+
+    Callers of a private function still pass it, so that of a public function alone is removed.
+    """
     attributes, block = function.attributes, function.regions[0].blocks[0]
     rows = list(attributes["arg_attrs"])
     with function.context:

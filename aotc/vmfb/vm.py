@@ -1,8 +1,8 @@
 """The VM: executes host programs.
 
 A program's control flow depends on the shapes of its arguments, rarely on their data. So it is run once for each tuple
-of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.recorder`); later calls replay the trace, a
-:class:`~aotc.vmfb.plan.Plan`. Only a program that reads sizes from memory is interpreted in each call.
+of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.plan_recorder`); later calls replay the trace,
+a :class:`~aotc.vmfb.plan.Plan`. Only a program that reads sizes from memory is interpreted in each call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aotc.vmfb.plan import Plan
 from aotc.vmfb.results import Residence, fill, resident_calls
 from aotc.vmfb.verify.call_memory import CallMemory, TooLarge
 from aotc.vmfb.verify.kernel_interface import Invalid
-from aotc.vmfb.verify.recorder import Recorder, is_planned
+from aotc.vmfb.verify.plan_recorder import Recorder, is_planned
 
 if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults

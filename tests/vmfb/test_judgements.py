@@ -11,7 +11,7 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.arena import ARENAS
 from aotc.vmfb.module import load
-from aotc.vmfb.verify.recorder import is_planned
+from aotc.vmfb.verify.plan_recorder import is_planned
 
 pytestmark = pytest.mark.ir
 

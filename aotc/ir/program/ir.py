@@ -269,7 +269,7 @@ class Buffered:
     Attributes
     ----------
     held : dict of str to tuple of int
-        By the name of a loop kernel: the outputs whose memory has the kernel's initial state.
+        By the name of a loop kernel: the outputs whose memory must contain the initial state when the kernel starts.
     taken : dict of int to int
         By the number of a result: the donated argument whose memory it reuses.
     copies : tuple of str

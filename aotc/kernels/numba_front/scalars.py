@@ -98,7 +98,7 @@ class ScalarPrinter:
         return self.name("nan") if bits == _NAN else self.call("nan_bits", hex(int.from_bytes(bits, "little")))
 
     def wide(self, text: str, dtype: str) -> str:
-        """Return the value of a float in the precision that it computes in."""
+        """Return the text of a float in the dtype of its arithmetic: a small float is decoded, others are unchanged."""
         return self.call(f"from_{dtype}", text) if is_small_float(dtype) else text
 
     def _unsigned(self, text: str, dtype: str) -> str:

@@ -40,7 +40,10 @@ def in_parts(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[O
 
 
 def _together(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
-    """Return the results of the parts along ``axis``, averaged by the weights of their terms."""
+    """Return the result of all parts along ``axis``: theirs, averaged by ``total * exp(top - max(top))``.
+
+    Parts without a term have weight 0.
+    """
     wide, shape = top.type.dtype, top.type.shape
     kept = [d for d in range(len(shape)) if d != axis]
 

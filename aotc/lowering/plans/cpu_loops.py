@@ -118,7 +118,10 @@ SEGMENT_OPERATIONS = Limit(
 
 
 def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
-    """Return the loop over ``axis``, split where its tests change: at all these indices, or into few segments."""
+    """Return the loop over ``axis``, split where its tests change.
+
+    It is split at all ``cuts`` if the body is small (:data:`SEGMENT_OPERATIONS`), else into :data:`SEGMENTS` parts.
+    """
     loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
     if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_operations(loops)):
         return loops

@@ -32,7 +32,7 @@ LOOP_FLOPS_CUDA = Limit(
 
 @dataclass
 class Memories:
-    """The spaces of a module, and its constants.
+    """The memory spaces of a module, and its constants.
 
     A GPU in a module with several devices has only the constants that its kernels read.
 
@@ -48,7 +48,7 @@ class Memories:
     for_targets : dict of str to Target
         Target of each kernel, by name.
     pieces : list of Pieces
-        For each space.
+        For each space: the constants that a GPU has in memory of its own; none if it maps all of them.
     """
 
     spaces: tuple[Space, ...]

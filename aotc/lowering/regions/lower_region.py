@@ -111,7 +111,7 @@ from aotc.lowering.regions.scatter.gpu import lower_block_scatter, lower_paralle
 from aotc.lowering.regions.scatter.select_and_scatter import lower_select_and_scatter
 from aotc.lowering.regions.sort.cpu import lower_merge_sort, lower_radix_sort
 from aotc.lowering.regions.sort.gpu_merge import lower_block_sort, lower_merged_pairs, lower_merged_runs
-from aotc.lowering.regions.sort.gpu_merge_unknown import lower_counted_runs
+from aotc.lowering.regions.sort.gpu_merge_unknown_length import lower_counted_runs
 from aotc.lowering.regions.sort.gpu_radix import lower_digit_counts, lower_digit_sort
 from aotc.lowering.regions.sort.top_k import lower_insertion, lower_selection
 from aotc.targets import Target

@@ -55,7 +55,10 @@ def _limited_lane(executable: object, most: int) -> LimitedLane:
 
 
 def counted_lane(executable: object, limits: Limits) -> LimitedLane | None:
-    """Return the lane of GPU calls with a limit of their number but none of their duration, else None."""
+    """Return what counts the GPU calls at a time, or None if calls are not limited, or have a deadline.
+
+    A deadline needs a submission; a limit of the number alone does not.
+    """
     if not limits.in_flight or limits.seconds is not None:
         return None
     return _limited_lane(executable, min(limits.in_flight, STREAMS))

@@ -27,7 +27,7 @@ AOTC = {
         "aotc.vmfb.memory.result_pool", "aotc.vmfb.module", "aotc.vmfb.plan", "aotc.vmfb.results", "aotc.vmfb.trees",
         "aotc.vmfb.verify", "aotc.vmfb.verify.call_memory", "aotc.vmfb.verify.elf",
         "aotc.vmfb.verify.kernel_interface", "aotc.vmfb.verify.program",
-        "aotc.vmfb.verify.recorder", "aotc.vmfb.verify.schema", "aotc.vmfb.verify.unpack",
+        "aotc.vmfb.verify.plan_recorder", "aotc.vmfb.verify.schema", "aotc.vmfb.verify.unpack",
         "aotc.vmfb.vm", "aotc.vmfb.weights", "aotc.vmfb.weights.constants",
     },
     "first call": set(),

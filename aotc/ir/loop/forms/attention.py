@@ -122,7 +122,10 @@ class LoopAttention:
         return 0.0
 
     def views(self) -> tuple[View | None, View | None, View | None]:
-        """Return the layouts of queries, keys and values, by rows and keys; None for another form."""
+        """Return the strided layouts of queries and keys (row x depth) and of values (term x column).
+
+        None stands for one that is not strided.
+        """
         loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
         places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
         every = (*places, (self.values, self.term, self.col))

@@ -44,7 +44,7 @@ def digest_of_sources() -> str:
 
 
 def read_prebuilt() -> Library | None:
-    """Return the library of the file, or None if the file has other sources or this LLVM cannot read it."""
+    """Return the prebuilt executor; None if its file is of other sources, or this LLVM cannot read it."""
     try:
         first, _, text = lzma.decompress(KEPT.read_bytes()).decode().partition("\n")
     except (OSError, lzma.LZMAError):

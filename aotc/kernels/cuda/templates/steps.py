@@ -135,9 +135,9 @@ def zeros(count: int, dtype: str = "f32") -> Any:
 
 
 def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return two values, of A and B or of rows and columns, in the order of the instructions, or back.
+    """Return ``(a, b)``, of A and B or of rows and columns, swapped if the instructions compute the transposed product.
 
-    They are swapped if the operands of the matmul are swapped (``tiles.transposed``).
+    The function is its own inverse.
     """
     return (b, a) if tiles.transposed else (a, b)
 
@@ -197,7 +197,10 @@ def operand_elements(
 
 @lru_cache(maxsize=64)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
-    """Return the offsets, in elements from the start of a stage, of all terms of some rows of A or columns of B."""
+    """Return the offsets, in elements from the start of a stage, of all ``k`` of the rows of A, or columns of B, ``which``.
+
+    ``which`` has their numbers as bytes of the dtype ``kind``.
+    """
     i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)

@@ -169,7 +169,7 @@ class _TransformWriter(OrderedLines):
                     self._store(part, lanes, base, k * stage.s)
 
     def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
-        """Store results whose vectors have neighbouring ``q`` of one ``p``."""
+        """Multiply results by their twiddles, and store them; their vectors are along ``q``, with one ``p``."""
         results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):

@@ -62,7 +62,7 @@ def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the rows in sorted order, and the number of the update to each."""
+    """Return the sorted rows, and the position of the update of each in the original order."""
     numbers = b.make("iota", (), {"dim": 0}, index.type)
     scalar = TensorType(index.type.dtype)
     params = tuple(Value(b.names.fresh(hint), scalar) for hint in "xymn")
