@@ -197,9 +197,9 @@ def operand_elements(
 
 @lru_cache(maxsize=64)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
-    """Return the offsets, in elements from the start of a stage, of all ``k`` of the rows of A, or columns of B, ``which``.
+    """Return the offsets, in elements from the start of a stage, of all ``k`` of rows of A or columns of B.
 
-    ``which`` has their numbers as bytes of the dtype ``kind``.
+    ``which`` has the numbers of these rows or columns, as bytes of the dtype ``kind``.
     """
     i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
