@@ -99,6 +99,12 @@ CASES = {
     "no iteration": Carried((Repeat(0, (X, Y), (put(X), SWAP)),), (X, Y), (0,)),
     "results that are one state": Carried((Repeat(3, (X,), (put(X),)),), (X, X, X), (0,)),
     "a choice of an update": Carried((Repeat(4, (X,), (Choose("i", ((put(X),), ()), True),)),), (X,)),
+    "a choice between updates": Carried(
+        (Repeat(4, (X,), (Choose("i", ((put(X),), (put(X, place=1),)), True),)),), (X,)
+    ),
+    "a choice between two updates and one": Carried(
+        (Repeat(4, (X,), (Choose(X, ((put(X), put(X, place=4)), (put(X, place=1, adds=True),)), True),)),), (X,)
+    ),
     "a choice of two updates": Carried((Repeat(4, (X,), (Choose(X, ((put(X), put(X, place=4)), ()), True),)),), (X,)),
 }  # fmt: skip
 
@@ -212,6 +218,24 @@ def chosen_slice(x):
     return lax.fori_loop(0, 9, lambda i, x: jnp.where(i > 3, x, lax.dynamic_update_slice(x, x[:4] + 1, (i,))), x)
 
 
+def either_element(x):
+    return lax.fori_loop(0, 9, lambda i, x: jnp.where(x[i] > 0, x.at[i].set(1), x.at[i + 1].set(x[i + 2])), x)
+
+
+def either_update(x):
+    def step(i, x):
+        return jnp.where(i % 2 == 0, x.at[i].add(1), x.at[i + 1].set(x[i]).at[i + 2].mul(3))
+
+    return lax.fori_loop(0, 9, step, x)
+
+
+def one_of_many(x):
+    def step(i, x):
+        return lax.select_n(i % 4, x.at[i].set(1), x, x.at[0].add(x[i]), x.at[i].set(x[i + 1] + 2))
+
+    return lax.fori_loop(0, 9, step, x)
+
+
 def union_find(x):
     def root(p, i):
         return lax.while_loop(lambda i: p[i] != i, lambda i: p[i].astype(int), i)
@@ -228,7 +252,10 @@ def while_of_branches(x):
     return lax.while_loop(lambda s: (s[0] < 9) & (s[1][0] < 5), step, (0, x))[1]
 
 
-IN_PLACE = [branch, nested, swapped_elements, chosen, chosen_slice, union_find, while_of_branches]
+IN_PLACE = [
+    branch, nested, swapped_elements, chosen, chosen_slice, either_element, either_update, one_of_many, union_find,
+    while_of_branches,
+]  # fmt: skip
 
 
 @pytest.mark.ir

@@ -1,4 +1,4 @@
-"""Turn a select between an updated array and the old one into a conditional update.
+"""Turn a select between updates of one array into conditional updates of that array.
 
 Before::
 
@@ -11,16 +11,26 @@ After::
 and ``select(p, dynamic_update_slice(x, u, at), x)`` becomes ``dynamic_update_slice(x, select(q, u, v), at)``, where
 ``q`` and ``v`` are the slices of ``p`` and ``x`` at ``at``. So ``where``, and a branch that ``vmap`` turned into a
 select, update in place.
+
+If both sides are updates of ``x``, those of one side are done where ``p`` holds, and then those of the other where it
+does not. At each element one of the two sequences writes nothing, so their order is free. Two updates of the same form
+under a scalar ``p`` become one, whose place and values are selected::
+
+    z = select(p, scatter(x, i, u), scatter(x, j, v))
+    z = scatter(x, select(p, i, j), select(p, u, v))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.parallel_scatters import overwrites
+from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -44,24 +54,50 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
     ``once`` are the updated arrays with one reader.
     """
     p, one, other = op.operands
-    for updated, value, holds in ((one, other, True), (other, one, False)):
-        chain = _chain(updated, value, b, once)
-        if chain and all(update.name != "scatter" or _batches(update, p, b) is not None for update in chain):
-            for update in chain:
-                value = _CONDITIONAL[update.name](update, value, p, holds, b)
-            return (value,)
-    return None
+    value, chosen = _chain(one, b, once)
+    same, otherwise = _chain(other, b, once)
+    if value is not same:
+        return None
+    scalar = _varying(p, b) == ()
+    steps: list[tuple[Op | None, Op | None]] = []  # pairs of updates that become one, or one update of a side
+    for x, y in zip_longest(chosen, otherwise):
+        steps += [(x, y)] if scalar and x and y and _alike(x, y) else [(x, None), (None, y)]
+    for x, y in steps:
+        update = x or y
+        if update and not (x and y) and update.name == "scatter" and _batches(update, p, b) is None:
+            return None
+    for x, y in steps:
+        if x and y:
+            value = _selected(x, y, value, p, b)
+        elif update := x or y:
+            value = _CONDITIONAL[update.name](update, value, p, x is not None, b)
+    return (value,)
 
 
-def _chain(updated: Value, old: Value, b: Builder, once: Collection[Value]) -> list[Op]:
-    """Return the updates that make ``updated`` from ``old``, the first one first; none if other ops do."""
+def _chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, list[Op]]:
+    """Return the array from which updates with one reader each make ``updated``, and these updates in order."""
     found: list[Op] = []
-    while updated is not old:
-        if updated not in once:
-            return []
+    while updated in once:
         found.append(b.definitions[updated])
         updated = found[-1].operands[0]
-    return found[::-1]
+    return updated, found[::-1]
+
+
+def _alike(one: Op, other: Op) -> bool:
+    """Return True if two updates differ in their places and values alone."""
+    types = [[v.type for v in op.operands] for op in (one, other)]
+    if one.name != other.name or types[0] != types[1] or one.attrs != other.attrs:
+        return False
+    if one.name != "scatter" or (overwrites(one) and overwrites(other)):
+        return True
+    name = combiner(one)
+    return name is not None and name == combiner(other) and _combined_in_order(one) == _combined_in_order(other)
+
+
+def _combined_in_order(op: Op) -> bool:
+    """Return True if a scatter combines the element with the update, and not the update with the element."""
+    region = op.regions[0]
+    return tuple(region.ops[0].operands) == tuple(region.params)
 
 
 def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
@@ -107,6 +143,15 @@ def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
         return maker.operands[0]
     parts = [_without_broadcast(v, shape, b) for v in maker.operands]
     return b.make(maker.name, parts, maker.attrs, TensorType(p.type.dtype, shape))
+
+
+def _selected(one: Op, other: Op, old: Value, p: Value, b: Builder) -> Value:
+    """Append the update ``one`` of ``old`` where the scalar in ``p`` is true, and ``other`` where it is false."""
+    test = _without_broadcast(p, (), b)
+    operands = [old]
+    for x, y in zip(one.operands[1:], other.operands[1:]):
+        operands.append(x if x is y else b.make("select", (b.broadcast(test, (), x.type.shape), x, y)))
+    return b.make(one.name, operands, one.attrs, one.result.type, regions=one.regions)
 
 
 def _scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
