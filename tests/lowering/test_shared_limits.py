@@ -98,6 +98,32 @@ def test_no_kernel_takes_more(name, target):
             assert shared(kernel) <= most, limit
 
 
+SCANS = {
+    "cumsum": (lambda x: jnp.cumsum(x, -1), [blank(64, 3000)]),
+    "cumsum of bf16": (lambda x: jnp.cumsum(x, -1), [blank(64, 3000, dtype="bfloat16")]),
+    "cummax from the end": (lambda x: jax.lax.cummax(x, 1, reverse=True), [blank(64, 3000)]),
+    "cumprod of c64": (lambda x: jnp.cumprod(x, 1), [blank(64, 3000, dtype="complex64")]),
+    "windows as long as a row": (
+        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3000), (1, 1), ((0, 0), (2999, 0))), [blank(64, 3000)],
+    ),
+    "softmax": (jax.nn.softmax, [blank(64, 512)]),
+    "sum": (lambda x: x.sum(-1), [blank(64, 3000)]),
+    "triangular solve": (
+        lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True), [blank(8, 24, 24), blank(8, 24, 5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("name", SCANS)
+def test_small_limits_are_obeyed(name, target):
+    """From 80 bytes on a block of one thread had room for its part of a scan, and no total before it to read."""
+    for limit in range(1, 201, 7):
+        for kernel in kernels(*SCANS[name], target=target, shared_memory_limit=limit):
+            assert shared(kernel) <= limit
+
+
 @pytest.mark.ir
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -124,6 +150,7 @@ ROUND = {
     "sort in no memory": (jnp.argsort, [integers(90, low=0, high=9)], 1),
     "top_k in no memory": (lambda x: jax.lax.top_k(x, 3), [integers(2, 70).astype("float32")], 1),
     "cumsum": (lambda x: jnp.cumsum(x, 1), [integers(2, 150).astype("float32")], 300),
+    "cumsum of few threads": (lambda x: jnp.cumsum(x, 1), [integers(2, 150).astype("float32")], 170),
     "cumsum in no memory": (lambda x: jnp.cumsum(x, 1), [integers(2, 150).astype("float32")], 1),
     "crowded in no memory": (
         lambda x, i: jax.ops.segment_sum(x, i, 7),

@@ -58,12 +58,15 @@ GPU_SCAN_BYTES = BlockSize(
 
 
 def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
-    """Return a block for a row, of fewer threads for a short one, or None if no block has enough shared memory."""
+    """Return a block for a row, of fewer threads for a short one, or None if shared memory has no room for two threads.
+
+    A single thread needs no shared memory: it scans in chunks.
+    """
     n, threads = b.shape[scan.dim], GPU_SCAN_THREADS.value
     each = max(GPU_SCAN_BYTES.value // sum(size_of(v.type.dtype) for v in op.results), 1)
     while isinstance(n, int) and threads > BANKS and threads * each >= 2 * n:
         threads //= 2
-    while threads:
+    while threads > 1:
         plan = RowScanPlan(threads, each)
         if _bytes(op, plan.shapes) <= b.target.shared:
             return plan
