@@ -22,6 +22,7 @@ PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of f32 matmuls and convol
 UNPACKED = "unpacked"  # weights in the bundle, addressed by the paths of their arguments
 QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight, by option value
 DIRECT, NUMBA = "direct", "numba"  # compilers of CPU kernels: LLVM IR from the loop IR, or Numba's front end
+DEFAULT_TARGET = "cpu"
 HOST, DEVICE = "host", "device"  # devices that represent JAX's memory kinds, if options name both
 
 
@@ -85,7 +86,8 @@ class Options:
     timings : bool
         Print the time of every pass.
     devices : mapping of str to str
-        Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``.
+        Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``
+        if it is not the default; otherwise an affinity that names another device is an error.
     default_device : str
         Device for ops and arguments without a placement. Empty: refuse them if there are several devices.
     costs : mapping
@@ -124,7 +126,7 @@ class Options:
         ``progress(done, total, what)`` is called as compilation advances.
     """
 
-    target: str = "cpu"
+    target: str = DEFAULT_TARGET
     opt_level: int = 2
     matmul_precision: str = PRECISIONS[0]
     quantize_weights: str = "none"

@@ -9,13 +9,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend.locations import to_loc
 from aotc.frontend.session import State
-from aotc.options import DEVICE, HOST
+from aotc.options import DEFAULT_TARGET, DEVICE, HOST, Options
 
 _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
 _KIND_OF_MEMORY = "mhlo.memory_kind"
@@ -25,6 +27,8 @@ _COMPUTE_TYPE = "_xla_compute_type"
 _CALLS = frozenset({"func.call", "stablehlo.composite"})  # results of a function are on ``device``
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
 _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
+
+_LOOKALIKES = str.maketrans("oli", "011")
 
 ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
 
@@ -67,6 +71,70 @@ def device_of(attribute: Any) -> str:
     return found[1] or found[2] if found else ""
 
 
+def every_device(options: Options) -> tuple[str, ...]:
+    """Return all devices that affinities may name; empty: any.
+
+    Devices that the options do not name use ``--target``. Without a target, an affinity that names one is a mistake.
+    """
+    if not options.devices or options.target != DEFAULT_TARGET:
+        return ()
+    return tuple(dict.fromkeys((*options.devices, *filter(None, [options.default_device]))))
+
+
+def check_signatures(functions: Mapping[str, Any], options: Options, path: str) -> None:
+    """Reject affinities of functions, arguments and results that name a device beside those of the options.
+
+    With a target for other devices, reject only a name that looks like one of the options: ``dO`` beside ``d0``.
+
+    Raises
+    ------
+    CompileError
+        With the most similar name for each.
+    """
+    if not options.devices:
+        return
+    declared = tuple(dict.fromkeys((*options.devices, *filter(None, [options.default_device]))))
+    alike = None if every_device(options) else set(map(_folded, declared))
+    findings: dict[str, Finding] = {}  # the first mention of each device
+    for function in functions.values():
+        for attribute, device, what, loc in _signature(function, path):
+            if device not in declared and device not in findings and (alike is None or _folded(device) in alike):
+                message = f"{attribute} {what} names device {device!r}, but the options name {', '.join(declared)}"
+                near = _nearest(device, declared, attribute)
+                findings[device] = Finding(message, loc, hint=f"{near}declare it: --device {device}=TARGET")
+    if findings:
+        raise CompileError([*findings.values()])
+
+
+def _signature(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
+    """Yield attribute, device, description and location of each affinity of a function, its arguments and results."""
+    own = function.operation
+    name, loc = f"@{own.attributes['sym_name'].value}", to_loc(own.location, path)
+    rows = [(f"of {name}", own.attributes, loc)]
+    places = [to_loc(a.location, path) for block in own.regions[0].blocks for a in block.arguments]
+    if "arg_attrs" in own.attributes:
+        arguments = zip_longest(own.attributes["arg_attrs"], places, fillvalue=loc)  # a declaration has no block
+        rows += [(f"of argument {n} of {name}", attributes, place) for n, (attributes, place) in enumerate(arguments)]
+    if "res_attrs" in own.attributes:
+        rows += [(f"of result {n} of {name}", result, loc) for n, result in enumerate(own.attributes["res_attrs"])]
+    for what, attributes, place in rows:
+        for attribute in (a for a in _AFFINITIES if a in attributes):
+            if device := device_of(attributes[attribute]):
+                yield attribute, device, what, place
+
+
+def _folded(name: str) -> str:
+    """Return a name without the differences that are easily overlooked: capitals, O for 0, l and I for 1."""
+    return name.casefold().translate(_LOOKALIKES)
+
+
+def _nearest(device: str, declared: Collection[str], attribute: str) -> str:
+    """Return the beginning of a hint: the declared name that is most similar to ``device``, if one is."""
+    names = {_folded(name): name for name in declared}
+    near = [names[key] for key in get_close_matches(_folded(device), names, n=1, cutoff=0.5)]
+    return f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
+
+
 def check_declared(state: State, device: str, attribute: str, ops: bool) -> None:
     """Reject the device of a transfer or an op if neither an affinity nor the options declare it.
 
@@ -80,15 +148,16 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
     """
     session = state.session
     said = (name for function in session.symbols.values() for name in _affinities(function.operation, ops))
-    declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
+    names = (*filter(None, [session.default_device]), *session.devices, *said)
+    declared = session.every_device or tuple(dict.fromkeys(names))
     if not declared or device in declared or device in MEMORIES.values():
         return
-    names = {name.casefold(): name for name in declared}
-    near = [names[key] for key in get_close_matches(device.casefold(), names, n=1, cutoff=0.5)]
-    hint = f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
+    who, where = "options", f"--device {device}=TARGET"
+    if not session.every_device:
+        who, where = "affinities and options", f"an affinity of an argument or a result, or {where}"
     state.fail(
-        f"{attribute} names device {device!r}, but the affinities and options name {', '.join(declared)}",
-        hint=f"{hint}declare it: an affinity of an argument or a result, or --device {device}=TARGET",
+        f"{attribute} names device {device!r}, but the {who} name {', '.join(declared)}",
+        hint=f"{_nearest(device, declared, attribute)}declare it: {where}",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend.affinity import at_its_device, on_its_side
+from aotc.frontend.affinity import at_its_device, check_signatures, every_device, on_its_side
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
@@ -115,12 +115,14 @@ def import_module(
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
     known, chosen = metadata or {}, options or Options()
+    check_signatures(functions, chosen, path)
 
     def session_of() -> ImportSession:
         calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
-            devices=chosen.devices, default_device=chosen.default_device, places={} if journal is None else None,
+            devices=chosen.devices, default_device=chosen.default_device, every_device=every_device(chosen),
+            places={} if journal is None else None,
         )  # fmt: skip
 
     first_session = session_of()

@@ -164,6 +164,56 @@ def test_an_affinity_that_names_no_device(said, place):
         imported(text)
 
 
+def declarations(device, place, name="aotc.affinity", quoted='"{}"'):
+    """Return a model in which a signature names ``device`` in one ``place`` and known devices elsewhere."""
+    places = dict.fromkeys(("argument", "result", "function", "argument of a callee", "result of a callee"), "")
+    places[place] = f"{{{name} = {quoted.format(device)}}}"
+    attributes = "attributes" if places["function"] else ""
+    return f"""func.func private @f(%x: {T} {places["argument of a callee"]}) -> ({T} {places["result of a callee"]}) {{
+      return %x : {T} }}
+    func.func @main(%x: {T} {places["argument"]}, %y: {T} {{aotc.affinity = "d0"}}, %z: {T} {{aotc.affinity = "d1"}})
+        -> ({T} {places["result"]}) {attributes} {places["function"]} {{
+      %0 = func.call @f(%x) : ({T}) -> {T}
+      %1 = stablehlo.add %y, %z : {T}
+      %2 = stablehlo.add %0, %1 : {T}
+      return %2 : {T} }}"""
+
+
+@pytest.mark.parametrize("place", ["argument", "result", "function", "argument of a callee", "result of a callee"])
+@pytest.mark.parametrize(
+    ("device", "near"), [("dO", "d0"), ("D1", "d1"), ("dl", "d1"), ("d2", "d1"), ("gpu", ""), ("host", "")]
+)
+def test_options_name_the_devices_of_all_affinities(device, near, place):
+    with pytest.raises(CompileError) as caught:
+        imported(declarations(device, place), devices=BOTH)
+    where = "@main" if place == "function" else place.split()[0]
+    assert f"aotc.affinity of {where} " in str(caught.value)
+    assert f"names device '{device}', but the options name d0, d1" in str(caught.value)
+    assert f"declare it: --device {device}=TARGET" in str(caught.value)
+    assert (f'write {{aotc.affinity = "{near}"}}, or' in str(caught.value)) == bool(near)
+
+
+def test_a_misspelt_affinity_of_iree_is_refused():
+    text = declarations("dO", "argument", "iree.abi.affinity", "#hal.device.promise<@{}>")
+    with pytest.raises(CompileError, match=r"iree.abi.affinity of argument 0 of @main names device 'dO'") as caught:
+        imported(text, devices=BOTH)
+    assert '{iree.abi.affinity = "d0"}' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"devices": BOTH | {"d2": "cpu"}}, {"devices": BOTH, "default_device": "d2"},
+     {"devices": BOTH, "target": "cpu:x86-64-v3"}],
+)  # fmt: skip
+def test_other_devices_are_declared_or_use_the_target(flags):
+    assert imported(declarations("d2", "argument"), **flags).attrs["affinity"]["arguments"] == ["d2", "d0", "d1"]
+
+
+def test_a_name_that_looks_like_another_is_refused_with_a_target_too():
+    with pytest.raises(CompileError, match="names device 'dO', but the options name d0, d1"):
+        imported(declarations("dO", "argument"), devices=BOTH, target="cpu:x86-64-v3")
+
+
 def test_an_op_runs_where_its_affinity_says():
     text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> ({T} {{aotc.affinity = "d0"}}) {{
       %0 = stablehlo.sine %x {{aotc.affinity = "d1"}} : {T}

@@ -265,10 +265,10 @@ def test_a_device_that_only_an_op_names_is_refused(name):
     with pytest.raises(CompileError, match=rf"aotc.affinity names device '{name}', .* name d0, d1") as caught:
         aotc.compile(text)
     assert all(part in str(caught.value) for part in ('write {aotc.affinity = "d', f"--device {name}=TARGET"))
-    assert aotc.compile(text, devices={name: "cpu"})
+    assert aotc.compile(text, devices={"d0": "cpu", "d1": "cpu", name: "cpu"})
 
 
-@pytest.mark.parametrize("options", [{"devices": {"d2": "cpu"}}, {"default_device": "d2"}])
+@pytest.mark.parametrize("options", [{"devices": {"d0": "cpu", "d1": "cpu", "d2": "cpu"}}, {"default_device": "d2"}])
 def test_options_declare_the_device_of_a_transfer(options):
     text = stages().replace('{aotc.to = "d1"}', '{aotc.to = "d2"}')
     assert aotc.compile(text, **options)
