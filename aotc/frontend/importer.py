@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc
 from aotc.frontend.affinity import at_its_device, check_signatures, every_device, on_its_side
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.contexts import context_for
@@ -236,15 +236,15 @@ def _is_private(function: Any) -> bool:
 def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
     """Return the dims of each argument; every unknown size is a new symbol."""
     shapes = []
-    for leaf in _argument_types(function):
+    for leaf in _argument_types(function, to_loc(function.operation.location, session.path)):
         _, sizes = session.parts(leaf)
         shapes.append(tuple(session.fresh_symbol() if n == DYNAMIC else n for n in sizes))
     return shapes
 
 
-def _argument_types(function: Any) -> list[ir.Type]:
-    """Return the tensor types of a function's arguments; a tuple has several, a token none."""
-    return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type)]
+def _argument_types(function: Any, loc: Loc = UNKNOWN) -> list[ir.Type]:
+    """Return the tensor types of the arguments of a function at ``loc``; a tuple has several, a token none."""
+    return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type, loc)]
 
 
 def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:

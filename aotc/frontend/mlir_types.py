@@ -10,7 +10,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.ir.dims.algebra import Dim
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
@@ -37,19 +37,46 @@ def inner_operations(op: Any) -> list[Any]:
     return [view.operation for region in op.regions for block in region.blocks for view in block.operations]
 
 
-def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
+# Tensors of a tuple, at most: each is an argument, a result or a value of the program. 100,000 take 20 s to compile.
+MOST_LEAVES = 1 << 16
+# Depth of nested tuples, at most: trees of arguments are walked recursively.
+MOST_NESTED_TUPLES = 100
+
+
+def leaf_types(t: ir.Type, loc: Loc = UNKNOWN) -> tuple[ir.Type, ...]:
     """Return the tensor types in a value of type ``t``.
 
     Tuples and futures are flattened. Tokens are dropped: they only order effects, and ops with visible effects are
     rejected. Witnesses are dropped, too: they are checked where they are created.
+
+    Raises
+    ------
+    CompileError
+        At ``loc`` if ``t`` has too many tensors, or too many levels of tuples.
     """
-    if isinstance(t, ir.TupleType):
-        return tuple(leaf for n in range(t.num_types) for leaf in leaf_types(t.get_type(n)))
     if isinstance(t, (ir.RankedTensorType, ir.MemRefType)):
         return (t,)
-    if stablehlo.FutureType.isinstance(t):
-        return tuple(leaf for inner in stablehlo.FutureType(t).types for leaf in leaf_types(inner))
-    return () if is_token(t) else (t,)
+    leaves: list[ir.Type] = []
+    waiting = [(t, 0)]  # a stack: MLIR shares equal tuples, so that few types may have many leaves at any depth
+    for _ in range(4 * MOST_LEAVES):
+        if not waiting:
+            return tuple(leaves)
+        inner, depth = waiting.pop()
+        if isinstance(inner, ir.TupleType):
+            parts = [inner.get_type(n) for n in range(inner.num_types)]
+        elif stablehlo.FutureType.isinstance(inner):
+            parts = list(stablehlo.FutureType(inner).types)
+        else:
+            leaves += () if is_token(inner) else (inner,)
+            continue
+        if depth == MOST_NESTED_TUPLES:
+            message = f"a tuple is nested more than {MOST_NESTED_TUPLES} deep"
+            raise CompileError.at(loc, message, hint="flatten it: one tuple of all tensors")
+        waiting += [(part, depth + 1) for part in reversed(parts)]
+        if len(waiting) + len(leaves) > MOST_LEAVES:
+            break
+    message = f"a tuple has more than {MOST_LEAVES:,} tensors"
+    raise CompileError.at(loc, message, hint="stack tensors of the same shape")
 
 
 def is_token(t: ir.Type) -> bool:

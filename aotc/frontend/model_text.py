@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.aliases import check_aliases
 
 # Depth of nested brackets of any kind, or length of a run of minus signs, in a model's text. MLIR's native parser
 # recurses over both; it crashed at 4000. Measured with jaxlib 0.10 and a stack of 8 MB.
 MOST_BRACES = 1000
 
-_NOT_NESTED = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|[<>]=')
+# Alternatives with literal first characters: [<>]= takes twice as long.
+_NOT_NESTED = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|<=|>=')
 _BRACKETS = re.compile(rb"[][(){}<>]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[](){}<>"))
 _MINUSES = re.compile(rb"-(?:\s*-){%d}" % MOST_BRACES)
@@ -67,12 +69,12 @@ def check_characters(text: str) -> None:
 
 
 def check_braces(text: str | bytes, path: str) -> None:
-    """Reject text that is nested so deep that MLIR's parser would overflow its stack and crash.
+    """Reject text that is nested so deep that MLIR would overflow its stack and crash, by brackets or by aliases.
 
     Most text is accepted after deleting all but its brackets, and then pairs of them, at the speed of memory.
     """
     code = text.encode() if isinstance(text, str) else text
-    bare = _NOT_NESTED.sub(b"", code)  # has the same lines as the text
+    bare = _NOT_NESTED.sub(b" ", code)  # has the same lines as the text
     left = bare.translate(None, _NOT_BRACKETS)
     for pair in (b"()", b"[]", b"{}", b"<>") * (MOST_BRACES // 8):  # each removes at most one level
         if len(left) <= MOST_BRACES // 2:
@@ -84,6 +86,7 @@ def check_braces(text: str | bytes, path: str) -> None:
     if at >= 0:
         message = f"the model's text is nested more than {MOST_BRACES} deep"
         raise CompileError.at(Loc(path, bare.count(b"\n", 0, at) + 1), message, hint="select between values")
+    check_aliases(bare, path, MOST_BRACES)
 
 
 def _first_too_deep(bare: bytes) -> int:
