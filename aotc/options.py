@@ -22,7 +22,6 @@ PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of f32 matmuls and convol
 UNPACKED = "unpacked"  # weights in the bundle, addressed by the paths of their arguments
 QUANTIZED = {"int8": 8, "int4": 4}  # bits of a weight, by option value
 DIRECT, NUMBA = "direct", "numba"  # compilers of CPU kernels: LLVM IR from the loop IR, or Numba's front end
-DEFAULT_TARGET = "cpu"
 HOST, DEVICE = "host", "device"  # devices that represent JAX's memory kinds, if options name both
 
 
@@ -86,8 +85,7 @@ class Options:
     timings : bool
         Print the time of every pass.
     devices : mapping of str to str
-        Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``
-        if it is not the default; otherwise an affinity that names another device is an error.
+        Names of the model's devices, each with its target: ``{"d0": "cpu:x86-64-v3"}``. Other devices use ``target``.
     default_device : str
         Device for ops and arguments without a placement. Empty: refuse them if there are several devices.
     costs : mapping
@@ -126,7 +124,7 @@ class Options:
         ``progress(done, total, what)`` is called as compilation advances.
     """
 
-    target: str = DEFAULT_TARGET
+    target: str = "cpu"
     opt_level: int = 2
     matmul_precision: str = PRECISIONS[0]
     quantize_weights: str = "none"

@@ -13,7 +13,7 @@ from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
 from aotc.frontend.mlir import Raw, survived
 from aotc.lowering.cost_model.model import StaleCosts
-from aotc.options import DEFAULT_TARGET, Options
+from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
 from aotc.source.record import Embedded
@@ -193,10 +193,7 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
         known = checked_options(None, source.options)
     except CompileError as error:
         raise BundleError(where, f"this aotc does not take the options of the bundle: {error}") from None
-    chosen = checked_options(known, flags)
-    if not chosen.devices or chosen.target != DEFAULT_TARGET:
-        return chosen
-    return replace(chosen, target=",".join(t.name for t in _offered(source)))  # devices without a name use it
+    return checked_options(known, flags)
 
 
 # Seconds after which reading an untrusted source is aborted. The largest models take a few seconds.

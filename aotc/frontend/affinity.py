@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.locations import to_loc
 from aotc.frontend.session import State
-from aotc.options import DEFAULT_TARGET, DEVICE, HOST, Options
+from aotc.options import DEVICE, HOST, Options
 
 _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
 _KIND_OF_MEMORY = "mhlo.memory_kind"
@@ -71,20 +71,11 @@ def device_of(attribute: Any) -> str:
     return found[1] or found[2] if found else ""
 
 
-def every_device(options: Options) -> tuple[str, ...]:
-    """Return all devices that affinities may name; empty: any.
-
-    Devices that the options do not name use ``--target``. Without a target, an affinity that names one is a mistake.
-    """
-    if not options.devices or options.target != DEFAULT_TARGET:
-        return ()
-    return tuple(dict.fromkeys((*options.devices, *filter(None, [options.default_device]))))
-
-
 def check_signatures(functions: Mapping[str, Any], options: Options, path: str) -> None:
-    """Reject affinities of functions, arguments and results that name a device beside those of the options.
+    """Reject affinities of functions, arguments and results with a misspelt name of a device of the options.
 
-    With a target for other devices, reject only a name that looks like one of the options: ``dO`` beside ``d0``.
+    Devices that the options do not name use ``--target``. So only a name that looks like one of the options is refused:
+    ``dO`` beside ``d0``.
 
     Raises
     ------
@@ -94,11 +85,11 @@ def check_signatures(functions: Mapping[str, Any], options: Options, path: str) 
     if not options.devices:
         return
     declared = tuple(dict.fromkeys((*options.devices, *filter(None, [options.default_device]))))
-    alike = None if every_device(options) else set(map(_folded, declared))
+    alike = set(map(_folded, declared))
     findings: dict[str, Finding] = {}  # the first mention of each device
     for function in functions.values():
         for attribute, device, what, loc in _signature(function, path):
-            if device not in declared and device not in findings and (alike is None or _folded(device) in alike):
+            if device not in declared and device not in findings and _folded(device) in alike:
                 message = f"{attribute} {what} names device {device!r}, but the options name {', '.join(declared)}"
                 near = _nearest(device, declared, attribute)
                 findings[device] = Finding(message, loc, hint=f"{near}declare it: --device {device}=TARGET")
@@ -148,15 +139,12 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
     """
     session = state.session
     said = (name for function in session.symbols.values() for name in _affinities(function.operation, ops))
-    names = (*filter(None, [session.default_device]), *session.devices, *said)
-    declared = session.every_device or tuple(dict.fromkeys(names))
+    declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
     if not declared or device in declared or device in MEMORIES.values():
         return
-    who, where = "options", f"--device {device}=TARGET"
-    if not session.every_device:
-        who, where = "affinities and options", f"an affinity of an argument or a result, or {where}"
+    where = f"an affinity of an argument or a result, or --device {device}=TARGET"
     state.fail(
-        f"{attribute} names device {device!r}, but the {who} name {', '.join(declared)}",
+        f"{attribute} names device {device!r}, but the affinities and options name {', '.join(declared)}",
         hint=f"{_nearest(device, declared, attribute)}declare it: {where}",
     )
 

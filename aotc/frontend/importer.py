@@ -10,7 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc
-from aotc.frontend.affinity import at_its_device, check_signatures, every_device, on_its_side
+from aotc.frontend.affinity import at_its_device, check_signatures, on_its_side
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
@@ -121,8 +121,7 @@ def import_module(
         calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
-            devices=chosen.devices, default_device=chosen.default_device, every_device=every_device(chosen),
-            places={} if journal is None else None,
+            devices=chosen.devices, default_device=chosen.default_device, places={} if journal is None else None,
         )  # fmt: skip
 
     first_session = session_of()

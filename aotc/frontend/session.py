@@ -75,8 +75,6 @@ class ImportSession:
         with unused results.
     devices, default_device
         From the options.
-    every_device
-        All devices that affinities may name; empty: any.
     journal : Journal, optional
         Records every op, and distinguishes ops by their locations; without it, ops with equal locations share an entry
         of
@@ -119,7 +117,6 @@ class ImportSession:
     drop_callbacks: bool = False
     devices: Collection[str] = ()
     default_device: str = ""
-    every_device: Collection[str] = ()
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is used."""

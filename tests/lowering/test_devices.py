@@ -268,7 +268,7 @@ def test_a_device_that_only_an_op_names_is_refused(name):
     assert aotc.compile(text, devices={"d0": "cpu", "d1": "cpu", name: "cpu"})
 
 
-@pytest.mark.parametrize("options", [{"devices": {"d0": "cpu", "d1": "cpu", "d2": "cpu"}}, {"default_device": "d2"}])
+@pytest.mark.parametrize("options", [{"devices": {"d2": "cpu"}}, {"default_device": "d2"}])
 def test_options_declare_the_device_of_a_transfer(options):
     text = stages().replace('{aotc.to = "d1"}', '{aotc.to = "d2"}')
     assert aotc.compile(text, **options)

@@ -24,7 +24,6 @@ TWO = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{aot
   return %0 : {T} }}"""
 PLAIN = f"func.func public @main(%x: {T}) -> {T} {{ %0 = stablehlo.sine %x : {T}\n return %0 : {T} }}"
 CPUS = {"d0": "cpu", "d1": "cpu"}
-V3 = "cpu:x86-64-v3"
 
 
 def solved(model, *arguments, **flags):
@@ -47,7 +46,7 @@ def ops_of(function):
         (TWO, {"default_device": "zz"}, ["'zz'", "the model names d0, d1", "the options name none", "one of d0, d1"]),
         (TWO, {"default_device": "d7", "devices": CPUS}, ["'d7'", "the options name d0, d1"]),
         (PLAIN, {"default_device": "d0"}, ["'d0'", "the model names no device", "leave it out"]),
-        (TWO, {"devices": {"d9": "cpu"}, "target": V3}, ["nothing is put on d9", "model names d0, d1", "place=auto"]),
+        (TWO, {"devices": {"d9": "cpu"}}, ["nothing is put on d9", "the model names d0, d1", "place=auto"]),
         (TWO, {"devices": {**CPUS, "d9": "cpu"}, "default_device": "d0"}, ["nothing is put on d9"]),
         (PLAIN, {"devices": CPUS}, ["nothing is put on d0, d1: the model names no device"]),
     ],
@@ -62,7 +61,7 @@ def test_devices_that_are_none(text, flags, parts):
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
-        (TWO, {"devices": {**CPUS, "d9": "cpu"}, "place": "auto"}), (TWO, {"devices": {"d1": "cpu"}, "target": V3}),
+        (TWO, {"devices": {**CPUS, "d9": "cpu"}, "place": "auto"}), (TWO, {"devices": {"d1": "cpu"}}),
         (TWO, {"devices": {**CPUS, "d9": "cpu"}, "default_device": "d9"}), (PLAIN, {"devices": {"d9": "cpu"}}),
         (TWO, {"devices": {**CPUS, "host": "cpu", "device": "cpu"}}),
     ],
