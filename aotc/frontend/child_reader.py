@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +34,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
     modules: list[bytes] = []
     reply = {"problem": "", "error": ""}
     _limit_memory(request["memory"])
+    _limit_processor(request["cpu"])
     try:
         import_raw(
             Raw(data, request["path"], request["metadata"]), Journal(),
@@ -44,6 +47,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
             reply["error"] = str(error).partition("\n")[0]
     finally:
         _limit_memory(0)
+        _limit_processor(None)
     return reply, modules[0] if modules else b""
 
 
@@ -55,3 +59,10 @@ def _limit_memory(memory: int) -> None:
         with open("/proc/self/statm", encoding="ascii") as file:
             soft = int(file.read().split()[5]) * resource.getpagesize() + memory
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _limit_processor(seconds: int | None) -> None:
+    """End this process by SIGXCPU after ``seconds`` of processor time from now; None for no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = math.ceil(time.process_time()) + seconds if seconds is not None else hard
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -136,7 +136,7 @@ def survived(raw: Raw) -> Raw:
     """
     data = raw.data.encode() if isinstance(raw.data, str) else raw.data
     if data.startswith(_BYTECODE_MAGIC):
-        place, memory, hint = Loc(raw.path), 0, _EXPORT
+        place, memory, hint = Loc(raw.path), 0, f"{_EXPORT}; this file may be damaged"
     elif line := suspect_line(data):
         place, memory, hint = Loc(raw.path, line), reader_process.memory_for(data), _CHECK_SIZES
     else:
@@ -146,7 +146,7 @@ def survived(raw: Raw) -> Raw:
     if read.problem:
         raise CompileError.at(place, f"the model cannot be read: {read.problem}", hint=hint)
     if rewrite and read.error:
-        raise CompileError.at(place, read.error.rpartition("error: ")[2], hint=f"{hint}; this file may be damaged")
+        raise CompileError.at(place, read.error.rpartition("error: ")[2], hint=hint)
     return replace(raw, rewritten=read.module)
 
 

@@ -80,7 +80,7 @@ class ReaderProcess:
             self.end()
             return Reading(f"reading it takes longer than {seconds:g} s")
         except (EOFError, BrokenPipeError):
-            return self._ended(request["memory"])
+            return self._ended(request, len(data))
         except BaseException:
             self.end()
             raise
@@ -111,11 +111,13 @@ class ReaderProcess:
             size -= len(part)
         return b"".join(parts)
 
-    def _ended(self, memory: int) -> Reading | None:
-        status = self._process.wait()
+    def _ended(self, request: Mapping[str, Any], size: int) -> Reading | None:
+        status, memory = self._process.wait(), request["memory"]
         self.close()
         if status == 0:
             return None
+        if status == -signal.SIGXCPU:
+            return Reading(f"reading its {size:,} bytes takes longer than {request['cpu']} s of processor time")
         how = signal.strsignal(-status) if status < 0 else f"exit status {status}"
         more = f", or needs more than {memory >> 20:,} MB" if memory else ""
         return Reading(f"MLIR crashes when it reads it ({how}){more}")
@@ -174,9 +176,19 @@ def prepare_for(model: Any) -> None:
             prepare()
 
 
-# Seconds until the process that reads a model of unknown origin is stopped: it may run for ever. The largest models
-# take seconds.
+# Seconds of wall time until the process that reads a model of unknown origin is stopped, whatever the model's size.
 READER_SECONDS = 600
+# Seconds of processor time for reading a model, besides those for its size: a damaged file of 1 kB can make MLIR's
+# reader loop without end. A small model takes 0.1 s. Processor time, unlike wall time, hardly depends on other
+# processes; the factor is for slow machines.
+READER_CPU_SECONDS = 20
+# Seconds of processor time for each MB: reading and importing one takes 1 to 5 s.
+READER_CPU_SECONDS_PER_MB = 60
+
+
+def cpu_seconds_for(size: int) -> int:
+    """Return the seconds of processor time that the child may use for a model of ``size`` bytes."""
+    return READER_CPU_SECONDS + size * READER_CPU_SECONDS_PER_MB // (1 << 20)
 
 
 def read(
@@ -197,7 +209,7 @@ def read(
     rewrite : bool
         Return the module as MLIR writes it.
     seconds : float
-        Wall time after which the child is killed.
+        Wall time after which the child is killed. Its processor time is limited by the size of ``data``.
 
     Returns
     -------
@@ -205,7 +217,10 @@ def read(
         Without a problem if the child survived. Errors of the model itself are left to this process, which reads it
         again.
     """
-    request = {"path": path, "metadata": dict(metadata or {}), "memory": memory, "rewrite": rewrite}
+    request = {
+        "path": path, "metadata": dict(metadata or {}), "memory": memory, "cpu": cpu_seconds_for(len(data)),
+        "rewrite": rewrite,
+    }  # fmt: skip
     found = None
     while found is None:  # an idle child may end just when a request comes
         try:

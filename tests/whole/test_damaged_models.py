@@ -194,6 +194,36 @@ def test_a_model_that_takes_too_much_memory_or_time(blob):
     assert read.module.startswith(b"ML\xefR")
 
 
+ENDLESS = """
+from aotc.frontend import child_reader
+def endless(*arguments, **options):
+    while True: pass
+child_reader.import_raw = endless
+child_reader.serve(60)
+"""
+
+
+def test_a_model_that_is_read_without_end(blob, monkeypatch):
+    data = fetch(blob).data
+    assert reader_process.cpu_seconds_for(len(data)) < 60
+    assert reader_process.cpu_seconds_for(1 << 30) >= reader_process.READER_SECONDS
+    reader_process._close()
+    with monkeypatch.context() as patch:
+        patch.setattr(reader_process, "_START", ENDLESS)
+        patch.setattr(reader_process, "READER_CPU_SECONDS", 0)  # rounded up to the next second
+        message = rf"read: reading its {len(data):,} bytes takes longer than \d s of processor time\n.*may be damaged"
+        with pytest.raises(CompileError, match=message):
+            aotc.compile(data)
+
+
+def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
+    data = fetch(blob).data
+    monkeypatch.setattr(reader_process, "READER_CPU_SECONDS", 1)
+    end = time.monotonic() + 1.6  # long enough for the child to exceed a limit for all models together
+    while time.monotonic() < end:
+        assert reader_process.read(data).problem == ""
+
+
 def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
     monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("serve(60)", "serve(0.1)"))
     reader_process._close()
