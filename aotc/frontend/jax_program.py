@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend import from_jax
+from aotc.frontend.calls.complex_functions import complex_rules
 from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
@@ -145,8 +146,9 @@ class _TracedFunction:
         return self
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
-        """Lower the trace: callbacks become records, ragged matmuls become tiles."""
-        parameters = replace(_private_parameters, override_lowering_rules=(*recording_rules(), *ragged_rules()))
+        """Lower the trace: callbacks become records, ragged matmuls become tiles; complex functions follow C99."""
+        rules = (*recording_rules(), *ragged_rules(), *(complex_rules() if _is_complex(self.jaxpr.jaxpr) else ()))
+        parameters = replace(_private_parameters, override_lowering_rules=rules)
         return self.traced.lower(_private_parameters=parameters, **options)
 
 

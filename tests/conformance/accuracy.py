@@ -25,6 +25,8 @@ formulas. `0.51` is a value that is computed in a wider type and rounded once.
 They hold for ops: of text, of bytecode, of functions and of `jax.jit(f).lower(...)`. `jax.export` writes other ops in
 place of `digamma`, `erfc`, `erf_inv` and `lgamma`, and of functions of complex numbers. The errors of an export are
 then those of jaxlib's expansions, as XLA's are. `bessel_i1e`, `zeta` and `polygamma` are such expansions in every form.
+JAX writes `sin` and `cos` of complex numbers as real functions of the parts: each then has up to 4 units. Functions
+that `aotc.compile` traces itself follow C99's annex G there too.
 
 Tests check the bounds on edge values ([edges.md](edges.md), `tests/whole/test_edges.py`) and on random numbers of every
 binade (`tests/kernels/formulas/test_error_bounds.py`), against long double and mpmath. `make test-all` draws other

@@ -1,6 +1,7 @@
 """Complex functions at the edges: signs of zeros, powers beyond the range, and the cases that were wrong once."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -53,6 +54,27 @@ def test_parts_that_are_0_have_the_signs_of_the_c_library(name, dtype):
     for part in (np.real, np.imag):
         zero = (part(want) == 0) & (part(got) == 0)
         np.testing.assert_array_equal(np.signbit(part(got)[zero]), np.signbit(part(want)[zero]))
+
+
+TRACED = {
+    "exp": jnp.exp, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "tanh": jnp.tanh, "sinh": jnp.sinh,
+    "cosh": jnp.cosh,
+}  # fmt: skip
+SIDES = (NAN, INF, -INF, 0.0, -0.0, 1.5, -2.0)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_functions_of_infinities_and_nan_are_those_of_annex_g(name, dtype):
+    """JAX's lowering of sin and cos makes NaN of them. Signs next to NaN, or of unknown directions, are not defined."""
+    z = np.array([complex(a, b) for a in SIDES for b in SIDES], dtype)
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        got, want = aotc.load(aotc.compile(TRACED[name], z))(z), C[name](z.astype(np.clongdouble))
+    for part in (np.real, np.imag):
+        x, y = part(np.asarray(got)).astype("f8"), part(want).astype("f8")
+        np.testing.assert_allclose(np.abs(x), np.abs(y), rtol=1e-6)
+        signed = ~np.isnan(want) & (np.isfinite(z.real) | np.isfinite(z.imag))
+        np.testing.assert_array_equal(np.signbit(x[signed]), np.signbit(y[signed]))
 
 
 @pytest.mark.parametrize("dtype", ["c64", "c128"])

@@ -1,0 +1,67 @@
+"""Sine and cosine of complex numbers at infinities and NaN, as C99's annex G defines them.
+
+JAX lowers both to real functions of the parts ``a + ib``::
+
+    sin z = sin a cosh b + i cos a sinh b          cos z = cos a cosh b - i sin a sinh b
+
+There ``sin a`` and ``cos a`` are NaN for an ``a`` that is infinite or NaN, and so are both parts of the result. But an
+infinite hyperbolic function in an unknown direction is infinite, and a ``sinh b`` of 0 is 0 in any direction. The
+selects of these cases cost less than the second ``expm1`` of JAX's lowering, which a division replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lax import lax
+
+
+def complex_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
+    """Return lowering rules for the primitives that JAX expands for complex numbers."""
+    registered = getattr(mlir, "_lowerings", {})
+    functions = {lax.sin_p: _sine, lax.cos_p: _cosine}
+    return tuple((p, partial(_lower, f, registered[p])) for p, f in functions.items() if p in registered)
+
+
+def _lower(function: Callable[..., Any], registered: Any, ctx: Any, x: Any, **given: Any) -> Any:
+    """Lower ``function`` for complex numbers, and by JAX's ``registered`` rule for real ones."""
+    if ctx.avals_in[0].dtype.kind == "c":
+        return mlir.lower_fun(function, multiple_results=False)(ctx, x)
+    return getattr(registered, "rule", registered)(ctx, x, **given)
+
+
+def _sine(z: Any) -> Any:
+    a, b = lax.real(z), lax.imag(z)
+    sine, cosine = lax.sin(a), lax.cos(a)
+    sinh, cosh = _hyperbolic(b)
+    is_endless = lax.eq(b + b, b)  # 0 or infinite
+    imag = lax.select(lax.ne(cosine, cosine) & is_endless, sinh, cosine * sinh)
+    return lax.complex(lax.select(lax.eq(a, _like(a, 0)), a, sine * cosh), imag)  # 0 times an infinite cosh is 0
+
+
+def _cosine(z: Any) -> Any:
+    a, b = lax.real(z), lax.imag(z)
+    sine, cosine = lax.sin(a), lax.cos(a)
+    sinh, cosh = _hyperbolic(b)
+    is_infinite = lax.eq(lax.abs(b), _like(b, np.inf))
+    real = lax.select(lax.ne(cosine, cosine) & is_infinite, cosh, cosine * cosh)
+    imag, on_real_axis, on_imaginary_axis = -sine * sinh, lax.eq(b, _like(b, 0)), lax.eq(a, _like(a, 0))
+    zero = lax.select(on_real_axis, b, lax.select(lax.lt(b, _like(b, 0)), a, -a))
+    return lax.complex(real, lax.select(lax.ne(imag, imag) & (on_real_axis | on_imaginary_axis), zero, imag))
+
+
+def _hyperbolic(x: Any) -> tuple[Any, Any]:
+    """Return ``(sinh x, cosh x)``; from ``expm1``, without cancellation near 0."""
+    less = lax.expm1(lax.abs(x))
+    e = less + _like(x, 1)
+    inverse, half = _like(x, 1) / e, _like(x, 0.5)
+    sinh = lax.select(lax.lt(e, _like(x, np.inf)), (less + less * inverse) * half, e)
+    return sinh * lax.sign(x), (e + inverse) * half
+
+
+def _like(x: Any, value: float) -> Any:
+    return lax.full_like(x, value)
