@@ -6,12 +6,15 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.verify.signatures import check_keys
+
+# Largest value of an option of gRPC's library, a C int: bytes of a message and of a head, connections.
+GRPC_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -144,16 +147,26 @@ class Settings:
         for name in ("timeout", "head_timeout", "body_timeout", "idle_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise VmError("", f"{name} must be positive and finite", getattr(self, name), "seconds above 0")
-        longest = max(self.max_body, self.max_message if self.grpc_port is not None else 0)
-        if not longest <= self.memory < float("inf"):
-            what, hint = "the memory of all requests must hold one", "--memory-mb, --max-body-mb, or --max-message-mb"
-            raise VmError("", what, self.memory, f"{longest} bytes or more", hint)
+        self._check_memory()
+        for name in ("max_message", "max_head", "connections"):
+            if getattr(self, name) > GRPC_MOST:
+                raise VmError("", f"{name} is too large", getattr(self, name), f"{GRPC_MOST} or less, as in gRPC")
         if self.model_control and not self.source.is_dir():
             raise VmError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
         if not (self.token or self.insecure or is_local(self.host)):
             hint = "--token-file, or --insecure if whoever reaches this address may use the models"
             raise VmError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
         return self
+
+    def _check_memory(self) -> None:
+        """Refuse a request that alone exceeds the memory of all; a default matters only where it is used."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        sizes = [self.max_body, *(chosen.get(name, 0) for name in ("max_message", "max_json", "max_head"))]
+        longest = max(*sizes, self.max_message if self.grpc_port is not None else 0)
+        if not longest <= self.memory < float("inf"):
+            hint = "--memory-mb, --max-body-mb, --max-message-mb, --max-json-mb, or --max-head-kb"
+            what = "the memory of all requests must hold one"
+            raise VmError("", what, self.memory, f"{longest} bytes or more", hint)
 
 
 def _check_certificate(cert: str, key: str) -> None:
