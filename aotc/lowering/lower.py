@@ -35,6 +35,7 @@ from aotc.lowering.program.memory_spaces import Memories, bytes_of
 from aotc.lowering.program.merge_by_offsets import merge_by_offsets
 from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
 from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
+from aotc.lowering.program.owners.exchange_buffers import exchange_buffers
 from aotc.lowering.program.owners.read_first import reads_first
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
@@ -215,6 +216,7 @@ def _fitted(
     """Return a function with fewer copies and within the memory limit, and the module with the regions it calls."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.for_targets)
     function = reads_first(function, module.functions, kernels)
+    function = exchange_buffers(function, module.functions, kernels, memories)
     function, functions = alternate_buffers(function, module.functions, kernels, memories)
     module = module.with_functions(functions)
     make = partial(bufferize, module=module, kernels=kernels)

@@ -6,13 +6,11 @@ iteration more must not copy an array more.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from lowering.program.test_carried_buffers import CPU, GPU, lowered
+from lowering.program.test_carried_buffers import CPU, GPU, lowered, unroll_small_arrays
 from support.program_run import _Run
 
 import aotc
@@ -105,8 +103,7 @@ def expected(body, count):
 def small_arrays(monkeypatch):
     """Unroll for arrays of a few bytes, and let no loop be a kernel, whose copies are no steps."""
     monkeypatch.setattr(Memories, "loop_flops", lambda *_: None)
-    for name in ("ALTERNATED_BYTES", "ALTERNATED_BYTES_CUDA"):
-        monkeypatch.setattr(alternate_buffers, name, replace(getattr(alternate_buffers, name), value=0))
+    unroll_small_arrays(monkeypatch)
 
 
 @pytest.mark.parametrize("target", [CPU, GPU])

@@ -23,7 +23,7 @@ from aotc.frontend.mlir import fetch
 from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
 from aotc.lowering.program.memory_spaces import Memories
-from aotc.lowering.program.owners import alternate_buffers
+from aotc.lowering.program.owners import alternate_buffers, exchange_buffers
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
@@ -109,14 +109,20 @@ CASES = {
 }  # fmt: skip
 
 
+def unroll_small_arrays(monkeypatch):
+    """Let no array be too small to unroll loops for, or to exchange roles of buffers."""
+    for module, begin in ((alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES")):
+        for name in (begin, f"{begin}_CUDA"):
+            monkeypatch.setattr(module, name, replace(getattr(module, name), value=0))
+
+
 @pytest.fixture(params=["kernels", "steps", "unrolled kernels", "unrolled steps"])
 def loops(request, monkeypatch):
-    """Let loops be one kernel each where they are small, or steps of the host all of them; unroll those that copy."""
+    """Let loops be one kernel each where they are small, or all steps of the host; unroll or exchange small states."""
     if "steps" in request.param:
         monkeypatch.setattr(Memories, "loop_flops", lambda *_: None)
     if "unrolled" in request.param:
-        for name in ("ALTERNATED_BYTES", "ALTERNATED_BYTES_CUDA"):
-            monkeypatch.setattr(alternate_buffers, name, replace(getattr(alternate_buffers, name), value=0))
+        unroll_small_arrays(monkeypatch)
 
 
 @pytest.mark.ir

@@ -144,7 +144,7 @@ class _Unroller:
                 copies, results = copy_ops(body, results, self.names)
                 inner += copies
         else:
-            too_deep = _depth(function.body) + period - 1 > MAX_NESTING
+            too_deep = nesting(function.body) + period - 1 > MAX_NESTING
             if "devices" in function.attrs or too_deep or ops * period > ALTERNATED_OPS or self._acts(condition):
                 return None
             before, state = [], loop.operands
@@ -154,7 +154,7 @@ class _Unroller:
         attrs = {**loop.attrs, UNROLLED: period * iterations_in(loop)}
         regions = condition, Region(body.params, tuple(inner), results)
         made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
-        return function.doing(_replaced(function.body, loop, [*before, made]))
+        return function.doing(replaced(function.body, loop, [*before, made]))
 
     def _acts(self, region: Region) -> bool:
         return any(acts(op, self.functions) for op in region.ops)
@@ -229,16 +229,18 @@ def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
     return {loop: n for loop, n in copied.items() if loop in states}, depths
 
 
-def _replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
+def replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
+    """Return ``region`` with the ops ``new`` instead of ``old``, in nested regions too."""
     ops: list[Op] = []
     for op in region.ops:
         if op is old:
             ops += new
         else:
-            ops.append(op.on(op.operands, tuple([_replaced(r, old, new) for r in op.regions])) if op.regions else op)
+            ops.append(op.on(op.operands, tuple([replaced(r, old, new) for r in op.regions])) if op.regions else op)
     return region.holding(ops, region.results)
 
 
-def _depth(region: Region) -> int:
-    return max((1 + max(map(_depth, op.regions)) for op in region.ops if op.regions), default=0)
+def nesting(region: Region) -> int:
+    """Return the number of loops and branches around the innermost op."""
+    return max((1 + max(map(nesting, op.regions)) for op in region.ops if op.regions), default=0)
 
