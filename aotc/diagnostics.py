@@ -36,11 +36,33 @@ class Loc:
 UNKNOWN = Loc()
 
 
+# Characters of a line of the model that a message shows: a constant of weights is a single line.
+SHOWN_LINE = 160
+# Characters of each line of a message, and lines: attributes, types and ops that it quotes may be as long as the model.
+SHOWN_MESSAGE = 640
+SHOWN_LINES = 24
+
+
+def shortened(text: str, most: int = SHOWN_MESSAGE) -> str:
+    """Return ``text`` without the middle of lines of more than ``most`` characters, and without the last of many lines.
+
+    The end of a line stays: it often states what was expected.
+    """
+    if len(text) <= most and text.count("\n") < SHOWN_LINES:
+        return text
+    lines = text.split("\n")
+    shown = [x if len(x) <= most else f"{x[: most * 2 // 3]} ... {x[len(x) - most // 3 + 5 :]}" for x in lines]
+    if len(lines) > SHOWN_LINES:
+        shown[SHOWN_LINES - 1 :] = [f"... and {len(lines) - SHOWN_LINES + 1:,} lines more"]
+    return "\n".join(shown)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One error: found and expected, location, snippet with a caret at column ``caret``, hint.
 
-    ``notes`` are further locations from MLIR, such as an earlier definition of a value.
+    ``notes`` are further locations from MLIR, such as an earlier definition of a value. Long messages and hints are
+    shortened, and long snippets cut to the part around the caret.
     """
 
     message: str
@@ -50,13 +72,22 @@ class Finding:
     caret: int = 0
     notes: tuple[Finding, ...] = ()
 
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # the class is frozen
+        set_field(self, "message", shortened(self.message))
+        set_field(self, "hint", shortened(self.hint))
+        if len(self.snippet) > SHOWN_LINE:
+            start = max(0, self.caret - SHOWN_LINE // 2)
+            set_field(self, "snippet", self.snippet[start : start + SHOWN_LINE])
+            set_field(self, "caret", self.caret - start)
+
     def render(self) -> str:
         """Return the finding as displayed: location, line with a caret, JAX's line, hint."""
         text = self._lines("error")
         for note in self.notes:
             text += [f"  {line}" for line in note._lines("note")]
         if self.loc.traced_by:
-            text.append(f"  traced by: {self.loc.traced_by}")
+            text.append(f"  traced by: {shortened(self.loc.traced_by)}")
         if self.hint:
             text.append(f"  try: {self.hint}")
         return "\n".join(text)

@@ -384,7 +384,7 @@ def _refuse(state: State, op: Any) -> None:
 
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
     loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
-    text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0][:160]
+    text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0]
     return Finding(finding.message, loc, text, finding.hint)
 
 

@@ -16,7 +16,6 @@ from aotc.frontend.hidden_ops import operations_of, replace_op, shown
 from aotc.frontend.importers.elementwise import expands
 from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
-from aotc.frontend.limits import SHOWN_LINE
 from aotc.frontend.locations import to_loc
 from aotc.frontend.op_importers import IMPORTERS
 
@@ -104,7 +103,7 @@ def _check_types(op: Any, path: str) -> None:
 
 
 def _refused(op: Any, path: str, message: str, hint: str) -> CompileError:
-    snippet = op.get_asm(large_elements_limit=8).splitlines()[0][:SHOWN_LINE]
+    snippet = op.get_asm(large_elements_limit=8).splitlines()[0]
     return CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=snippet)
 
 

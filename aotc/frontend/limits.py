@@ -13,6 +13,3 @@ SHAPE_ELEMENTS = 64
 # Depth of nested regions, at most. Each level is a level of recursion in passes and of indentation in a kernel's text,
 # for which Python's limit is 100. Command buffers allow 32 (abi.MAX_NESTING); deeper levels are loops within kernels.
 MOST_NESTED = 48
-
-# Characters of a line of the model that a message shows: a constant of weights is a single line.
-SHOWN_LINE = 160

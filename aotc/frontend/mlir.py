@@ -19,11 +19,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.diagnostics import SHOWN_LINE, CompileError, Finding, Loc, shortened
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.legalize import convert_mhlo, legalize_module
-from aotc.frontend.limits import SHOWN_LINE
 from aotc.frontend.mlir_types import discardable_integer
 from aotc.frontend.model_text import check_braces, check_characters, is_readable, is_text, modern_text, suspect_line
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
@@ -270,6 +269,7 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     findings = []
     for diagnostic in error.error_diagnostics:
         notes = tuple(_finding(note, lines, path, "") for note in diagnostic.notes)
+        notes = tuple(replace(note, message=shortened(note.message, SHOWN_LINE)) for note in notes)  # they quote ops
         findings.append(replace(_finding(diagnostic, lines, path, hint), notes=notes))
     return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 

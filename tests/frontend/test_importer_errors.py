@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from aotc.diagnostics import CompileError
+from aotc.diagnostics import SHOWN_LINE, SHOWN_LINES, SHOWN_MESSAGE, CompileError, Finding, shortened
 from aotc.frontend.importer import import_model
 
 pytestmark = pytest.mark.ir
@@ -237,3 +237,46 @@ def test_names_of_any_language():
     place = r'loc("gr\C3\B6\C3\9Fe")'
     body = f"%y = stablehlo.abs %x : tensor<f32> {place} return %y : tensor<f32>"
     assert import_model(f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{ {body} }}")
+
+
+LONG = f"affine_map<(d0) -> (d0{' + d0 mod 3' * 20_000})>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"module attributes {{a = {LONG}}} {{}}",  # MLIR's note quotes the module
+        f"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32, {LONG}> {{ return %x : tensor<4xf32> }}",
+        f"module attributes {{mhlo.num_partitions = {LONG}}} {{}}",  # an error of aotc
+        f"func.func @main() {{ call @{'f' * 9999}() : () -> ()\nreturn }}",
+        'func.func @main(%x: tensor<4xf32>) { %t = stablehlo.create_token : !stablehlo.token\n%u = "stablehlo.outfeed"'
+        f'(%x, %t) {{outfeed_config = "{"c" * 9999}"}} : (tensor<4xf32>, !stablehlo.token) -> !stablehlo.token '
+        f'loc("{"n" * 9999}")\nreturn }}',
+    ],
+    ids=["note", "type", "attribute", "name", "location"],
+)
+def test_errors_quote_little_of_a_long_line(text):
+    with pytest.raises(CompileError) as caught:
+        import_model(text)
+    lines = str(caught.value).splitlines()
+    assert max(map(len, lines)) <= SHOWN_MESSAGE + 40
+    assert all(len(line.strip()) <= SHOWN_LINE for line in lines if line.startswith("    "))
+    assert all(len(note.message) < SHOWN_MESSAGE for finding in caught.value.findings for note in finding.notes)
+
+
+def test_a_long_snippet_is_cut_around_its_caret():
+    cut = Finding("m", snippet="a" * 500 + "b" + "c" * 500, caret=500)
+    assert len(cut.snippet) == SHOWN_LINE
+    assert cut.snippet[cut.caret] == "b"
+
+
+def test_long_messages_keep_their_ends_and_first_lines():
+    assert shortened("ok\n" + "x" * SHOWN_MESSAGE) == "ok\n" + "x" * SHOWN_MESSAGE
+    short = shortened("found " + "x" * 9999 + ", expected y")
+    assert len(short) <= SHOWN_MESSAGE
+    assert short.startswith("found ")
+    assert short.endswith(", expected y")
+    assert shortened(short) == short
+    many = shortened("line\n" * 1000).splitlines()
+    assert len(many) == SHOWN_LINES
+    assert many[-1] == "... and 978 lines more"
