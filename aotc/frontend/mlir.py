@@ -24,7 +24,15 @@ from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.legalize import convert_mhlo, legalize_module
 from aotc.frontend.mlir_types import discardable_integer
-from aotc.frontend.model_text import check_braces, check_characters, is_readable, is_text, modern_text, suspect_line
+from aotc.frontend.model_text import (
+    check_braces,
+    check_characters,
+    chlo_text,
+    is_readable,
+    is_text,
+    modern_text,
+    suspect_line,
+)
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
@@ -34,6 +42,7 @@ NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
+_MISSING = re.compile(r"(?:unregistered operation|custom op) '((?:mhlo|chlo|stablehlo)\.\w+)' (?:found in|is unknown)")
 _OPERAND = re.compile(r"operand #(\d+)")
 _VALUE = re.compile(r"%[\w$.-]+(?!\s*=)(?![\w$.#-]*\s*=)")
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
@@ -168,7 +177,7 @@ def read_source(
     context = context or make_context()
     with context:
         try:
-            module = _parsed(raw.code)
+            module = parse_model(raw.code)
             upgrade_module(module)
             if not module.operation.verify():
                 raise CompileError.at(Loc(raw.path), "the module does not verify")
@@ -189,19 +198,21 @@ def read_source(
     return Source(context, module, raw.path, raw.metadata)
 
 
-def _parsed(data: str | bytes) -> ir.Module:
-    """Return the module of a text or bytecode; text of older StableHLO versions is modernized if its lists fail.
+def parse_model(data: str | bytes) -> ir.Module:
+    """Return the module of a text or bytecode in the current context.
+
+    If a text fails, lists of older StableHLO versions and MHLO ops that jaxlib lacks are rewritten.
 
     Raises
     ------
     ir.MLIRError
-        The error of the original ``data``.
+        The error of the rewritten text, or that of ``data`` if nothing was to be rewritten.
     """
     try:
         return ir.Module.parse(data)
     except ir.MLIRError:
         text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
-        modern = modern_text(text)
+        modern = chlo_text(modern_text(text), ir.Context.current.is_registered_operation)
         if modern == text:
             raise
         return ir.Module.parse(modern)
@@ -270,7 +281,9 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     for diagnostic in error.error_diagnostics:
         notes = tuple(_finding(note, lines, path, "") for note in diagnostic.notes)
         notes = tuple(replace(note, message=shortened(note.message, SHOWN_LINE)) for note in notes)  # they quote ops
-        findings.append(replace(_finding(diagnostic, lines, path, hint), notes=notes))
+        missing = _MISSING.search(diagnostic.message)
+        way_out = f"an op of StableHLO or CHLO: this jaxlib has no {missing[1]}" if missing else hint
+        findings.append(replace(_finding(diagnostic, lines, path, way_out), notes=notes))
     return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 

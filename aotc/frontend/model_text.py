@@ -4,6 +4,8 @@ For some ops MLIR's verifiers divide by 0 or allocate gigabytes. The patterns ov
 comment may hide the critical attribute, so the op's name decides. A child process reads text that matches
 (:mod:`aotc.source.reader_process`).
 
+MHLO of other versions has ops that jaxlib's has not, as ``mhlo.erf_inv``; CHLO has most of them under the same name.
+
 In StableHLO text of 2023 lists of integers were ``dense<[1, 2]> : tensor<2xi64>``, and are ``array<i64: 1, 2>`` now.
 Only attributes that became arrays are rewritten; ``padding`` and ``replica_groups`` are still tensors. Line numbers are
 unchanged.
@@ -12,6 +14,7 @@ unchanged.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.aliases import check_aliases
@@ -39,6 +42,11 @@ _NAMES = (
 )  # fmt: skip
 _LIST = re.compile(
     rf"(?<![\w.])({'|'.join(_NAMES)})(\s*=\s*)dense<\s*(\[[\s\w,-]*\]|[\w-]*)\s*>\s*:\s*tensor<\s*(\d+)x(i64|i1)\s*>"
+)
+_MHLO_OP = re.compile(r'(?<!loc\()"mhlo\.(\w+)"(?=\s*\()')
+_MHLO_UNARY = re.compile(  # the short form of an op with one operand: of its type, or with both types
+    r"(?<![\w.@$#!\"])mhlo\.(\w+)\s+(%[\w$.-]+(?:#\d+)?)\s*(\{[^{}\n]*\})?\s*:\s*"
+    r"(?:\(?(?P<in>tensor<[^\n()]*?>)\)?\s*->\s*(?P<out>tensor<[^\n()]*>)|(?P<same>tensor<[^\n()]*>))"
 )
 _STRING = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*')
 
@@ -127,3 +135,24 @@ def _as_array(found: re.Match[str]) -> str:
         return found[0]  # the parser reports it
     lines = "\n" * found[0].count("\n")
     return f"{name}{equals}array<{element}{': ' if values else ''}{', '.join(values)}>{lines}"
+
+
+def chlo_text(text: str, is_op: Callable[[str], bool]) -> str:
+    """Return ``text`` with MHLO ops that jaxlib lacks as the CHLO ops of the same name; lines are unchanged.
+
+    ``is_op`` returns True for the name of an op that jaxlib has.
+    """
+
+    def missing(name: str) -> bool:
+        return not is_op(f"mhlo.{name}") and is_op(f"chlo.{name}")
+
+    def generic(found: re.Match[str]) -> str:
+        return f'"chlo.{found[1]}"' if missing(found[1]) else found[0]
+
+    def unary(found: re.Match[str]) -> str:
+        if not missing(found[1]):
+            return found[0]
+        operand, result = (found[side] or found["same"] for side in ("in", "out"))
+        return f'"chlo.{found[1]}"({found[2]}) {found[3] or ""} : ({operand}) -> {result}'
+
+    return _MHLO_UNARY.sub(unary, _MHLO_OP.sub(generic, text)) if "mhlo." in text else text

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.locations import name_file
-from aotc.frontend.mlir import Raw, fetch, read_source, text_name, upgrade_module
+from aotc.frontend.mlir import Raw, fetch, parse_model, read_source, text_name, upgrade_module
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -127,7 +127,7 @@ def _parsed(raw: Raw) -> ir.Module:
         If it cannot be read, as for a single model.
     """
     try:
-        module = ir.Module.parse(raw.code)
+        module = parse_model(raw.code)
         upgrade_module(module)
         name_file(module, raw.path)
     except (ir.MLIRError, ValueError):

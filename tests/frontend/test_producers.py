@@ -117,6 +117,46 @@ def test_mhlo_erf_and_its_inverse():
     np.testing.assert_allclose(back, place, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["erf_inv", "erfc", "lgamma", "digamma", "atan", "square", "bessel_i1e"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        f'"mhlo.NAME"(%x) : {OF_ONE}', "mhlo.NAME %x : tensor<4x8xf32>", f"mhlo.NAME %x : {OF_ONE}",
+        'mhlo.NAME %x {note = 1 : i32} : tensor<4x8xf32> loc("mhlo.NAME"("a.py":1:2))',
+    ],
+)  # fmt: skip
+def test_mhlo_ops_that_jaxlib_lacks_are_those_of_chlo(name, form):
+    x, of_chlo = np.abs(X) / 4, f"chlo.{name} %x : tensor<4x8xf32> -> tensor<4x8xf32>"
+    (got,), (want,) = (run(ONE.format(line), x) for line in (form.replace("NAME", name), of_chlo))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("types", ["(tensor<4x8xf32>) -> tensor<4x8xi1>", "tensor<4x8xf32> -> tensor<4x8xi1>"])
+def test_mhlo_ops_of_two_operands_and_of_predicates(types):
+    text = f"""func.func @main(%x: tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<4x8xi1>) {{
+      %0 = "mhlo.next_after"(%x, %x) : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
+      %1 = mhlo.is_inf %0 : {types}
+      return %0, %1 : tensor<4x8xf32>, tensor<4x8xi1>
+    }}"""
+    same, infinite = run(text, X)
+    np.testing.assert_array_equal(same, X)
+    assert not infinite.any()
+
+
+def test_models_of_one_bundle_are_modernized_too():
+    text = ONE.format(f'"mhlo.square"(%x) : {OF_ONE}')
+    module = aotc.load(aotc.compile({"a": text, "b": text.replace("square", "conj")}))
+    np.testing.assert_array_equal(module.a(X), X * X)
+    np.testing.assert_array_equal(module.b(X), X)
+
+
+@pytest.mark.parametrize("line", ['"mhlo.expm1"(%x) : ' + OF_ONE, "mhlo.expm1 %x : tensor<4x8xf32>"])
+def test_an_op_that_neither_dialect_has_is_refused_with_a_way_out(line):
+    with pytest.raises(CompileError, match=r"'mhlo\.expm1'") as caught:
+        aotc.compile(ONE.format(line))
+    assert "try: an op of StableHLO or CHLO: this jaxlib has no mhlo.expm1" in str(caught.value)
+
+
 def test_a_token_among_the_arguments_takes_no_place_in_a_call():
     text = """func.func @main(%t: !stablehlo.token, %a: tensor<2xf32>, %u: !stablehlo.token, %b: tensor<2xf32>)
         -> (!stablehlo.token, tensor<2xf32>) {
