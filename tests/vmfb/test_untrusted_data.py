@@ -98,6 +98,61 @@ def test_a_safetensors_file_that_contradicts_itself(tmp_path, row, body, said):
         read_tensors(path)
 
 
+def spans(*offsets):
+    """A file of U8 tensors with these offsets."""
+    rows = {f"t{n}": {"dtype": "U8", "shape": [b - a], "data_offsets": [a, b]} for n, (a, b) in enumerate(offsets)}
+    return safetensors(rows, bytes(max(b for _, b in offsets)))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ([(0, 8), (4, 12)], "tensors 't0' and 't1' overlap: one ends at 8, the other begins at 4"),
+        ([(4, 12), (0, 8)], "tensors 't1' and 't0' overlap"),
+        ([(0, 8), (0, 8)], "overlap"),
+        ([(0, 9), (1, 2), (8, 10)], "tensors 't0' and 't1' overlap"),
+        ([(0, 9), (3, 3), (8, 10)], "tensors 't0' and 't2' overlap"),
+        ([(0, 4), (4, 4), (4, 8), (2, 2), (64, 72)], ""),  # aotc aligns tensors
+    ],
+)
+def test_tensors_that_overlap_are_refused(tmp_path, offsets, said):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(spans(*offsets))
+    if not said:
+        assert len(read_tensors(path)) == len(offsets)
+        return
+    with pytest.raises(BundleError, match=f"not a safetensors file: .*{said}"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        r'{"a\ud800b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}',
+        r'{"a": {"dtype": "\uDC00", "shape": [1], "data_offsets": [0, 1]}}',
+        r'{"__metadata__": {"k": "\ud800 \udc00"}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}',
+    ],
+)
+def test_halves_of_surrogate_pairs_are_refused_with_a_message_that_can_be_printed(tmp_path, header):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"1")
+    said = r"its header has U\+D[8C]00, half of a surrogate pair, in '.*\\ud[8c]00"
+    with pytest.raises(BundleError, match=said) as caught:
+        read_tensors(path)
+    str(caught.value).encode("ascii")
+    whole = '{"\\ud83d\\ude00": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}'
+    path.write_bytes(len(whole).to_bytes(8, "little") + whole.encode() + b"1")
+    assert list(read_tensors(path)) == ["\U0001f600"]
+
+
+def test_surrogates_in_the_bytes_of_a_header_are_refused(tmp_path):
+    text = '{"\ud800": {}}'.encode(errors="surrogatepass")
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(BundleError, match="not a safetensors file: 'utf-8' codec") as caught:
+        read_tensors(tmp_path / "w.safetensors")
+    str(caught.value).encode("ascii")
+
+
 def test_a_dtype_that_only_later_versions_know(tmp_path):
     path = tmp_path / "w.safetensors"
     path.write_bytes(safetensors({"x": {"dtype": "F3", "shape": [2], "data_offsets": [0, 8]}}, bytes(8)))

@@ -25,6 +25,8 @@ METADATA = "__metadata__"
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
+# Characters of a damaged row of a header that a message quotes: it may be as long as the header.
+_SHOWN_ROW = 160
 
 Row = dict[str, Any]
 
@@ -65,13 +67,16 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     Raises
     ------
     ValueError
-        If the file is not a safetensors file, is truncated, or has extra bytes at its end.
+        If the file is not a safetensors file, is truncated, has extra bytes at its end, or tensors that overlap.
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if start > min(data.nbytes, _MOST_HEADER_BYTES):
         raise ValueError("its header is longer than the file, or than any header")
     try:
-        rows = json.loads(bytes(data[_LENGTH_BYTES:start]))
+        text = str(data[_LENGTH_BYTES:start], "utf-8")
+        rows = json.loads(text)
+        if "\\u" in text:
+            _check_characters(rows)
     except RecursionError:
         raise ValueError("its header is nested without end") from None
     if not isinstance(rows, dict):
@@ -79,15 +84,43 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     metadata = rows.pop(METADATA, None) or {}
     if not isinstance(metadata, dict):
         raise ValueError("its metadata is no object")
-    end = max((_end_of(name, row) for name, row in rows.items()), default=0)
+    end = _end_of_all({name: _span_of(name, row) for name, row in rows.items()})
     if start + end != data.nbytes:
         what = "truncated" if start + end > data.nbytes else "longer than its header says"
         raise ValueError(f"{what}: {data.nbytes:,} bytes, expected {start + end:,}")
     return rows, {str(key): str(value) for key, value in metadata.items()}, start
 
 
-def _end_of(name: str, row: Any) -> int:
-    """Return the end of a tensor's bytes, counted from the end of the header.
+def _check_characters(rows: Any) -> None:
+    """Reject halves of surrogate pairs, which cannot be printed or written, in any string of a header."""
+    try:
+        json.dumps(rows, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 40) : error.start + 40]
+        half = ord(error.object[error.start])
+        raise ValueError(f"its header has U+{half:04X}, half of a surrogate pair, in {near!a}") from None
+
+
+def _end_of_all(spans: Mapping[str, tuple[int, int]]) -> int:
+    """Return the end of the tensors' bytes.
+
+    Raises
+    ------
+    ValueError
+        If tensors overlap.
+    """
+    last, end = "", 0
+    for name, (start, stop) in sorted(spans.items(), key=lambda item: item[1]):
+        if start < min(stop, end):  # a tensor without elements overlaps with none
+            places = f"one ends at {end:,}, the other begins at {start:,}"
+            raise ValueError(f"tensors {last!r} and {name!r} overlap: {places}")
+        if stop >= end:
+            last, end = name, stop
+    return end
+
+
+def _span_of(name: str, row: Any) -> tuple[int, int]:
+    """Return the start and the end of a tensor's bytes, counted from the end of the header.
 
     Raises
     ------
@@ -98,9 +131,9 @@ def _end_of(name: str, row: Any) -> int:
     match row:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
             if not all(isinstance(d, int) and d >= 0 for d in shape):
-                raise ValueError(f"tensor {name!r} has the shape {shape}")
+                raise ValueError(f"tensor {name!r} has the shape {str(shape)[:_SHOWN_ROW]}")
             own = OWN_DTYPES.get(dtype)
             if own is not None and end - begin != math.prod(shape) * size_of(own):
                 raise ValueError(f"tensor {name!r} is {dtype}{shape}, and has {end - begin:,} bytes")
-            return end
-    raise ValueError(f"tensor {name!r} is described by {row}")
+            return begin, end
+    raise ValueError(f"tensor {name!r} is described by {str(row)[:_SHOWN_ROW]}")
