@@ -193,6 +193,19 @@ def test_a_name_that_looks_like_a_declared_device_is_refused(device, near, place
     assert f'write {{aotc.affinity = "{near}"}}, or' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "more"),
+    [("sine", "aotc.affinity", ""), ("custom_call", "aotc.to", ', call_target_name = "aotc.transfer"')],
+)
+def test_options_name_the_devices_of_ops_and_transfers(op, name, more):
+    text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}, %y: {T} {{aotc.affinity = "d1"}}) -> ({T}, {T}) {{
+      %0 = "stablehlo.{op}"(%x) {{{name} = "dO"{more}}} : ({T}) -> {T}
+      return %0, %y : {T}, {T} }}"""
+    with pytest.raises(CompileError, match=f"{name} names device 'dO', but the options name d0, d1") as caught:
+        imported(text, devices=BOTH)
+    assert f'write {{{name} = "d0"}}, or declare it: --device dO=TARGET' in str(caught.value)
+
+
 def test_a_misspelt_affinity_of_iree_is_refused():
     text = declarations("dO", "argument", "iree.abi.affinity", "#hal.device.promise<@{}>")
     with pytest.raises(CompileError, match=r"iree.abi.affinity of argument 0 of @main names device 'dO'") as caught:
