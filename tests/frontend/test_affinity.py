@@ -201,9 +201,9 @@ def test_options_name_the_devices_of_ops_and_transfers(op, name, more):
     text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}, %y: {T} {{aotc.affinity = "d1"}}) -> ({T}, {T}) {{
       %0 = "stablehlo.{op}"(%x) {{{name} = "dO"{more}}} : ({T}) -> {T}
       return %0, %y : {T}, {T} }}"""
-    with pytest.raises(CompileError, match=f"{name} names device 'dO', but the options name d0, d1") as caught:
+    with pytest.raises(CompileError, match=f"{name} names device 'dO', but the affinities and options name") as caught:
         imported(text, devices=BOTH)
-    assert f'write {{{name} = "d0"}}, or declare it: --device dO=TARGET' in str(caught.value)
+    assert f'write {{{name} = "d0"}}, or declare it: ' in str(caught.value)
 
 
 def test_a_misspelt_affinity_of_iree_is_refused():
