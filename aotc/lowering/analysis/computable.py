@@ -1,8 +1,8 @@
-"""Recognize arrays that a few numbers describe: repeated rows, progressions of integers, diagonals and triangles."""
+"""Recognize arrays that a few numbers describe: repeated rows, integers in steps, diagonals and triangles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,7 +44,30 @@ class Banded:
     dims: tuple[int, int]
 
 
-Description: TypeAlias = Repeated | Progression | Banded
+@dataclass(frozen=True)
+class Steps:
+    """The integers ``step * (i // every % period)``, where ``i`` is the index along ``dim``; period 0: no remainder."""
+
+    step: int
+    every: int
+    period: int
+    dim: int
+
+    def count(self, size: int) -> int:
+        """Return the largest multiple of ``step`` along a dim of ``size`` elements."""
+        last = (size - 1) // self.every
+        return min(last, self.period - 1) if self.period else last
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The integers ``start`` plus those of ``axes``: ``arange(n).reshape(a, b)``, ``arange(n) // 9 % 7``."""
+
+    start: int
+    axes: tuple[Steps, ...]
+
+
+Description: TypeAlias = Repeated | Progression | Banded | Stepped
 
 
 def describe(array: np.ndarray) -> Description | None:
@@ -61,7 +84,9 @@ def describe(array: np.ndarray) -> Description | None:
         return Progression(*found, dims[0])
     if len(dims) == 2 and (band := _band(part, (dims[0], dims[1]))) is not None:
         return band
-    return Repeated(part, tuple(dims)) if 4 * part.size <= array.size else None
+    if 4 * part.size <= array.size:
+        return Repeated(part, tuple(dims))
+    return _stepped(part, dims)
 
 
 def _repeats(array: np.ndarray, dim: int) -> bool:
@@ -94,6 +119,60 @@ def _progression(line: np.ndarray) -> tuple[int, int] | None:
     return (int(start), int(step)) if _same(line, made) else None
 
 
+def _stepped(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
+    """Return ``a``, whose dims are ``dims`` of the described array, as integers in steps, or None.
+
+    The first line along each dim gives its steps. Their sum is compared with the whole array.
+    """
+    limit = _exact_integers(a.dtype)
+    start = float(a.flat[0]) if limit else np.nan
+    if not (abs(start) < limit and start == int(start)):
+        return None
+    axes: list[Steps] = []
+    for n, dim in enumerate(dims):
+        steps = _steps(a[tuple(slice(None) if d == n else 0 for d in range(a.ndim))], dim, limit)
+        if steps is None:
+            return None
+        axes.append(steps)
+    ends = [s.step * s.count(n) for s, n in zip(axes, a.shape)]
+    if max(start + sum(n for n in ends if n > 0), -start - sum(n for n in ends if n < 0)) >= limit:
+        return None
+    found = Stepped(int(start), tuple(axes))
+    corner = a[(slice(0, CORNER),) * a.ndim]
+    return found if all(_same(part, _integers(found, part.shape, a.dtype)) for part in (corner, a)) else None
+
+
+def _exact_integers(dtype: np.dtype) -> int:
+    """Return the bound below which ``dtype`` and f64 represent integers exactly; 0 for other dtypes."""
+    if dtype == np.float32:
+        return 1 << 24
+    if dtype.kind in "iu":
+        return min(int(np.iinfo(dtype).max) + 1, 1 << 53)
+    return 1 << 53 if dtype == np.float64 else 0
+
+
+def _steps(line: np.ndarray, dim: int, limit: int) -> Steps | None:
+    """Return the steps of a line of integers, or None if it has none or they are all equal."""
+    every = _run(line)
+    if every == len(line):
+        return None
+    heads = line[::every]
+    start, step = float(line[0]), float(line[every]) - float(line[0])
+    if not abs(step) < limit or step != int(step):
+        return None
+    period = _first(len(heads), lambda n: heads[:n].astype(np.float64) != start + step * np.arange(min(n, len(heads))))
+    return Steps(int(step), every, period % len(heads), dim)
+
+
+def _integers(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    array = np.full(shape, found.start, np.int64)
+    for n, steps in enumerate(found.axes):
+        line = np.arange(shape[n]) // steps.every
+        line = (line % steps.period if steps.period else line) * steps.step
+        array += line.reshape([-1 if d == n else 1 for d in range(len(shape))])
+    return array.astype(dtype)
+
+
 def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
     """Return the matrix ``a`` as a diagonal or a triangle, or None.
 
@@ -114,8 +193,18 @@ def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
 
 def _run(line: np.ndarray) -> int:
     """Return the number of leading elements that equal the first one."""
-    other = np.flatnonzero((_bits(line) != _bits(line[:1])).any(-1))
-    return int(other[0]) if len(other) else len(line)
+    return _first(len(line), lambda n: (_bits(line[:n]) != _bits(line[:1])).any(-1))
+
+
+def _first(size: int, holds: Callable[[int], np.ndarray]) -> int:
+    """Return the first of ``size`` indices where ``holds(n)``, of the first n indices, is true; ``size`` if none is.
+
+    Small parts are tried first, so that arrays without a description take no time.
+    """
+    n = CORNER
+    while not len(places := np.flatnonzero(holds(n))) and n < size:
+        n *= CORNER
+    return int(places[0]) if len(places) else size
 
 
 def _banded(band: Banded, shape: Sequence[int]) -> np.ndarray:

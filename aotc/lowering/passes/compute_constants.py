@@ -9,21 +9,23 @@ After::
     %mask = ge (iota 0), (iota 1)
     %1 = select %mask, %x, %y
 
-Repeated rows become ``broadcast``, progressions of integers ``iota``, diagonals and triangles comparisons of two
-``iota`` (:mod:`aotc.lowering.analysis.computable`). Constants that a product, a sort or another op reads from memory
-stay: each call would compute them first.
+Repeated rows become ``broadcast``, progressions of integers ``iota``, other integers in steps sums of ``iota`` with
+quotients and remainders, diagonals and triangles comparisons of two ``iota``
+(:mod:`aotc.lowering.analysis.computable`). Constants that a product, a sort or another op reads from memory stay: each
+call would compute them first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
 from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import LOOPED, MOVES, SCALARS
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, describe
+from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, Stepped, describe
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.plans.thresholds import FOLDED_BYTES
@@ -85,6 +87,8 @@ def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
             line = b.make("mul", (line, b.constant(step, numbers)))
             line = b.make("add", (line, b.constant(start, numbers)))
             return b.broadcast(b.convert(line, type_.dtype), (dim,), type_.shape)
+        case Stepped():
+            return _stepped(found, type_, b)
         case Banded(triangle, offset, inside, outside, dims):
             test, numbers = "ge" if triangle else "eq", TensorType("i32", tuple(type_.shape[d] for d in dims))
             i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
@@ -94,3 +98,21 @@ def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
                 return b.broadcast(b.make(test if inside else outer, (i, j)), dims, type_.shape)
             parts = (b.constant(np.asarray(v), TensorType(type_.dtype, numbers.shape)) for v in (inside, outside))
             return b.broadcast(b.make("select", (b.make(test, (i, j)), *parts)), dims, type_.shape)
+
+
+def _stepped(found: Stepped, type_: TensorType, b: Builder) -> Value:
+    """Append the ops that compute integers in steps along one or several dims."""
+    sizes = [static(type_.shape[s.dim]) for s in found.axes]
+    largest = abs(found.start) + sum(abs(s.step) * s.count(n) for s, n in zip(found.axes, sizes))
+    dtype = "i32" if max(largest, *sizes) < 1 << 31 else "i64"
+    parts: list[Value] = []
+    for steps, size in zip(found.axes, sizes):
+        # indices are unsigned: quotients and remainders of signed integers take twice as many instructions
+        line = b.make("iota", (), {"dim": 0}, TensorType(dtype.replace("i", "u"), (size,)))
+        for name, number, neutral in (("div", steps.every, 1), ("rem", steps.period, 0)):
+            line = b.make(name, (line, b.constant(number, line.type))) if number != neutral else line
+        line = b.convert(line, dtype)
+        for name, number, neutral in (("mul", steps.step, 1), ("add", 0 if parts else found.start, 0)):
+            line = b.make(name, (line, b.constant(number, line.type))) if number != neutral else line
+        parts.append(b.broadcast(line, (steps.dim,), type_.shape))
+    return b.convert(reduce(lambda x, y: b.make("add", (x, y)), parts), type_.dtype)
