@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend import from_jax
-from aotc.frontend.calls.complex_functions import complex_rules
+from aotc.frontend.calls.expanded_functions import expansion_rules
 from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
@@ -147,7 +147,7 @@ class _TracedFunction:
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
         """Lower the trace: callbacks become records, ragged matmuls become tiles; complex functions follow C99."""
-        rules = (*recording_rules(), *ragged_rules(), *(complex_rules() if _is_complex(self.jaxpr.jaxpr) else ()))
+        rules = (*recording_rules(), *ragged_rules(), *expansion_rules(_is_complex(self.jaxpr.jaxpr)))
         parameters = replace(_private_parameters, override_lowering_rules=rules)
         return self.traced.lower(_private_parameters=parameters, **options)
 
