@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, mod, product
+from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, is_side_by_side
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
@@ -107,6 +108,8 @@ def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
     """Return True if many updates go to few elements, which fit the shared memory of a block."""
     result = op.operands[0].type
     cells = product(result.shape)
-    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:
+    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells):
+        return False
+    if shared_array_bytes(cells * size_of(result.dtype)) > target.shared:
         return False
     return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import product, static
 from aotc.ir.limits import TRANSFORM_LANES
+from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.row_axis import RowBlocks
@@ -88,7 +89,7 @@ DFT_THREADS = BlockSize(
 def plan_gpu_dft(b: RegionBuilder) -> BlockDftPlan | ThreadDftPlan:
     """Return a block for a signal that fits its shared memory and has work for a warp, else one thread."""
     n = _points(b)
-    bytes_ = (n + n // BANKS) * size_of(b.inputs[0].dtype)
+    bytes_ = 2 * shared_array_bytes((n + n // BANKS) * size_of(b.inputs[0].dtype) // 2)  # real and imaginary parts
     if n <= DFT_THREAD_POINTS.value or bytes_ > b.target.shared:
         return ThreadDftPlan(_neighbours(b))
     threads = BANKS
