@@ -55,7 +55,7 @@ def make(folder: str, target: str) -> dict[str, str]:
     return bundles
 
 
-def run(rounds: options.Rounds = 15, target: options.Target = "cuda:sm_90") -> None:
+def run(rounds: options.Rounds = 15, target: options.Target = "cpu") -> None:
     """Print a row for each process, and for each model the medians of its steps."""
     rounds = 1 if timing.SMOKE else rounds
     single = report.Table("model, process", report.Column("all ms"), title="Processes")
@@ -63,7 +63,7 @@ def run(rounds: options.Rounds = 15, target: options.Target = "cuda:sm_90") -> N
     steps = report.Table("model, up to", *(report.Column(title, width=11) for title in columns), title="Medians")
     with tempfile.TemporaryDirectory() as folder:
         rows = {}
-        for name, path in make(folder, "cpu" if timing.SMOKE else target).items():
+        for name, path in make(folder, target).items():
             samples = []
             for number in range(rounds):
                 samples.append([1e3 * float(text) for text in process("clocks", path).split()])
