@@ -63,6 +63,11 @@ def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
     return (np.arange(np.prod(shape)) % 17 + 1).reshape(shape).astype(dtype)
 
 
+def noise(*shape: int, dtype: str = "float32") -> np.ndarray:
+    """Return a constant that no formula describes."""
+    return np.random.default_rng(0).integers(1, 99, shape).astype(dtype)
+
+
 def repeated(step: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Return ``step`` applied ``count`` times."""
     return lambda x: reduce(lambda y, n: step(y), range(count), x)
@@ -86,6 +91,12 @@ def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -
 def loop(step: Callable[..., Any], trips: int = 3) -> Callable[..., Any]:
     """Return a while loop."""
     return lambda *state: lax.fori_loop(0, trips, lambda _, s: step(*s), state)
+
+
+def swapped(a: Any, b: Any) -> Any:
+    """Return the states of a loop that a branch swaps."""
+    step = lambda i, s: lax.cond(s[2] > 0, lambda x, y: (y, x), lambda x, y: (x, y.at[i].set(x[i])), *s[:2])
+    return lax.fori_loop(0, 3, lambda i, s: (*step(i, s), -s[2]), (a, b, a[0]))
 
 
 def taken(x: Any, y: Any) -> Any:
@@ -186,9 +197,9 @@ PASSES = {
         case(folded(lambda: jnp.sin(numbers(9))), (4,)), case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
     ),
     "folded_growth": (
-        case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
+        case(folded(lambda: jnp.sin(noise(30_000))), (4,)),
         # JAX itself converts constants since 0.11, but not what is computed of them
-        case(folded(lambda: lax.convert_element_type(lax.neg(numbers(30_000, dtype="int8")), jnp.float32)), (4,)),
+        case(folded(lambda: lax.convert_element_type(lax.neg(noise(30_000, dtype="int8")), jnp.float32)), (4,)),
     ),
     "folded_broadcast": (
         case(lambda x: x + jnp.broadcast_to(numbers(4), (2, 4)), (2, 4)),
@@ -255,6 +266,7 @@ LOOPS = {
     "loop_buffers": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (), [()] * 70),
     "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
     "alternated_bytes": pair(loop(lambda a, b: (b, a + b[::-1])), [(8,)] * 2, [(5000,)] * 2),
+    "exchanged_bytes": pair(swapped, [(8,)] * 2, [(5000,)] * 2),
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 
