@@ -90,6 +90,14 @@ def bundles_anew() -> Iterator[None]:
 
 
 @pytest.fixture
+def dispatchers_anew(monkeypatch):
+    """All dispatcher threads are free: those of earlier tests may still wait for a device or for a loop."""
+    from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers
+
+    monkeypatch.setattr(PROCESS, "dispatchers", Dispatchers())
+
+
+@pytest.fixture
 def no_unrolling(monkeypatch):
     """Compile loops as the model has them, not several iterations as one."""
     from aotc.lowering.program.owners import alternate_buffers

@@ -19,7 +19,7 @@ import aotc
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("dispatchers_anew")]
 
 PATIENCE = 60
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 
 pytest.importorskip("cuda.bindings.nvjitlink")
-pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew", "dispatchers_anew")]
 
 T = "tensor<64x64xf32>"
 TEXT = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %y: {T} {{aotc.affinity = "d1"}})
