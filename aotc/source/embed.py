@@ -50,12 +50,13 @@ def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origi
     end = stored = expanded = 0
     for cut in cuts:
         elements = code[slice(*cut)]
+        ratio = 1.0 if cut in places else _squeezed(elements[:SAMPLE_BYTES])
         if cut in places:
             where: dict[str, Any] = {"array": places[cut]}
-        elif expanded + elements.nbytes <= DIFFERENCES_BYTES and (word := _word(elements)):
+        elif expanded + elements.nbytes <= DIFFERENCES_BYTES and (word := _word(elements, ratio)):
             where = {"differences": zlib.compress(differences(elements, word)), "word": word}
             expanded += elements.nbytes
-        elif _squeezes(elements):
+        elif ratio < SQUEEZED:
             continue
         else:
             where = {"kept": stored}
@@ -87,11 +88,8 @@ SAMPLE_BYTES = 1 << 16
 SQUEEZED = 0.75
 
 
-def _squeezes(elements: memoryview) -> bool:
-    return _squeezed(elements[:SAMPLE_BYTES]) < SQUEEZED
-
-
 def _squeezed(sample: memoryview | bytes) -> float:
+    """Return the ratio of compressed to original size."""
     return len(zlib.compress(sample, 1)) / max(len(sample), 1)
 
 
@@ -100,13 +98,16 @@ def _squeezed(sample: memoryview | bytes) -> float:
 WORTH_DIFFERENCES = 0.5
 
 
-def _word(elements: memoryview) -> int:
-    """Return the bytes of the words whose differences should be stored in place of ``elements``, or 0."""
+def _word(elements: memoryview, ratio: float) -> int:
+    """Return the bytes of the words whose differences should be stored in place of ``elements``, or 0.
+
+    ``ratio`` is the compressed size of the elements themselves.
+    """
     sample = elements[:SAMPLE_BYTES]
     words = [w for w in WORDS if elements.nbytes % w == 0 and sample.nbytes % w == 0]
     sizes = {w: _squeezed(differences(sample, w)) for w in words}
     best = min(sizes, key=sizes.__getitem__, default=0)
-    return best if best and sizes[best] < WORTH_DIFFERENCES * min(_squeezed(sample), SQUEEZED) else 0
+    return best if best and sizes[best] < WORTH_DIFFERENCES * min(ratio, SQUEEZED) else 0
 
 
 def _places(

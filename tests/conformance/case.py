@@ -103,7 +103,7 @@ def reference(case: Case, jitted: Any, args: Sequence[Any], want: list[np.ndarra
 def _traced_wide(
     function: Callable[..., Any], args: Sequence[Any], want: list[np.ndarray]
 ) -> list[np.ndarray] | None:
-    """Return what a function makes of its arguments in float64; None of random keys, whose draws would be others."""
+    """Return the results of a function for its arguments in float64; None for random keys, whose draws would differ."""
     if any(_is_key(a) or np.asarray(a).dtype != np.float32 for a in jax.tree.leaves(args)):
         return None
     with jax.enable_x64(True):

@@ -18,8 +18,7 @@ _OPTIONS = ("-opt=3", "-fma=0")
 def need_packages(target: str) -> None:
     """Raise a CompileError if packages are missing that compile for CUDA.
 
-    Numba alone does not suffice: it has a module ``numba.cuda`` of its own, which is older. Other modules of this
-    package cannot be imported then.
+    Numba alone does not suffice: its older ``numba.cuda`` lacks what other modules of this package import.
     """
     try:
         from cuda.bindings import nvjitlink, nvvm

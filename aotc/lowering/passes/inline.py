@@ -63,7 +63,7 @@ def _size(region: Region, sizes: Mapping[str, int]) -> int:
     size = 0
     for op in walk(region):
         size += sizes[op.attrs["callee"]] if op.name == "call" else 1
-        if size > MOST_INLINED:
+        if op.name == "call" and size > MOST_INLINED:
             message = f"the program has more than {MOST_INLINED:,} ops when calls are replaced by their functions"
             raise CompileError.at(op.loc, message, hint="a loop in place of functions that call each other many times")
     return size

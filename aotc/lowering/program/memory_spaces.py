@@ -48,7 +48,7 @@ class Memories:
     for_targets : dict of str to Target
         Target of each kernel, by name.
     pieces : list of Pieces
-        For each space: the constants that a GPU has in memory of its own; none if it maps all of them.
+        For each space: the constants that are copied to a GPU's memory; none if it maps all of them.
     """
 
     spaces: tuple[Space, ...]

@@ -55,7 +55,7 @@ def _limited_lane(executable: object, most: int) -> LimitedLane:
 
 
 def counted_lane(executable: object, limits: Limits) -> LimitedLane | None:
-    """Return what counts the GPU calls at a time, or None if calls are not limited, or have a deadline.
+    """Return the lane that counts concurrent GPU calls; None if calls are not limited, or have a deadline.
 
     A deadline needs a submission; a limit of the number alone does not.
     """

@@ -5,7 +5,9 @@ import pytest
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.lowering.passes.inline import MOST_INLINED
+from aotc.frontend.importer import import_model
+from aotc.lowering.passes.inline import MOST_INLINED, inline
+from aotc.options import Options
 
 TYPE = "(tensor<4xf32>) -> tensor<4xf32>"
 
@@ -29,6 +31,14 @@ def doubling(depth):
 def test_calls_within_the_limit():
     x = np.float32([1, 2, 3, 4])
     np.testing.assert_array_equal(aotc.load(aotc.compile(doubling(5)))(x), x)
+
+
+@pytest.mark.ir
+def test_only_calls_are_counted(monkeypatch):
+    monkeypatch.setattr("aotc.lowering.passes.inline.MOST_INLINED", 3)
+    body = "".join(f"%{n + 1} = stablehlo.negate %{n} : tensor<4xf32>\n" for n in range(8)).replace("%0 ", "%x ")
+    text = f"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n{body}return %8 : tensor<4xf32> }}"
+    assert inline(import_model(text), Options()).functions["main"].body.ops
 
 
 @pytest.mark.parametrize("depth", [MOST_INLINED.bit_length(), 40, 300])
