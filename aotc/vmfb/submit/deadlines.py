@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -30,6 +31,14 @@ Row = tuple[float, int, ref[Mortal]]
 
 # Entries that may be added to the deadline heap before those of finished submissions are removed: about 200 KB.
 DEADLINES = 1000
+
+
+def _expire(late: Mortal) -> None:
+    """Call ``late.expire()``; print its error: without this thread no later submission would be woken."""
+    try:
+        late.expire()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
 
 
 class Clock:
@@ -82,7 +91,7 @@ class Clock:
             while heap and heap[0][0] <= now:
                 late = heappop(heap)[2]()
                 if late is not None:
-                    late.expire()
+                    _expire(late)
                 del late
             if len(heap) > most:
                 heap = [row for row in heap if (found := row[2]()) is not None and not found.done]
