@@ -6,37 +6,82 @@ first use, so loading a bundle does not import the compiler.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from aotc.bundle import Bundle
+    from aotc.diagnostics import AotcWarning, CompileError, InternalError
+    from aotc.options import Options
+    from aotc.pipeline import compile
+    from aotc.recompile import upgrade
+    from aotc.serve.asgi import asgi
+    from aotc.vmfb.custom_calls import register_custom_call
+    from aotc.vmfb.devices.array import DeviceArray
+    from aotc.vmfb.errors import (
+        ArgumentError,
+        ArgumentValueError,
+        BundleError,
+        BundleNotFoundError,
+        CallError,
+        DeadlineExceeded,
+        Error,
+        FenceCancelled,
+    )
+    from aotc.vmfb.errors import (
+        VmError as VmError,
+    )
+    from aotc.vmfb.module import LoadedModule, load
+    from aotc.vmfb.submit.fence import Fence
 
 __version__ = "0.1.0"
 
+_ERRORS = "aotc.vmfb.errors"
 _HOMES = {
+    "AotcWarning": "aotc.diagnostics",
+    "ArgumentError": _ERRORS,
+    "ArgumentValueError": _ERRORS,
     "Bundle": "aotc.bundle",
+    "BundleError": _ERRORS,
+    "BundleNotFoundError": _ERRORS,
+    "CallError": _ERRORS,
+    "CompileError": "aotc.diagnostics",
+    "DeadlineExceeded": _ERRORS,
+    "DeviceArray": "aotc.vmfb.devices.array",
+    "Error": _ERRORS,
+    "Fence": "aotc.vmfb.submit.fence",
+    "FenceCancelled": _ERRORS,
+    "InternalError": "aotc.diagnostics",
+    "LoadedModule": "aotc.vmfb.module",
+    "Options": "aotc.options",
+    "asgi": "aotc.serve.asgi",
     "compile": "aotc.pipeline",
     "load": "aotc.vmfb.module",
-    "upgrade": "aotc.recompile",
-    "DeviceArray": "aotc.vmfb.devices.array",
     "register_custom_call": "aotc.vmfb.custom_calls",
-    "CompileError": "aotc.diagnostics",
-    "InternalError": "aotc.diagnostics",
-    "BundleError": "aotc.vmfb.errors",
-    "VmError": "aotc.vmfb.errors",
-    "DeadlineExceeded": "aotc.vmfb.errors",
-    "Fence": "aotc.vmfb.submit.fence",
-    "FenceCancelled": "aotc.vmfb.errors",
+    "upgrade": "aotc.recompile",
 }
+_RENAMED = {"VmError": "CallError"}
 
 __all__ = [
+    "AotcWarning",
+    "ArgumentError",
+    "ArgumentValueError",
     "Bundle",
     "BundleError",
+    "BundleNotFoundError",
+    "CallError",
     "CompileError",
     "DeadlineExceeded",
     "DeviceArray",
+    "Error",
     "Fence",
     "FenceCancelled",
     "InternalError",
-    "VmError",
+    "LoadedModule",
+    "Options",
     "__version__",
+    "asgi",
     "compile",
     "load",
     "register_custom_call",
@@ -45,14 +90,22 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'aotc' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take any name
 
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        current = _RENAMED.get(name, name)
+        if current not in _HOMES:
+            raise AttributeError(f"module 'aotc' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[current]), current)
+        if current != name:
+            from warnings import warn
+
+            warn(f"aotc.{name} is called aotc.{current} now", DeprecationWarning, stacklevel=2)
+        else:
+            globals()[name] = value
+        return value

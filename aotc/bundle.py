@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+from html import escape
+from typing import Any
 
-from aotc.vmfb.bundle import write_file
+from aotc.diagnostics import size_text
+from aotc.source.restore import restore
+from aotc.vmfb.arguments import Signature, type_text
+from aotc.vmfb.bundle import open_bundle, write_file
+from aotc.vmfb.describe import describe
+from aotc.vmfb.module import LoadedModule, load
+from aotc.vmfb.weights.own import places_of
+
+# Kernels that a notebook shows of a bundle: those with the most code.
+SHOWN_KERNELS = 5
 
 
 class Bundle(bytes):
-    """A compiled bundle: bytes that :func:`aotc.load` accepts and that can be saved.
+    """A compiled bundle: bytes that can be saved, loaded and looked at.
 
     It is ``bytes`` in every other respect; slices of it are plain ``bytes``.
     """
@@ -31,6 +42,65 @@ class Bundle(bytes):
             If the file cannot be written, for example on a full disk; an existing file is then unchanged.
         """
         write_file(os.fsdecode(path), [self])
+
+    def load(self, **keywords: Any) -> LoadedModule:
+        """Load the bundle, as :func:`aotc.load` does; the keywords are those of it."""
+        return load(self, **keywords)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return len(self)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets that it has code for, such as ``cpu:x86-64-v3``."""
+        return tuple(variant["target"] for variant in open_bundle(self).manifest["variants"])
+
+    @property
+    def functions(self) -> dict[str, Signature]:
+        """The signature of each function."""
+        return {name: Signature(name, entry) for name, entry in open_bundle(self).manifest["functions"].items()}
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """The types of its own weights by path, ``{"params/w": "f32[4, 3]"}``; empty if none were bound."""
+        opened = open_bundle(self)
+        if not opened.manifest.get("weights"):
+            return {}
+        types = places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
+        return {path: type_text(*row) for path, row in types.items()}
+
+    @property
+    def source(self) -> bytes:
+        """The model that it was compiled from, as StableHLO that :func:`aotc.compile` reads; empty if it has none.
+
+        Raises
+        ------
+        BundleError
+            If the source is damaged.
+        """
+        opened = open_bundle(self)
+        return restore(opened).code if opened.manifest.get("source") else b""
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: signatures, sizes, and the largest kernels of each target."""
+        facts = describe(open_bundle(self), len(self))
+        rows = [("functions", "<br>".join(f"<code>{escape(repr(f))}</code>" for f in self.functions.values()))]
+        rows.append(("size", size_text(len(self))))
+        for variant in facts["variants"]:
+            peak, weights = variant["arena_peak"], variant["weights"]
+            lines = [
+                f"working memory: {'depends on shapes' if peak is None else size_text(peak)}",
+                f"weights: {size_text(weights['bytes']) if weights else 'none'}",
+                f"{len(variant['kernels'])} kernels, the largest:",
+            ]
+            largest = sorted(variant["kernels"], key=lambda k: -(k["code_bytes"] or 0))[:SHOWN_KERNELS]
+            lines += [f"<code>{escape(k['name'])}</code> {escape(k['from'])}" for k in largest]
+            rows.append((escape(variant["target"]), "<br>".join(lines)))
+        left = " style='text-align:left'"
+        cells = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows)
+        return f"<table>{cells}</table>"
 
     def __repr__(self) -> str:
         return f"<aotc.Bundle of {len(self):,} bytes>"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aotc.vmfb.errors import Error
+
 
 @dataclass(frozen=True, slots=True)
 class Loc:
@@ -99,7 +101,7 @@ class Finding:
 
 
 @dataclass(eq=False)
-class CompileError(Exception):
+class CompileError(Error):
     """The model cannot be compiled.
 
     Parameters
@@ -135,7 +137,7 @@ class AotcWarning(UserWarning):
     """aotc continues after a problem."""
 
 
-class InternalError(Exception):
+class InternalError(Error):
     """A bug in aotc.
 
     Parameters

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
 from aotc.vmfb.errors import VmError
@@ -172,6 +172,45 @@ class Options:
                 self.progress(done, total, what)
             except BaseException as error:
                 raise CallbackFailed(error) from error
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of :class:`Options`, as keywords of :func:`aotc.compile`."""
+
+    target: str
+    opt_level: int
+    matmul_precision: str
+    quantize_weights: str
+    weights: str | os.PathLike[str]
+    specialize: Mapping[str, Collection[int]]
+    bind: Sequence[str | int]
+    state: Sequence[str] | Mapping[str, str]
+    debug_info: bool
+    source: bool
+    cache: bool
+    jobs: int
+    verify_each: bool
+    dump_ir: str | os.PathLike[str]
+    print_after: str
+    stop_after: str
+    reproducer: str | os.PathLike[str]
+    bisect: int
+    timings: bool
+    devices: Mapping[str, str]
+    default_device: str
+    costs: Mapping[str, Any]
+    place: str
+    max_transfers: int
+    host_fallback: bool
+    host_target: str
+    memory_limit: int | str
+    stack_limit: int | str
+    shared_memory_limit: int | str
+    callbacks: str
+    kernel_compiler: str
+    replace: Mapping[str, str | os.PathLike[str] | Callable[..., Any]]
+    guard: bool
+    progress: Callable[[int, int, str], None] | None
 
 
 WATCHED = frozenset({"dump_ir", "print_after", "stop_after", "timings", "verify_each"})

@@ -12,6 +12,7 @@ a bundle; each of its stages runs under :func:`aotc.guard.guard`::
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import Ahead, assemble
 from aotc.driver.declare_state import with_state
+from aotc.driver.signatures import warn_of_hidden_functions
 from aotc.driver.weights import with_values
 from aotc.guard import callers_errors, guard
 from aotc.ir.semantics.verify import verify
@@ -85,11 +87,15 @@ from aotc.source.record import Embedded, recorded
 from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
 from aotc.targets import Target, combine, host_of, resolve
+from aotc.vmfb.errors import nearest
 from aotc.vmfb.profile.cost_record import problem
 from aotc.vmfb.verify.check_bundle import check_bundle
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from aotc.frontend.mlir import Raw
+    from aotc.options import OptionKeywords
 
 Run = Callable[[Module, Options], Module]
 
@@ -258,7 +264,9 @@ def checked_options(
 ) -> Options:
     """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
-        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
+        near = nearest(unknown[0], known)
+        hint = f"{near}=..." if near else f"one of {', '.join(known)}"
+        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=hint)
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))
@@ -279,7 +287,8 @@ def checked_options(
 @callers_errors()
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
-    args: Mapping[str, Sequence[Any]] | None = None, **flags: Any,
+    args: Mapping[str, Sequence[Any]] | None = None, output: str | os.PathLike[str] | None = None,
+    **flags: Unpack[OptionKeywords],
 ) -> Bundle:  # fmt: skip
     """Compile a model and return a bundle.
 
@@ -297,6 +306,8 @@ def compile(
         All options as one object; or pass its fields as keywords, for example ``target="cpu"``.
     args : mapping of str to sequence, optional
         The examples of several models, by name.
+    output : path, optional
+        File to write the bundle to as well: ``aotc.compile(f, x, output="f.vmfb")``.
 
     Returns
     -------
@@ -321,7 +332,10 @@ def compile(
             from aotc.frontend.several_models import fetch_any
         begin(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
-            return Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
+            made = Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
+    if output is not None:
+        made.save(output)
+    return made
 
 
 # Seconds of compilation from which a bundle is cached on disk. A bundle that compiles faster is not worth a file.
@@ -371,6 +385,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         check_program(options.costs, modules[kinds[0]])
     bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=bare)
+    warn_of_hidden_functions(bare)
     variants: list[Variant] = []
     ways, used = [Origins() for _ in targets], list[Origins]()
     with Ahead(signatures, options) as ahead:

@@ -13,24 +13,24 @@ SECTIONS = (
                                ("aotc/recompile.py", "upgrade"), ("aotc/vmfb/module.py", "load")]),
     ("A module", [("aotc/vmfb/module.py", "LoadedModule"), ("aotc/vmfb/api/module_state.py", "Keeping")]),
     ("Its functions", [("aotc/vmfb/api/entry.py", "Entry"), ("aotc/vmfb/api/submit_entry.py", "Submitting"),
-                       ("aotc/vmfb/arguments.py", "Signature")]),
+                       ("aotc/vmfb/arguments.py", "Signature"), ("aotc/vmfb/arguments.py", "TensorSpec")]),
     ("Bound weights and states", [("aotc/vmfb/api/bound.py", "Bound"), ("aotc/vmfb/api/state.py", "KeptState"),
                                   ("aotc/vmfb/api/state_call.py", "StateCall")]),
     ("Calls that run later", [("aotc/vmfb/submit/fence.py", "Fence"),
                               ("aotc/vmfb/submit/fence.py", "FenceResult")]),
     ("Arrays on devices, custom calls", [("aotc/vmfb/devices/array.py", "DeviceArray"),
                                          ("aotc/vmfb/custom_calls.py", "register_custom_call")]),
-    ("Errors", [("aotc/diagnostics.py", "CompileError"), ("aotc/diagnostics.py", "InternalError"),
-                ("aotc/vmfb/errors.py", "BundleError"), ("aotc/vmfb/errors.py", "VmError"),
-                ("aotc/vmfb/errors.py", "FenceCancelled"), ("aotc/vmfb/errors.py", "DeadlineExceeded")]),
+    ("Errors", [("aotc/vmfb/errors.py", "Error"), ("aotc/diagnostics.py", "CompileError"),
+                ("aotc/diagnostics.py", "InternalError"), ("aotc/vmfb/errors.py", "BundleError"),
+                ("aotc/vmfb/errors.py", "BundleNotFoundError"), ("aotc/vmfb/errors.py", "CallError"),
+                ("aotc/vmfb/errors.py", "ArgumentError"), ("aotc/vmfb/errors.py", "ArgumentValueError"),
+                ("aotc/vmfb/errors.py", "FenceCancelled"), ("aotc/vmfb/errors.py", "DeadlineExceeded"),
+                ("aotc/diagnostics.py", "AotcWarning")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 
-# Names that other packages of the project use, and users do not.
-NOT_FOR_USERS = frozenset({
-    "begin", "end", "value", "take", "filled", "follow", "every_function", "check_ahead", "loaded", "default_name",
-    "gpus", "flatten", "give_away", "lose", "reader", "assign", "advance", "at", "render",
-})  # fmt: skip
+# Names that other packages of the project use, and users do not, of classes without ``public_names``.
+NOT_FOR_USERS = frozenset({"begin", "end", "value", "take", "filled", "follow", "advance", "at", "render"})
 _SPECIAL = frozenset({"__call__", "__getitem__", "__setitem__"})
 
 
@@ -50,8 +50,9 @@ def _described(node: ast.AST, file: str) -> list[str]:
         return [f"### `aotc.{node.name}({_arguments(node)})`\n", _text(node)]
     assert isinstance(node, ast.ClassDef)
     parts = [f"### {node.name} (`{file}`)\n", _text(node)]
+    shown = _public_names(node)
     for method in node.body:
-        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _is_told(method):
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _is_told(method, shown):
             kind = "await " * isinstance(method, ast.AsyncFunctionDef)
             is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in method.decorator_list)
             call = "" if is_property else f"({_arguments(method)})"
@@ -59,9 +60,18 @@ def _described(node: ast.AST, file: str) -> list[str]:
     return parts
 
 
-def _is_told(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    public = not method.name.startswith("_") or method.name in _SPECIAL
-    return public and method.name not in NOT_FOR_USERS and bool(ast.get_docstring(method))
+def _public_names(node: ast.ClassDef) -> set[str]:
+    """Return the names that the decorator ``public_names`` gives; empty without it."""
+    calls = [d for d in node.decorator_list if isinstance(d, ast.Call) and ast.unparse(d.func) == "public_names"]
+    return {ast.literal_eval(argument) for call in calls for argument in call.args}
+
+
+def _is_told(method: ast.FunctionDef | ast.AsyncFunctionDef, shown: set[str]) -> bool:
+    if method.name not in _SPECIAL:
+        hidden = method.name not in shown if shown else method.name in NOT_FOR_USERS
+        if hidden or method.name.startswith("_"):
+            return False
+    return bool(ast.get_docstring(method))
 
 
 def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from aotc.diagnostics import AotcWarning
 from aotc.ir.dims.algebra import Expr
 from aotc.ir.tensor.ir import Function, TensorType
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.emit_program import Program
+from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.trees import mark_unused
 
 
@@ -86,3 +89,15 @@ def _half(f: Function, v: Variant) -> dict[str, Any]:
     said = signature(f, taken=v.taken.get(f.name, ()))
     own = {key: said[key] for key in ("arguments", "results")}
     return {"name": f.name, **own, **program_entry(v.programs[f.name])}
+
+
+def warn_of_hidden_functions(names: Iterable[str]) -> None:
+    """Warn of functions whose name is that of a member of a loaded module, which ``module.name`` then finds.
+
+    Warns
+    -----
+    AotcWarning
+    """
+    for name in sorted({*names} & {*dir(LoadedModule), "name", "functions", "devices", "home"}):
+        what = f"a function is called {name!r}, as a member of loaded modules: module[{name!r}] is the function"
+        warnings.warn(AotcWarning(what), stacklevel=2)

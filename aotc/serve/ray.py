@@ -5,7 +5,6 @@ Needs ``aotc[ray]``. Replicas on one machine map the same file, so they share it
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,8 @@ from typing import Any
 
 from ray import serve
 
-from aotc.serve.engine import Engine
-from aotc.serve.http_io import Receive, Scope, Send
-from aotc.serve.logs import open_log
+from aotc.serve.asgi import AsgiApp
 from aotc.serve.repository import bundles_of, entries_of
-from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, VmError
@@ -45,8 +41,8 @@ def application(settings: Settings, **options: Any) -> Any:
     # machine's.
     settings = replace(settings.check(), threads=settings.threads or 1, insecure=True)
 
-    def build() -> ReplicaApp:
-        return ReplicaApp(settings)
+    def build() -> AsgiApp:
+        return AsgiApp(settings)
 
     actor = {**actor_options(settings), **options.pop("ray_actor_options", {})}
     options = {"name": "aotc", "max_ongoing_requests": settings.queue, **options}
@@ -107,37 +103,3 @@ def actor_options(settings: Settings) -> Mapping[str, Any]:
     """Return the resources of a replica: a core for each thread, and a GPU if it runs there."""
     wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith(CUDA)
     return {"num_cpus": settings.threads or 1, "num_gpus": int(wants_gpu)}
-
-
-class ReplicaApp:
-    """The application of one replica, which loads its models at start."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._engine = Engine(settings, open_log(settings.json_logs))
-        self._app = make_app(self._engine)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or the start and end of the application."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        repository = self._engine.repository
-        try:
-            await repository.refresh()
-            repository.check_there()
-        except VmError as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        watching = asyncio.create_task(repository.watch())
-        await send({"type": "lifespan.startup.complete"})
-        try:
-            await receive()
-        finally:
-            self._engine.closed.set()
-            watching.cancel()
-            self._engine.conversion.close()
-        await send({"type": "lifespan.shutdown.complete"})

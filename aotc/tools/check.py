@@ -32,7 +32,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.opset.spec import sizes
-from aotc.ir.semantics.run import Activation, ArgumentError, Hooks, bind_arguments, interpret
+from aotc.ir.semantics.run import Activation, Hooks, OperandError, bind_arguments, interpret
 from aotc.ir.semantics.wide import wide_call, wide_results
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
 from aotc.ir.tensor.substitute_dims import with_dims
@@ -127,12 +127,12 @@ class Checker:
 
         Raises
         ------
-        ArgumentError
+        OperandError
             If ``arrays`` do not fit the function.
         AssertionFailed
             If an assertion of the model fails on them.
         """
-        passing = (*THEIRS, ArgumentError, AssertionFailed)
+        passing = (*THEIRS, OperandError, AssertionFailed)
         with guard("while comparing with the reference", self.options, self.module, self.raw.path, passing):
             return self._report(arrays, oracle, bisect)
 
@@ -172,7 +172,7 @@ class Checker:
         """Return True if the function accepts the shapes and sizes of ``arrays``."""
         try:
             bind_arguments(self.function, arrays)
-        except (ArgumentError, AssertionFailed):
+        except (OperandError, AssertionFailed):
             return False
         return True
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
 from aotc.vmfb.memory.pointers import address_of
 
 GOOD_FLAGS = 0x101  # C-contiguous and aligned: bits of ndarray.flags.num
@@ -73,7 +73,7 @@ class Argument:
             array = self._right_dtype(array, where)
         shape = array.shape
         if len(shape) != len(self.dims) or any(isinstance(d, int) and d != n for d, n in zip(self.dims, shape)):
-            raise self._wrong(where, "the wrong shape", type_text(self.dtype_name, shape))
+            raise self._wrong(where, "the wrong shape", type_text(self.dtype_name, shape), kind=ArgumentValueError)
         if isinstance(array, np.ndarray) and array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
             array = np.array(array, order="C", copy=True)
         return array
@@ -98,14 +98,16 @@ class Argument:
         try:
             found = imported_array(value)
         except Exception as error:  # it runs code of the value's class
-            raise VmError(where, f"{self.label} cannot be taken as it is: {error}") from error
+            raise ArgumentError(where, f"{self.label} cannot be taken as it is: {error}") from error
         return value if found is None else found
 
     def check_not_donated(self, value: DeviceArray, where: str) -> None:
         """Refuse an array that was donated to an earlier call."""
         if value.donated:
             found = type_text(dtype_text(value.dtype), value.shape)
-            raise self._wrong(where, "an array that was donated to a call", found, "a result of that call")
+            raise self._wrong(
+                where, "an array that was donated to a call", found, "a result of that call", kind=ArgumentValueError
+            )
 
     def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
         """Check the type of a result that does not exist yet; a symbolic size may match any.
@@ -119,7 +121,7 @@ class Argument:
             raise self._wrong(where, "the wrong dtype", type_text(dtype, dims))
         both = [(d, n) for d, n in zip(self.dims, dims) if isinstance(d, int) and isinstance(n, int)]
         if len(dims) != len(self.dims) or any(d != n for d, n in both):
-            raise self._wrong(where, "the wrong shape", type_text(dtype, dims))
+            raise self._wrong(where, "the wrong shape", type_text(dtype, dims), kind=ArgumentValueError)
 
     def _as_array(self, value: Any, where: str) -> np.ndarray:
         if isinstance(value, (np.ndarray, np.generic)):
@@ -148,7 +150,7 @@ class Argument:
         except Exception:  # as above
             imported_array = None
         if imported_array is None:
-            raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
+            raise ArgumentError(where, f"{self.label} cannot be read as an array: {error}") from error
         return imported_array
 
     def _from_scalar(self, value: Any, where: str) -> np.ndarray:
@@ -158,16 +160,20 @@ class Argument:
         try:
             return np.asarray(value, self.dtype)
         except OverflowError:
-            raise self._wrong(where, "a scalar out of range", value) from None
+            raise self._wrong(where, "a scalar out of range", value, kind=ArgumentValueError) from None
 
     def _right_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
         if array.dtype == self.dtype:
             return array.view(self.dtype) if isinstance(array, np.ndarray) else array
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.dtype:
             return array.astype(self.dtype)
-        both = [(d.kind in "iu" and d.isbuiltin == 1, d.itemsize) for d in (array.dtype, self.dtype)]
-        if isinstance(array, np.ndarray) and both == [(True, 8), (True, 4)]:
-            return self._narrowed(array, where)
+        if isinstance(array, np.ndarray) and array.dtype.isbuiltin == self.dtype.isbuiltin == 1:
+            both = array.dtype.kind + self.dtype.kind
+            halves = array.dtype.itemsize == 2 * self.dtype.itemsize
+            if halves and self.dtype.itemsize == 4 and both in ("ii", "iu", "ui", "uu"):
+                return self._narrowed(array, where)
+            if halves and (both == "cc" or (both == "ff" and self.dtype.itemsize == 4)):
+                return self._rounded(array, where)
         raise self._wrong(
             where,
             "the wrong dtype",
@@ -183,11 +189,26 @@ class Argument:
             place = tuple(int(n) for n in np.argwhere(wrong)[0])
             value = int(array[place])
             what = f"{value} at {list(place)}" if place else value
-            raise self._wrong(where, f"a value that {self.dtype_name} cannot hold", what)
+            raise self._wrong(where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError)
         return array.astype(self.dtype)
 
-    def _wrong(self, where: str, what: str, found: Any, hint: str = "") -> VmError:
-        return VmError(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
+    def _rounded(self, array: np.ndarray, where: str) -> np.ndarray:
+        """Return float64, NumPy's default, as float32 if no element overflows; complex numbers likewise."""
+        with np.errstate(over="ignore"):
+            made = array.astype(self.dtype)
+        lost = ~np.isfinite(made) & np.isfinite(array)
+        if lost.any():
+            place = tuple(int(n) for n in np.argwhere(lost)[0])
+            what = f"{array[place]} at {list(place)}" if place else array[place]
+            raise self._wrong(
+                where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError
+            )
+        return made
+
+    def _wrong(
+        self, where: str, what: str, found: Any, hint: str = "", kind: type[VmError] = ArgumentError
+    ) -> VmError:
+        return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
 
 
 def dtype_text(dtype: np.dtype) -> str:
@@ -201,6 +222,36 @@ def dtype_text(dtype: np.dtype) -> str:
 def type_text(dtype: str, dims: Sequence[int | str]) -> str:
     """Format a type: ``f32[2, n]``."""
     return f"{dtype}[{', '.join(map(str, dims))}]"
+
+
+class TensorSpec(NamedTuple):
+    """The type of an argument or a result.
+
+    Attributes
+    ----------
+    name : str
+        Empty for a result without a name.
+    dtype : str
+        ``f32``, ``bf16``, ``i1``...
+    shape : tuple of int or str
+        A string is a size that is known when the function is called.
+    device : str
+        The device of the model where it is placed; empty if the model names none for it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    device: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        return f"{name}{type_text(self.dtype, self.shape)}" + (f" on {self.device}" if self.device else "")
+
+
+def spec_of(row: Mapping[str, Any]) -> TensorSpec:
+    """Return the specification of a row of a bundle's manifest."""
+    return TensorSpec(row["name"], row["dtype"], tuple(row["dims"]), row.get("device", ""))
 
 
 def prepared(
@@ -273,9 +324,9 @@ def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, wh
     """
     if out.dtype != dtype or out.shape != shape:
         found, expected = type_text(dtype_text(out.dtype), out.shape), type_text(dtype_text(dtype), shape)
-        raise VmError(where, f"out[{number}] does not fit result {number}", found, expected)
+        raise ArgumentValueError(where, f"out[{number}] does not fit result {number}", found, expected)
     if type(out) is np.ndarray and (out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable):
-        raise VmError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
+        raise ArgumentValueError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
 
 
 def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()) -> Sequence[Any]:
@@ -290,16 +341,16 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     if out is None:
         return [None] * count
     if not isinstance(out, Sequence):
-        raise VmError(where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
+        raise ArgumentError(where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
     if len(out) != count:
-        raise VmError(where, "wrong number of out buffers", len(out), count)
+        raise ArgumentError(where, "wrong number of out buffers", len(out), count)
     places = gpus or [-1] * count
     found = [x if x is None else _writable(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
     given = [(i, x) for i, x in enumerate(found) if x is not None]
     shared = sharing_memory([*arrays, *(x for _, x in given)]) if given else set()
     for number, (i, _) in enumerate(given, len(arrays)):
         if number in shared:
-            raise VmError(where, f"out[{i}] shares memory with an argument or another result")
+            raise ArgumentValueError(where, f"out[{i}] shares memory with an argument or another result")
     return found
 
 
@@ -311,16 +362,18 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
     try:
         found = out if isinstance(out, DeviceArray) else _writable_array(out)
     except Exception as error:  # it runs code of the buffer's class
-        raise VmError(where, f"{label} cannot be written to: {error}") from error
+        raise ArgumentError(where, f"{label} cannot be written to: {error}") from error
     if found is None:
-        raise VmError(where, f"{label} is no array that can be written to", type(out).__name__, "np.empty(...)")
+        raise ArgumentError(where, f"{label} is no array that can be written to", type(out).__name__, "np.empty(...)")
     if isinstance(found, np.ndarray):
         return found
     if found.donated:
         raise VmError(where, f"{label} was donated to a call", hint="a result of that call")
     if found.ordinal not in (-1, gpu):
         home = f"on GPU {gpu}" if gpu >= 0 else "in memory of the host"
-        raise VmError(where, f"{label} is on another device than result {number}", f"GPU {found.ordinal}", home)
+        raise ArgumentValueError(
+            where, f"{label} is on another device than result {number}", f"GPU {found.ordinal}", home
+        )
     return found.numpy() if found.ordinal < 0 else found
 
 
@@ -362,6 +415,16 @@ class Signature:
         self.parameters: list[str] = entry.get("parameters", [])
         self.doc: str = entry.get("doc", "")
         self.state: dict[str, str] = entry.get("state", {})
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Return the types of the arguments."""
+        return tuple(map(spec_of, self.arguments))
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Return the types of the results."""
+        return tuple(map(spec_of, self.results))
 
     def __repr__(self) -> str:
         takes = ", ".join(

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, BundleNotFoundError
 from aotc.vmfb.host.digests import has_digest, sha256_of
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
@@ -286,7 +286,8 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
         bundle.copied = copy
         return bundle
     except OSError as error:
-        raise BundleError(path, f"cannot open the bundle: {error.strerror}") from error
+        kind = BundleNotFoundError if isinstance(error, FileNotFoundError) else BundleError
+        raise kind(path, f"cannot open the bundle: {error.strerror}") from error
     except ValueError as error:  # an invalid path
         raise BundleError(repr(path), f"cannot open the bundle: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentValueError
 
 
 class Limits(NamedTuple):
@@ -37,7 +37,9 @@ class Limits(NamedTuple):
             return self.seconds
         number = isinstance(asked, int | float | np.integer | np.floating) and not isinstance(asked, bool)
         if not number or not 0 <= asked <= float_info.max:  # also refuses NaN
-            raise VmError(where, "the deadline is no time to come", repr(asked)[:80], "seconds from now, 0 or more")
+            raise ArgumentValueError(
+                where, "the deadline is no time to come", repr(asked)[:80], "seconds from now, 0 or more"
+            )
         return float(asked) if self.seconds is None else min(float(asked), self.seconds)
 
 
@@ -54,8 +56,10 @@ def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
     """
     number = isinstance(max_in_flight, Integral) and not isinstance(max_in_flight, bool) and int(max_in_flight) > 0
     if max_in_flight is not None and not number:
-        raise VmError("", f"max_in_flight is {max_in_flight!r}"[:80], expected="a number of calls, 1 or more")
+        raise ArgumentValueError(
+            "", f"max_in_flight is {max_in_flight!r}"[:80], expected="a number of calls, 1 or more"
+        )
     real = isinstance(timeout, Real) and not isinstance(timeout, bool) and 0 < float(timeout) < float("inf")
     if timeout is not None and not real:
-        raise VmError("", f"timeout is {timeout!r}"[:80], expected="seconds for each call, more than 0")
+        raise ArgumentValueError("", f"timeout is {timeout!r}"[:80], expected="seconds for each call, more than 0")
     return Limits(int(max_in_flight or 0), None if timeout is None else float(timeout))

@@ -1,12 +1,13 @@
-"""Exceptions of the runtime for faulty bundles and calls.
+"""Exceptions of the runtime for faulty bundles and calls, and the base class of all of aotc's.
 
 Their messages fit on one screen: location, problem, found and expected values, and a remedy.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +23,18 @@ def _render(where: str, what: str, found: object, expected: object, hint: str) -
     return "\n".join(lines)
 
 
-class _Fault(Exception):
+class Error(Exception):
+    """Base class of all errors that aotc raises on purpose."""
+
+
+class _Fault(Error):
     def __init__(
         self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
     ) -> None:
         super().__init__(_render(where, what, found, expected, hint))
+
+    def __str__(self) -> str:  # an OSError would print its number and file
+        return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (type(self), str(self), self.__dict__)
@@ -35,6 +43,7 @@ class _Fault(Exception):
 def _unpickle(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
     """Unpickle an error of another process, whose message is already complete."""
     error = kind.__new__(kind, message)
+    error.args = (message,)
     error.__dict__.update(more)
     return error
 
@@ -55,19 +64,59 @@ class BundleError(_Fault):
     """
 
 
-class VmError(_Fault):
-    """A faulty call: arguments that do not fit, or a failed assertion of the program.
+class BundleNotFoundError(BundleError, FileNotFoundError):
+    """There is no such bundle; also a ``FileNotFoundError``.
+
+    The parameters are those of :class:`BundleError`.
+    """
+
+    errno = errno.ENOENT
+
+    @property
+    def filename(self) -> str:
+        """Return the path, as other errors of missing files do."""
+        return str(self).partition(": error: ")[0]
+
+
+class CallError(_Fault):
+    """A call failed: its arguments do not fit, an assertion of the program failed, or the machine cannot run it.
 
     The parameters are those of :class:`BundleError`; ``where`` is the function.
     """
 
 
-class FenceCancelled(VmError):
+class ArgumentError(CallError, TypeError):
+    """Arguments of the wrong number, name, structure or type; also a ``TypeError``.
+
+    The parameters are those of :class:`CallError`.
+    """
+
+
+class ArgumentValueError(CallError, ValueError):
+    """An argument or an option of the right type, but the wrong shape or value; also a ``ValueError``.
+
+    The parameters are those of :class:`CallError`.
+    """
+
+
+class FenceCancelled(CallError):
     """A submission, or a fence of the user, was cancelled."""
 
 
-class DeadlineExceeded(VmError):
-    """A submission was not complete when its deadline passed."""
+class DeadlineExceeded(CallError, TimeoutError):
+    """A submission was not complete when its deadline passed; also a ``TimeoutError``."""
+
+    errno = errno.ETIMEDOUT
+
+
+VmError = CallError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the name among ``known`` that was probably meant; an empty string if none is near."""
+    from difflib import get_close_matches  # only for an error
+
+    return next(iter(get_close_matches(name, list(known), n=1)), "")
 
 
 @contextmanager
@@ -87,7 +136,7 @@ def bundle_errors(source: Any, action: str = "loaded") -> Iterator[None]:
     """
     try:
         yield
-    except (BundleError, VmError, MemoryError, BrokenPipeError):
+    except (Error, MemoryError, BrokenPipeError):
         raise
     except Exception as error:
         where = getattr(source, "where", None) or (source if isinstance(source, str | os.PathLike) else "<bytes>")

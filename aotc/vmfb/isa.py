@@ -12,7 +12,7 @@ The annotations must be objects, so this module does not postpone them.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentValueError, VmError
 
 # ---------------------------------------------------------------- operand kinds
 
@@ -288,7 +288,7 @@ def check_dim(vm: Frame, argument: Arg, axis: Axis, expected: In) -> None:
     """fail unless a dimension of an argument is the register's value"""
     dims = vm.dims[argument]
     if dims[axis] != vm.registers[expected]:
-        raise VmError(
+        raise ArgumentValueError(
             vm.where,
             f"argument {argument} ({vm.names[argument]}) has the wrong size in dimension {axis}",
             f"{dims[axis]}, in shape ({', '.join(map(str, dims))})",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from aotc.vmfb.api.entry import Entry, PickledModule
+from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_state import Keeping
+from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose, implied_places
-from aotc.vmfb.errors import VmError, bundle_errors
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError, bundle_errors, nearest
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.public_names import public_names
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.vm import LoadedFunction
@@ -33,21 +36,36 @@ if TYPE_CHECKING:
 _RESULTS = (NUMPY, DEVICE)
 
 
+Parameters = ParamSpec("Parameters")
+Loaded = TypeVar("Loaded")
+
+
+def _with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
+    """Raise an error that suggests the nearest keyword, for one that the function does not have."""
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Loaded:
+        for name in kwargs:
+            if name not in known:
+                near, what = nearest(name, known), f"{function.__name__} has no keyword {name!r}"
+                raise ArgumentError("", what, expected=None if near else ", ".join(known), hint=f"{near}=" * bool(near))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_with_known_keywords
 def load(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview | OpenedBundle,
-    *,
-    devices: str | Sequence[str] | Mapping[str, str] | None = None,
-    threads: int | None = None,
-    verify: bool = False,
-    custom_calls: Mapping[str, Callable[..., Any]] | None = None,
-    copy: bool = False,
-    trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
-    untrusted: bool = False,
-    memory_limit: int | str | None = None,
-    max_in_flight: int | None = None,
-    timeout: float | None = None,
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview | OpenedBundle, *,
+    devices: str | Sequence[str] | Mapping[str, str] | None = None, threads: int | None = None, verify: bool = False,
+    custom_calls: Mapping[str, Callable[..., Any]] | None = None, copy: bool = False,
+    trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None, untrusted: bool = False,
+    memory_limit: int | str | None = None, max_in_flight: int | None = None, timeout: float | None = None,
     weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-) -> LoadedModule:
+    warm: bool | Mapping[str, int] | Sequence[Mapping[str, int]] = False,
+) -> LoadedModule:  # fmt: skip
     """Load a bundle.
 
     Parameters
@@ -58,7 +76,7 @@ def load(
         ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for this machine's, else the CPU. For a
         model that names devices, ``{"d0": "cpu:0"}`` or places in their order; by default the next one of each kind.
     threads : int, optional
-        Number of threads with the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores.
+        Threads with the caller's; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the cores.
     verify : bool
         Also verify the sha256 of large weights, and make the checks of the first call now.
     custom_calls : mapping of str to callable, optional
@@ -79,12 +97,14 @@ def load(
         Seconds after which a call, also a waiting one, ends with :class:`aotc.DeadlineExceeded`.
     weights : path or mapping, optional
         Replacement of the bundle's weights: a safetensors file, or arrays by their paths (``docs/weights.md``).
+    warm : bool, mapping or sequence of mapping
+        Call each function with zeros now, so that the first call is as fast as later ones: True for functions without
+        symbolic dims, else their sizes: ``[{"b": 1}, {"b": 8}]``.
 
     Raises
     ------
-    BundleError, VmError
-        If it is not a bundle, is damaged, is not signed as required, or cannot run here, or a function that it calls is
-        missing; if a limit is not positive, or ``custom_calls`` is not a mapping of names to functions.
+    BundleError, CallError
+        If it is not a bundle, damaged, not signed as required, or cannot run here; if a keyword has no valid value.
     """
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
@@ -92,6 +112,10 @@ def load(
         module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
     module.again = PickledModule(_unpickle, bundle.path, (*asked, max_in_flight, timeout, weights))
+    if warm:
+        from aotc.vmfb.api.warm_up import warm_up  # only for modules that are warmed up
+
+        warm_up(module, warm)
     return module.with_entry()
 
 
@@ -112,7 +136,7 @@ def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> 
 
 def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
     if calls is not None and not (isinstance(calls, Mapping) and all(callable(f) for f in calls.values())):
-        raise VmError("", "custom_calls are no functions", repr(calls), "{'name': function}")
+        raise ArgumentError("", "custom_calls are no functions", repr(calls), "{'name': function}")
     return calls or {}
 
 
@@ -153,11 +177,16 @@ def _load(
     return module
 
 
+@public_names(
+    "async_", "bind", "close", "devices", "functions", "home", "inputs", "invoke", "name", "outputs", "profile", "put",
+    "signature", "state", "stats", "submit", "target", "trim", "update_weights", "weights",
+)  # fmt: skip
 class LoadedModule(Keeping):
-    """A loaded bundle; its functions are attributes.
+    """A loaded bundle; its functions are attributes, and items: ``module.decode``, ``module["decode"]``.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only one) with pytrees and keyword names as
-    exported. All methods may be called from several threads at the same time.
+    exported. All methods may be called from several threads at the same time. ``with aotc.load(path) as module`` closes
+    it at the end.
 
     Attributes
     ----------
@@ -177,8 +206,8 @@ class LoadedModule(Keeping):
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
         self.home = home
-        self._bundle = bundle
-        self._executable = executable
+        self._bundle: OpenedBundle | Closed = bundle
+        self._executable: Executable | Closed = executable
         place(executable, self.devices.values() or [home])
         self._functions: dict[str, RuntimeFunction] = {
             name: LoadedFunction(name, entry, program, executable, self.name)
@@ -244,7 +273,7 @@ class LoadedModule(Keeping):
                 if out is not None or donate or len(arrays) != len(function.arguments):
                     raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
                 if not isinstance(trace, str | os.PathLike):
-                    raise VmError(self.name, "trace is no folder", repr(trace), "a path")
+                    raise ArgumentError(self.name, "trace is no folder", repr(trace), "a path")
                 return function.trace(arrays, os.fspath(trace))
             if out is None and not donate and not results:
                 try:
@@ -258,7 +287,7 @@ class LoadedModule(Keeping):
 
     def submit(
         self,
-        name: str,
+        name: Any,
         *arrays: Any,
         wait: Sequence[Fence] = (),
         deadline: float | None = None,
@@ -267,6 +296,9 @@ class LoadedModule(Keeping):
         results: str = "",
     ) -> Fence:
         """Submit a call of a function on flat arrays, and return at once; see ``docs/scheduling.md``.
+
+        ``module.submit(x)``, whose first argument is no name, submits the default function with pytrees, as
+        ``module.main.submit(x)`` does: its fence's :meth:`~aotc.Fence.result` has the structure that a call returns.
 
         Parameters
         ----------
@@ -294,6 +326,10 @@ class LoadedModule(Keeping):
             array that was passed to another submission with ``donate=True``; a negative deadline.
         """
         try:
+            if not isinstance(name, str) and out is None:
+                entry = self.functions[self.default_name()]
+                options = entry.options(deadline=deadline, wait=wait, donate=donate, results=results)
+                return options.submit(name, *arrays)
             function = self._function(name, donate, results)
             found = self._submitted.get((name, results))
             if found is None:
@@ -329,13 +365,21 @@ class LoadedModule(Keeping):
     def _function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
         """Return a function by name, with the options of its call checked."""
         function = self._functions.get(name) if isinstance(name, str) else None
+        if isinstance(self._executable, Closed):
+            self._executable.refuse()
         if function is None:
-            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
+            raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
-            raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
+            raise ArgumentError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
         if results and results not in _RESULTS:
-            raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
+            raise ArgumentValueError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
+
+    @overload
+    def profile(self) -> CallRecording: ...
+
+    @overload
+    def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]: ...
 
     def profile(self, name: str = "", *arrays: Any, repeat: int = 7) -> CallRecording | dict[str, Any]:
         """Record kernel times: ``with module.profile() as recording`` records each dispatch of the calls inside.
@@ -363,6 +407,61 @@ class LoadedModule(Keeping):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.functions[self.default_name()](*args, **kwargs)
 
+    async def async_(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the default function without blocking the event loop; cancelling the task cancels the call."""
+        return await self.functions[self.default_name()].async_(*args, **kwargs)
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return a function by name, also one whose name is that of a method: ``module["state"]``.
+
+        Raises
+        ------
+        KeyError
+            If there is no such function.
+        """
+        return self.functions[name]
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the default function."""
+        return self.functions[self.default_name()].signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's arguments."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's results."""
+        return self.signature.outputs
+
+    @property
+    def target(self) -> str:
+        """The target whose code runs, such as ``cpu:x86-64-v4``."""
+        found: str = self._executable.stats()["target"]
+        return found
+
+    def close(self) -> None:
+        """Let later calls fail, and free working memory that no running call uses. Closing twice is allowed.
+
+        Code and weights are freed when no running call, bound function or state needs them any more.
+        """
+        if isinstance(self._executable, Closed):
+            return
+        self.trim()
+        for entry in self.functions.values():
+            entry.close()
+        self._bundle = self._executable = Closed(self.name)
+        self._functions, self.own_weights, self.prepared = {}, None, {}
+        self._submitted.clear()
+
+    def __enter__(self) -> LoadedModule:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def default_name(self) -> str:
         """Return the name of the function that a call of the module runs.
 
@@ -388,9 +487,11 @@ class LoadedModule(Keeping):
         raise AttributeError(f"module {self.__dict__.get('name')!r} has no function {name!r}; it has {list(functions)}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self.functions})
+        return sorted({*self._public, *self.functions})
 
     def __repr__(self) -> str:
+        if isinstance(self._executable, Closed):
+            return f"<aotc module {self.name!r}, closed>"
         lines = [f"<aotc module {self.name!r} on {self._executable.stats()['target']}>"]
         return "\n".join(lines + [f"  {function.signature!r}" for function in self.functions.values()])
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentValueError
 
 _FIELD = re.compile(r"result(?:\['(\w+)'\]|\.(\w+))")
 _KEY = re.compile(r"\[(?:\"([^\"']*)\"|([A-Za-z_]\w*))\]")
@@ -58,13 +58,13 @@ def pairs_of(said: Any) -> dict[str, str]:
     """
     rows: Sequence[Any] = list(said.items()) if isinstance(said, Mapping) else said
     if isinstance(rows, str) or not isinstance(rows, Sequence):
-        raise VmError("", f"state is {said!r}", expected="results and arguments: {'result[0]': 'cache'}")
+        raise ArgumentValueError("", f"state is {said!r}", expected="results and arguments: {'result[0]': 'cache'}")
     pairs = {}
     for row in rows:
         pair = row.partition("=") if isinstance(row, str) else (*row, "") if isinstance(row, tuple) else ("", "", "")
         out, argument = pair[0], pair[2] if isinstance(row, str) else pair[1]
         if not isinstance(out, str) or not isinstance(argument, str) or not out:
-            raise VmError("", f"state has {row!r}", expected="a result and an argument: 'result[0]=cache'")
+            raise ArgumentValueError("", f"state has {row!r}", expected="a result and an argument: 'result[0]=cache'")
         out, argument = (_KEY.sub(r"['\1\2']", name.strip()) for name in (out, argument))
         pairs[out] = argument or out
     return pairs

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, VmError
 
 Node = dict[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
@@ -131,7 +131,7 @@ def _object(node: Node, where: str, path: str) -> Flatten:
 
 
 def _differs(where: str, path: str, found: str, expected: str, more: str = "") -> VmError:
-    return VmError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
+    return ArgumentError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
 
 
 def unflattener(node: Node) -> Unflatten:

@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
 from aotc.vmfb.dtypes import size_of, to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import ArgumentError, BundleError, VmError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.isa import ISA, Frame, Session
@@ -215,7 +215,7 @@ class LoadedFunction:
             if found is not None:
                 return found
         if len(values) != len(self.arguments):
-            raise VmError(
+            raise ArgumentError(
                 self.where,
                 "wrong number of arguments",
                 len(values),

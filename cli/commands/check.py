@@ -85,12 +85,12 @@ def command(
 
 def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> CheckReport:
     from aotc.ir.opset.control import AssertionFailed
-    from aotc.ir.semantics.run import ArgumentError
+    from aotc.ir.semantics.run import OperandError
     from aotc.vmfb.errors import VmError
 
     try:
         return checker.check(arrays, oracle, bisect)
-    except (ArgumentError, AssertionFailed) as error:
+    except (OperandError, AssertionFailed) as error:
         raise VmError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
 
 

@@ -219,8 +219,8 @@ def _place_text(place: Place) -> str:
 
 
 def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> str:
-    from aotc.tools.native_code import disassemble, kernel_ranges
     from aotc.vmfb.errors import BundleError
+    from aotc.vmfb.native_code import disassemble, kernel_ranges
 
     part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # CPU kernels come first
     if part.get("library") is None:

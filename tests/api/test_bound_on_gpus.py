@@ -87,7 +87,7 @@ def test_calls_read_what_was_computed(module, weights):
     out = module.put(np.zeros((4, 8), "f4"))
     assert bound.invoke(on_gpu, out=[out]) == [out]
     np.testing.assert_allclose(out.numpy(), want, rtol=1e-5)
-    np.testing.assert_allclose(bound.submit(on_gpu).result(60)[0], want, rtol=1e-5)
+    np.testing.assert_allclose(bound.submit(on_gpu).result(60), want, rtol=1e-5)
 
 
 def test_weights_that_are_on_the_gpu_are_bound_from_there(module, weights):

@@ -115,12 +115,13 @@ def test_weights_of_another_are_refused_unless_told(beside, tmp_path):
 
 def test_all_that_does_not_fit_is_listed(inside, tmp_path):
     module = aotc.load(inside)
-    wrong = {"params/layers_0/bias": np.zeros(63, "f4"), "params['layers_0']['kernel']": np.zeros((64, 64)), "no": 1}
+    half = np.zeros((64, 64), "f2")
+    wrong = {"params/layers_0/bias": np.zeros(63, "f4"), "params['layers_0']['kernel']": half, "no": 1}
     for use in (module.update_weights, lambda values: aotc.load(inside, weights=values)):
         with pytest.raises(VmError) as caught:
             use(wrong)
         for part in ("params/layers_0/bias has the wrong shape found: f32[63] expected: f32[64]", "no weight 'no'",
-                     "params/layers_0/kernel has the wrong dtype found: f64[64, 64]"):  # fmt: skip
+                     "params/layers_0/kernel has the wrong dtype found: f16[64, 64]"):  # fmt: skip
             assert part in str(caught.value)
     with pytest.raises(VmError, match=r"params/layers_0/kernel is missing, f32\[64, 64\]"):
         aotc.load(inside, weights=NO_BIAS)

@@ -88,7 +88,7 @@ def test_small_types_from_text(dtype):
     ("text", "part"),
     [
         ("2xf32=1,2,3", "--input=2xf32=1,2,3: wrong number of values"),
-        ("2xf64=1,2", "wrong dtype"),
+        ("2xf16=1,2", "wrong dtype"),
         ("2xf32=one,2", "cannot read"),
         ("rubbish", "cannot read"),
         ("2xf99=1", "cannot read"),

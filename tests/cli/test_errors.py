@@ -105,7 +105,7 @@ def tiny_module():
     [
         ((np.ones(4, "f4"),), ("wrong number of arguments", "x: f32[4], y: f32[4]")),
         ((np.ones(5, "f4"), np.ones(4, "f4")), ("argument 0 (x) has the wrong shape", "f32[5]", "f32[4]")),
-        ((np.ones(4, "f4"), np.ones(4, "f8")), ("argument 1 (y) has the wrong dtype", "f64[4]", "astype")),
+        ((np.ones(4, "f4"), np.ones(4, "f2")), ("argument 1 (y) has the wrong dtype", "f16[4]", "astype")),
         ((np.ones(4, "f4"), "hello"), ("argument 1 (y)", "no array", "str")),
         ((np.ones(4, "f4"), np.ones((4, 1), "f4")), ("argument 1 (y) has the wrong shape",)),
         ((np.ones(4, "f4"), None), ("argument 1 (y)",)),

@@ -258,7 +258,7 @@ class TestPutAndBind:
             (made,) = bound.invoke(ByDlpack(h), results="device")
             assert moved(module).count("upload") == before
             np.testing.assert_allclose(made.numpy(), np.tanh(h @ w), rtol=1e-5)
-            np.testing.assert_allclose(bound.submit(h).result(PATIENCE)[0], np.tanh(h @ w), rtol=1e-5)
+            np.testing.assert_allclose(bound.submit(h).result(PATIENCE), np.tanh(h @ w), rtol=1e-5)
             assert "bound" in repr(bound)
         with pytest.raises(VmError, match=r"1 argument is positional, not 2(.|\n)*found: +2"):
             bound(h, w)

@@ -23,12 +23,12 @@ from aotc.source.restore import restore
 from aotc.vmfb.abi import WhileNode
 from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, open_bundle
 from aotc.vmfb.commands import all_nodes, read_commands
+from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.host.digests import sha256_of
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.check_bundle import check_bundle
-from aotc_cli.commands.inspect import describe
 
 GOLDEN = Path(__file__).parents[1] / "golden_bundles"
 NUMBERS = (

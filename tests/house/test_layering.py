@@ -61,9 +61,9 @@ MAY_IMPORT = {
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.host.files",
         "aotc.vmfb.host.children", "aotc.vmfb.host.install", *COMMON, *CONTRACTS,
     ),
-    "aotc.diagnostics": (),
+    "aotc.diagnostics": ("aotc.vmfb.errors",),
     "aotc.support.memoize": (),
-    "aotc.bundle": ("aotc.vmfb.bundle",),
+    "aotc.bundle": ("aotc.diagnostics", "aotc.source.restore", "aotc.vmfb"),
     "aotc.options": (
         "aotc.diagnostics", "aotc.vmfb.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.host.byte_sizes",
@@ -84,7 +84,9 @@ MAY_IMPORT = {
         "aotc.vmfb.host.install",
     ),
     "aotc.driver.assemble": ("numpy", "aotc"),
-    "aotc.driver.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
+    "aotc.driver.signatures": (
+        "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.trees",
+    ),
     "aotc.driver.bundle_cache": (
         "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store",
         "aotc.vmfb.custom_calls", *COMMON,

@@ -20,8 +20,8 @@ from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
-from aotc_cli.commands.inspect import describe
 
 INPUTS = Path(__file__).parents[1] / "inputs"
 OPT_IN = 227 << 10

@@ -13,8 +13,8 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.describe import describe
 from aotc.vmfb.errors import BundleError, VmError
-from aotc_cli.commands.inspect import describe
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu

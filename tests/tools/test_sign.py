@@ -11,9 +11,9 @@ import aotc
 from aotc.tools.sign import new_key, sign_bundle
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle, write_bundle
+from aotc.vmfb.describe import describe
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
-from aotc_cli.commands.inspect import describe
 from aotc_cli.main import app
 
 pytest.importorskip("cryptography")

@@ -7,9 +7,9 @@ import pytest
 
 import aotc
 from aotc.vmfb.bundle import open_bundle, write_bundle
+from aotc.vmfb.describe import describe
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.verify.check_bundle import check_bundle
-from aotc_cli.commands.inspect import describe
 
 pytestmark = pytest.mark.ir
 

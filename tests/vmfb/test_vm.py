@@ -134,7 +134,7 @@ def test_python_scalars(module):
     ("arguments", "message"),
     [
         ((X,), "wrong number of arguments"),
-        ((X.astype(np.float64), Y), r"argument 0 \(x\) has the wrong dtype\n    found:    f64\[4\]\n    expected: f32"),
+        ((X.astype(np.float16), Y), r"argument 0 \(x\) has the wrong dtype\n    found:    f16\[4\]\n    expected: f32"),
         ((X, Y.astype(np.int32)), r"argument 1 \(y\) has the wrong dtype"),
         ((X[:3], Y), r"wrong shape\n    found:    f32\[3\]\n    expected: f32\[4\]"),
         ((X.reshape(2, 2), Y), "wrong shape"),

@@ -12,7 +12,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc_cli.commands.inspect import describe
+from aotc.vmfb.describe import describe
 
 pytestmark = pytest.mark.cpu
 

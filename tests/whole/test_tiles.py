@@ -18,10 +18,10 @@ from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_graphs
+from aotc.vmfb.describe import describe
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.verify import buffers
 from aotc.vmfb.verify.buffers import load_buffers
-from aotc_cli.commands.inspect import describe
 from aotc_cli.main import app
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]

@@ -21,7 +21,7 @@ from aotc.vmfb.messages import render
 Environment = dict[Value, np.ndarray]
 
 
-class ArgumentError(ValueError):
+class OperandError(ValueError):
     """An argument's dtype or shape does not fit the function."""
 
 
@@ -53,7 +53,7 @@ def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks
 
     Raises
     ------
-    ArgumentError
+    OperandError
         If an argument does not fit.
     AssertionFailed
         If an ``assert`` op of the model fails.
@@ -69,7 +69,7 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
 
     Raises
     ------
-    ArgumentError, AssertionFailed
+    OperandError, AssertionFailed
         If the arguments do not fit.
     """
     sizes = called.attrs.get("sizes", {})
@@ -96,14 +96,14 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
 
     Raises
     ------
-    ArgumentError
+    OperandError
         If the shapes contradict each other or the types.
     """
     known: dict[str, int] = {}
     open_pairs: list[tuple[Dim, int, str]] = []
     for i, (t, shape) in enumerate(zip(params, shapes)):
         if len(shape) != t.rank:
-            raise ArgumentError(f"argument {i}: expected {t}, found shape {tuple(shape)}")
+            raise OperandError(f"argument {i}: expected {t}, found shape {tuple(shape)}")
         open_pairs += [
             (d, n, f"argument {i}: expected {t}, found shape {tuple(shape)}") for d, n in zip(t.shape, shape)
         ]
@@ -115,7 +115,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
                 if not _solve(left, number, known):
                     rest.append((dim, number, message))
             elif left != number:
-                raise ArgumentError(message)
+                raise OperandError(message)
         if len(rest) == len(open_pairs):
             break
         open_pairs = rest
@@ -131,7 +131,7 @@ def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
         return False
     quotient, rest = divmod(number - e.const, k)
     if rest:
-        raise ArgumentError(f"a dim must be of the form {e}, found {number}")
+        raise OperandError(f"a dim must be of the form {e}, found {number}")
     known[atom.name] = quotient
     return True
 
@@ -140,10 +140,10 @@ def _bind(
     body: Region, arrays: Sequence[np.ndarray], outer: Mapping[str, int], requirements: Sequence[Requirement] = ()
 ) -> tuple[dict[str, int], list[Requirement]]:
     if len(arrays) != len(body.params):
-        raise ArgumentError(f"expected {len(body.params)} arguments, found {len(arrays)}")
+        raise OperandError(f"expected {len(body.params)} arguments, found {len(arrays)}")
     for i, (param, a) in enumerate(zip(body.params, arrays)):
         if a.dtype != to_numpy(param.type.dtype):
-            raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
+            raise OperandError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
     # a callee uses its caller's symbols; its own arguments may not determine all of them
     dims = dict(outer) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
     return dims, _check_requirements(requirements, dims)

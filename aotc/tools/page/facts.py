@@ -15,9 +15,9 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
-from aotc.tools.native_code import disassemble, kernel_ranges
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.native_code import disassemble, kernel_ranges
 from aotc.vmfb.profile.trace import flops_of
 
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")

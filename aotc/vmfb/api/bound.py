@@ -15,7 +15,8 @@ from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda.foreign import as_array
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
+from aotc.vmfb.public_names import public_names
 
 if TYPE_CHECKING:
     from aotc.vmfb.arguments import Signature
@@ -31,7 +32,7 @@ _NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, string
 def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     """Place an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
-        raise VmError(module.name, "where is no name", repr(where), "of an argument, or of a device")
+        raise ArgumentError(module.name, "where is no name", repr(where), "of an argument, or of a device")
     several = "main" not in module.functions and len(module.functions) != 1
     function = None if several else module.loaded(module.default_name())
     for number, argument in enumerate(function.arguments if function and where else ()):
@@ -40,17 +41,17 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     places = _places(module)
     name = where or next((n for n, gpu in places.items() if gpu is not None), module.home)
     if name not in places:
-        raise VmError(module.name, f"no argument and no device {where!r}", expected=", ".join(places))
+        raise ArgumentValueError(module.name, f"no argument and no device {where!r}", expected=", ".join(places))
     try:
         found = as_array(x)
     except Exception as error:  # it runs code of the array's class
-        raise VmError(module.name, f"what is put on {name} cannot be read as an array: {error}") from error
+        raise ArgumentError(module.name, f"what is put on {name} cannot be read as an array: {error}") from error
     loaded = places[name]
     if isinstance(found, DeviceArray) and found.ordinal == (-1 if loaded is None else loaded.ordinal):
         return found
     array = np.asarray(found, order="C")
     if array.dtype.kind in _NO_NUMBERS:
-        raise VmError(module.name, f"what is put on {name} is no array of numbers", type(x).__name__)
+        raise ArgumentError(module.name, f"what is put on {name} is no array of numbers", type(x).__name__)
     made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.put(array, name)
     return made
 
@@ -75,6 +76,7 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") or isinstance(x, int | float | complex)
 
 
+@public_names("arrays", "async_", "bound", "invoke", "name", "signature", "state", "submit", "update")
 class Bound:
     """A function of a module with bound arguments; calls pass the others.
 
@@ -134,10 +136,20 @@ class Bound:
 
         return partial.run_by(whole, arrays, out, donate, results)
 
-    def submit(self, *arrays: Any, **options: Any) -> Fence:
-        """Submit the function; options as in :meth:`aotc.vmfb.module.LoadedModule.submit`."""
+    def submit(self, *args: Any, **options: Any) -> Fence:
+        """Submit the function with its other parameters; options as in :meth:`LoadedModule.submit`.
+
+        The fence's result is what a call returns.
+        """
         partial = self.function.partial
-        return self._module.submit(partial.function.name, *partial.filled(arrays), **options)
+        values = partial.filled(self._leaves(args, {}))
+        fence = self._module.submit(partial.function.name, *values, **options)
+        fence.restore = self._entry.rebuild if self._entry is not None else None
+        return fence
+
+    async def async_(self, *args: Any) -> Any:
+        """Call the function without blocking the event loop; cancelling the task cancels the call."""
+        return await self.submit(*args)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with its other parameters, by position or by name, or with flat arrays.

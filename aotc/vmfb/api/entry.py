@@ -6,13 +6,14 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.arguments import Signature
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, CallError, VmError
 from aotc.vmfb.host.shutdown import refuse_if_ending
+from aotc.vmfb.public_names import public_names
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.submit_entry import Submitting
@@ -35,13 +36,29 @@ class PickledModule:
         return self._load, (os.path.abspath(self._path), self._asked)
 
 
+class Closed:
+    """What a closed module has in place of its code: any use of it is an error."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def refuse(self) -> NoReturn:
+        """Raise the error of a closed module."""
+        raise CallError(self.where, "the module was closed", hint="aotc.load, once more")
+
+    def __getattr__(self, _: str) -> Any:
+        self.refuse()
+
+
+@public_names("async_", "options", "signature", "submit")
 class Entry:
     """A function of a module, such as ``module.main``: call it with pytrees; ``signature`` describes it."""
 
     _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
 
     def __init__(self, function: RuntimeFunction, home: str) -> None:
-        self._function, self._home = function, home
+        self._function: RuntimeFunction | Closed = function
+        self._home = home
         self.signature: Signature = function.signature
         self.again: PickledModule | None = None
         self._count, self._flat = _NOT_KNOWN, False
@@ -59,6 +76,10 @@ class Entry:
         except:  # bare: at interpreter exit the names of exception types may be gone
             self._refuse_if_ending()
             raise
+
+    def close(self) -> None:
+        """Let later calls fail: the module is closed."""
+        self._function = Closed(self._function.where)
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Return the flat arrays of a call.
@@ -85,7 +106,7 @@ class Entry:
             raise
         except Exception as error:  # it runs code of the caller's objects
             what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
-            raise VmError(self._function.where, what) from error
+            raise ArgumentError(self._function.where, what) from error
         return values
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
@@ -131,7 +152,7 @@ class Entry:
         count = len(self.signature.results)
         if not isinstance(results, Sequence) or len(results) != count:
             given = len(results) if isinstance(results, Sequence) else type(results).__name__
-            raise VmError(self._function.where, "wrong number of results", given, count)
+            raise ArgumentError(self._function.where, "wrong number of results", given, count)
 
     @cached_property
     def _parameters(self) -> Parameters:

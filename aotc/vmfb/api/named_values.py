@@ -9,7 +9,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import nodes_of
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, VmError
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
@@ -62,7 +62,7 @@ def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tupl
         return list(enumerate(leaves, first))
     names = [row["name"] for row in signature.arguments if row["name"]]
     expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"
-    raise VmError(where, f"no argument {key!r} to bind", expected=expected)
+    raise ArgumentError(where, f"no argument {key!r} to bind", expected=expected)
 
 
 def on_its_device(function: RuntimeFunction, number: int, value: Any, home: str) -> DeviceArray:

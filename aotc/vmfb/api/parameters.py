@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, VmError
 
 _LEAF: trees.Node = {"kind": "leaf"}
 
@@ -81,7 +81,7 @@ class Parameters:
         given = [*self.names[: min(count, self._positional)], *[f"{more} more"] * (more > 0), *kwargs]
         description = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"
         expected = f"{len(self.names)}: {', '.join(self.names)}" if self.names else "none"
-        return VmError(self._where, "wrong arguments: " + ", ".join(problems), description, expected)
+        return ArgumentError(self._where, "wrong arguments: " + ", ".join(problems), description, expected)
 
     def flattener(self) -> trees.Flatten:
         """Return ``f(values, leaves)``, which appends the leaves of all parameters."""

@@ -19,7 +19,7 @@ from aotc.vmfb.api.named_values import by_number, on_its_device
 from aotc.vmfb.api.partial_signature import without
 from aotc.vmfb.arguments import Argument, Signature
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, VmError
 from aotc.vmfb.memory.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class PartialFunction:
         if len(values) != len(self.open):
             function = self.function
             names = ", ".join(str(function.arguments[n]) for n in self.open)
-            raise VmError(function.where, "wrong number of arguments", len(values), f"{len(self.open)}: {names}")
+            raise ArgumentError(function.where, "wrong number of arguments", len(values), f"{len(self.open)}: {names}")
         if self.check is not None:
             self.check()
         row = self.row.copy()
@@ -252,7 +252,7 @@ def place_bound_values(
 ) -> dict[int, DeviceArray]:
     """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
     if not isinstance(values, Mapping):
-        raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
+        raise ArgumentError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
     found, problems = by_number(function.signature, values, function.where)
     held: dict[int, DeviceArray] = {}
     for number, value in found.items():
@@ -270,7 +270,7 @@ def place_bound_values(
         what = "what was compiled to be bound is bound together"
         problems.append(str(VmError(function.where, what, f"nothing for {', '.join(missing)}")))
     if problems:
-        raise VmError("", "\n".join(problems))
+        raise ArgumentError("", "\n".join(problems))
     return held
 
 

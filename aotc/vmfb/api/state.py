@@ -19,7 +19,8 @@ from aotc.vmfb.api.named_values import node_called
 from aotc.vmfb.api.state_call import StateCall, leaves_of
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
+from aotc.vmfb.public_names import public_names
 from aotc.vmfb.result_names import is_part, path_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _FORMS = {"results": "{'result[0]': 'cache'}", "init": "{'cache': tree}"}
 
 
+@public_names("default", "load", "reset", "save", "types", "values")
 class KeptState:
     """Arguments of functions whose values are results of the previous call; see ``docs/state.md``.
 
@@ -56,7 +58,7 @@ class KeptState:
         results, init = ({} if given is None else given for given in (results, init))
         for given, what in ((results, "results"), (init, "init")):
             if not isinstance(given, Mapping):
-                raise VmError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
+                raise ArgumentError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
         self._module, self._names = module, tuple(names)
         functions: dict[str, RuntimeFunction] = {name: module.loaded(name) for name in module.functions}
         if bound is not None:
@@ -177,9 +179,9 @@ def _homes(
     for name in names:
         if not any(is_part(key, name) for key in homes):
             known = {a["name"]: 0 for f in takes for a in functions[f].signature.arguments}
-            raise VmError(where, f"no argument is called {name!r}", expected=", ".join(known))
+            raise ArgumentValueError(where, f"no argument is called {name!r}", expected=", ".join(known))
     if not names:
-        raise VmError(where, "a state without names", expected="those of arguments: module.state('cache')")
+        raise ArgumentError(where, "a state without names", expected="those of arguments: module.state('cache')")
     return homes
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError
+from aotc.vmfb.public_names import public_names
 from aotc.vmfb.results import DEVICE, NUMPY
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.fence import Fence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import FunctionEntry, RuntimeFunction
 
 
+@public_names("async_", "submit")
 class Submitting:
     """A function with submission options; ``module.main.options(...)`` returns one.
 
@@ -35,24 +37,28 @@ class Submitting:
         self._entry = entry
         self._deadline, self._wait, self._donate, results = options
         if results not in ("", NUMPY, DEVICE):
-            raise VmError(function.where, f"results is {results!r}", expected=f"{NUMPY!r} or {DEVICE!r}")
+            raise ArgumentValueError(function.where, f"results is {results!r}", expected=f"{NUMPY!r} or {DEVICE!r}")
         if not isinstance(self._donate, bool):
-            raise VmError(function.where, "donate is no truth value", type(self._donate).__name__, "True or False")
+            raise ArgumentError(
+                function.where, "donate is no truth value", type(self._donate).__name__, "True or False"
+            )
         self._call = SubmittedCall(function, results, home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Submit a call; the results of the fence are flat arrays."""
+        """Submit a call; the fence's :meth:`~aotc.Fence.result` is what a call returns."""
         values: Sequence[Any] = self._entry.flatten(args, kwargs)
-        return submit(self._call, values, self._wait, self._deadline, self._donate, None)
+        fence = submit(self._call, values, self._wait, self._deadline, self._donate, None)
+        fence.restore = self._entry.rebuild
+        return fence
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function without blocking the event loop; cancelling the task cancels the call."""
-        return self._entry.rebuild(await self.submit(*args, **kwargs))
+        return await self.submit(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fence = self.submit(*args, **kwargs)
         try:
-            return self._entry.rebuild(fence.result())
+            return fence.result()
         except BaseException:
             fence.cancel()
             raise

@@ -10,6 +10,7 @@ import numpy as np
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.memory.pointers import address_of
+from aotc.vmfb.public_names import public_names
 
 
 def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
@@ -27,6 +28,10 @@ def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = 
     return found if dtype is None else found.astype(dtype, copy=False)
 
 
+@public_names(
+    "address", "buffer", "copy", "device", "donated", "dtype", "nbytes", "numpy", "ordinal", "read_only", "shape",
+    "wait",
+)  # fmt: skip
 class DeviceArray:
     """An array on a device of the model; the subclass :class:`~aotc.vmfb.devices.cuda.array.CudaArray` is on a GPU.
 

@@ -6,7 +6,7 @@ import re
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentValueError, VmError
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Executable
@@ -56,7 +56,7 @@ def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
     except ValueError:
         size = 0
     if size <= 0:
-        raise VmError("", f"memory_limit is {limit!r}", expected=f"{EXAMPLES}, more than none")
+        raise ArgumentValueError("", f"memory_limit is {limit!r}", expected=f"{EXAMPLES}, more than none")
     if not hasattr(executable, "limit_memory"):
         raise VmError(where, "memory cannot be limited on this device", hint="devices='cpu'")
     executable.limit_memory(size)

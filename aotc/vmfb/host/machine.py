@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Set
 from functools import cache
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentValueError
 
 # Maximum number of threads. No machine computes faster with more, and a mistyped million would exhaust its memory.
 MOST_THREADS = 1024
@@ -165,7 +165,7 @@ def shuffle_seed() -> int | None:
         return None
     if SHUFFLE.isascii() and SHUFFLE.isdigit() and len(SHUFFLE) < 10:
         return int(SHUFFLE)
-    raise VmError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
+    raise ArgumentValueError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
 
 
 def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
@@ -181,7 +181,7 @@ def _positive(name: str, value: int | str) -> int:
     if number:
         return number
     found = repr(value) if len(str(value)) < 40 else f"{str(value)[:40]!r}..."
-    raise VmError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
+    raise ArgumentValueError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
 
 
 def _number(text: str) -> int:

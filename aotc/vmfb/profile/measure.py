@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Command, Place, value_of
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError
 from aotc.vmfb.profile.cost_record import FORMAT, digest_of
 from aotc.vmfb.profile.touched_bytes import touched_bytes
 from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate, flops_of, read_header
@@ -42,9 +42,9 @@ def measure(function: RuntimeFunction, arrays: Sequence[Any], repeat: int) -> di
     """
     if len(arrays) != len(function.arguments):
         expected = ", ".join(map(str, function.arguments))
-        raise VmError(function.where, "wrong number of arguments", len(arrays), expected)
+        raise ArgumentError(function.where, "wrong number of arguments", len(arrays), expected)
     if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
-        raise VmError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
+        raise ArgumentValueError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
     found: list[Profiler] = []
 
     def make(executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory) -> Profiler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import ArgumentError
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Executable, RuntimeModule
@@ -23,7 +23,9 @@ def profile(
         If there is no such function, arguments do not fit, or the bundle has no kernel texts.
     """
     if not isinstance(name, str):
-        raise VmError(module.name, "profile begins with the name of a function", type(name).__name__, "a name, or none")
+        raise ArgumentError(
+            module.name, "profile begins with the name of a function", type(name).__name__, "a name, or none"
+        )
     if not name and not arrays:
         from aotc.vmfb.profile.recording import CallRecording
 

@@ -19,7 +19,7 @@ class Mortal(Protocol):
     """An object with a deadline."""
 
     @property
-    def done(self) -> bool:
+    def done(self) -> object:
         """Return True if the deadline no longer matters."""
 
     def expire(self) -> None:

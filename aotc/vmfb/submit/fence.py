@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray, converted
-from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, FenceCancelled
+from aotc.vmfb.public_names import public_names
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
 
 # Initial pause in seconds between two polls of an early result; it doubles after each poll. About the time in which a
@@ -34,6 +35,23 @@ def quick(callback: Told) -> Told:
     return callback
 
 
+class Flag(int):
+    """True or False, as a value and as a method without arguments, as which a ``Future`` has it."""
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+YES, NO = Flag(1), Flag(0)
+
+
+@public_names(
+    "add_done_callback", "cancel", "cancelled", "done", "exception", "fail", "result", "results", "running", "signal",
+    "wait",
+)  # fmt: skip
 class Fence:
     """A one-time event that others wait for: signalled, or failed with an error. It may carry results.
 
@@ -42,7 +60,7 @@ class Fence:
     without occupying a thread. All methods may be called from any thread, and from signal handlers.
     """
 
-    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root")
+    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root", "restore")
 
     def __init__(self) -> None:
         self._box: list[Any] = [self]  # the thread that pops it settles this fence
@@ -50,6 +68,7 @@ class Fence:
         self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
         self._placed: tuple[Any, ...] = ()  # results, once their memory is recorded in the order of submissions
         self._root: tuple[str, BaseException] | None = None  # label and error of the fence that failed first
+        self.restore: Callable[[list[Any]], Any] | None = None  # makes the structure of the function's result
 
     # ------------------------------------------------------------ fences of the user
 
@@ -66,7 +85,7 @@ class Fence:
             If ``error`` is not an exception.
         """
         if not isinstance(error, BaseException):
-            raise VmError("", "a fence fails with an exception", type(error).__name__, "VmError('', 'why')")
+            raise ArgumentError("", "a fence fails with an exception", type(error).__name__, "ArgumentError('', 'why')")
         return self._resolve((), error)
 
     def cancel(self) -> bool:
@@ -76,9 +95,17 @@ class Fence:
     # ------------------------------------------------------------ waiting
 
     @property
-    def done(self) -> bool:
-        """Return True if it has been settled, with results or an error."""
-        return self._outcome is not None
+    def done(self) -> Flag:
+        """True if it has been settled, with results or an error: ``fence.done()``, as of a ``Future``."""
+        return YES if self._outcome is not None else NO
+
+    def cancelled(self) -> bool:
+        """Return True if it was cancelled."""
+        return self._outcome is not None and isinstance(self._outcome[1], FenceCancelled)
+
+    def running(self) -> bool:
+        """Return True if its call has started and not ended."""
+        return False
 
     @property
     def label(self) -> str:
@@ -99,15 +126,21 @@ class Fence:
             raise IndexError(f"{self.label} has {count}: there is no result {number}") from None
         except TypeError:
             what = "a result of a fence is named by its number"
-            raise VmError("", what, repr(number)[:80], f"0 to {len(results) - 1}") from None
+            raise ArgumentError("", what, repr(number)[:80], f"0 to {len(results) - 1}") from None
 
-    def result(self, timeout: float | None = None) -> list[Any]:
-        """Wait, and return the list of results as ``invoke`` does; the list of a user's fence is empty.
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait, and return what the call returns.
 
         Parameters
         ----------
         timeout : float, optional
             Maximum seconds to wait. The submission continues after a timeout.
+
+        Returns
+        -------
+        list of array, or pytree
+            A list as ``invoke`` returns it for a fence of ``module.submit("main", x)``, empty for a user's fence; the
+            structure of the function's result for a fence of ``module.main.submit(x)`` or ``module.submit(x)``.
 
         Raises
         ------
@@ -117,6 +150,11 @@ class Fence:
             The error that the fence failed with.
         """
         self.wait(timeout)
+        results = self.flat_results()
+        return results if self.restore is None else self.restore(results)
+
+    def flat_results(self) -> list[Any]:
+        """Return the list of results of a settled fence, or raise its error."""
         assert self._outcome is not None
         results, error = self._outcome
         if error is not None:
@@ -139,7 +177,7 @@ class Fence:
         """
         if self._outcome is None:
             return []
-        return [self.result()[number]]
+        return [self.flat_results()[number]]
 
     def has(self, number: int) -> bool:
         """Return True if a result can be read now."""
@@ -196,7 +234,7 @@ class Fence:
         finally:
             self._forget(ring)
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, Any]:
         from asyncio import CancelledError, get_running_loop  # only for coroutines: the import takes 20 ms
 
         if self._outcome is None:
@@ -233,7 +271,7 @@ class Fence:
             If ``function`` is not callable.
         """
         if not callable(function):
-            raise VmError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
+            raise ArgumentError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
         self._callbacks.append(function)
         if self._outcome is not None:
             self._tell()
@@ -305,7 +343,9 @@ class Fence:
 def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
     if not number or timeout != timeout:  # NaN
-        raise VmError("", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end")
+        raise ArgumentValueError(
+            "", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end"
+        )
 
 
 class _Telling:
@@ -321,6 +361,9 @@ class _Telling:
         self._fence._tell()
 
 
+@public_names(
+    "device", "done", "dtype", "exception", "fence", "number", "numpy", "ready", "result", "shape", "wait",
+)  # fmt: skip
 class FenceResult:
     """A result that may not exist yet, as an argument of a later submission or call, which waits for it.
 
@@ -352,9 +395,9 @@ class FenceResult:
         return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
 
     @property
-    def done(self) -> bool:
-        """Return True if it can be read, or never will be because the fence failed before it was complete."""
-        return self.fence.done or self.ready()
+    def done(self) -> Flag:
+        """True if it can be read, or never will be because the fence failed before it was complete."""
+        return YES if self.fence.done or self.ready() else NO
 
     def ready(self) -> bool:
         """Return True if it can be read now. The call may still compute its other results."""
@@ -391,7 +434,10 @@ class FenceResult:
     def read(self) -> Any:
         """Return this result if it can be read, else wait for the fence."""
         found = self.fence.part(self.number)
-        return found[0] if found else self.fence.result()[self.number]
+        if found:
+            return found[0]
+        self.fence.wait()
+        return self.fence.flat_results()[self.number]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does, and return the error, or None."""

@@ -16,7 +16,7 @@ from typing import Any
 from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
-from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.errors import ArgumentError, BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.host.interruption import RUNNING, ask
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
@@ -122,6 +122,10 @@ class Submission(Fence):
             self.wait(timeout)
         else:
             super()._wait_for_part(number, timeout)
+
+    def running(self) -> bool:
+        """Return True if the call has started and not ended."""
+        return self._outcome is None and not self._box
 
     def signal(self) -> bool:
         """Raise: only the call settles this fence."""
@@ -413,7 +417,7 @@ def submit(
     seconds = call.limits.deadline(where, deadline)
     if len(values) != len(call.arguments):
         expected = f"{len(call.arguments)}: {', '.join(map(str, call.arguments))}"
-        raise VmError(where, "wrong number of arguments", len(values), expected)
+        raise ArgumentError(where, "wrong number of arguments", len(values), expected)
     given: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
         given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
@@ -421,7 +425,7 @@ def submit(
     prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
-        raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
+        raise ArgumentError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
     coming = [v for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
@@ -475,7 +479,9 @@ def _record_donated(call: SubmittedCall, values: Sequence[Any]) -> None:
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
     if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
-        raise VmError(where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made")
+        raise ArgumentError(
+            where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made"
+        )
     for fence in wait:
         _check_fence(where, fence)
     return list(wait)
@@ -495,7 +501,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
     if len(results) != 1:
         hint = "fence[0], fence[1]..." if results else "wait=[fence]"
         what = f"{argument.label} is a fence with {len(results)} results"
-        raise VmError(where, what, expected="one result", hint=hint)
+        raise ArgumentError(where, what, expected="one result", hint=hint)
     return results[0]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from aotc.vmfb.arguments import Argument, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, VmError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.result_names import path_of
@@ -136,7 +136,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         Its message lists all that are missing, unknown, or of another dtype or shape.
     """
     if not isinstance(values, Mapping):
-        raise VmError(where, "weights are no mapping", type(values).__name__, "{'params/w': array}, or a path")
+        raise ArgumentError(where, "weights are no mapping", type(values).__name__, "{'params/w': array}, or a path")
     if isinstance(values, Tensors):
         types = {path: row for path, row in places.types.items() if whole or path in values}
         return checked_tensors(values, types, where)
@@ -157,7 +157,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
     missing = [path for path in places.types if whole and path not in known]
     problems += [f"{path} is missing, {type_text(*places.types[path])}" for path in missing]
     if problems:
-        raise VmError(where, "weights do not fit:\n  " + "\n  ".join(problems))
+        raise ArgumentValueError(where, "weights do not fit:\n  " + "\n  ".join(problems))
     return found
 
 

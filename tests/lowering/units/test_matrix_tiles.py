@@ -23,10 +23,10 @@ from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.machine import cpu_features, tiles_permitted
+from aotc.vmfb.native_code import disassemble
 
 TARGET = TARGETS["cpu:x86-64-amx"]
 pytestmark = [pytest.mark.cpu]

@@ -20,9 +20,9 @@ from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.machine import cpu_features
+from aotc.vmfb.native_code import disassemble
 
 TARGET = TARGETS["cpu:x86-64-v4-bf16"]
 pytestmark = [pytest.mark.cpu]

@@ -17,9 +17,9 @@ from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.tools.native_code import disassemble
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
+from aotc.vmfb.native_code import disassemble
 
 pytestmark = [pytest.mark.cpu]
 RUNNABLE = [

@@ -47,7 +47,7 @@ def call(module, x):
     return module(x)
 
 def submit(module, x):
-    return module.main.submit(x).result()[0]
+    return module.main.submit(x).result()
 
 def flat(module, x):
     return module.invoke("main", x)[0]

@@ -188,7 +188,7 @@ REFUSED = {
     "no function": (("other", X, Y), {}, "no function 'other'"),
     "arguments": (("main", X), {}, "wrong number of arguments"),
     "shape": (("main", X, X[:2]), {}, "argument 1 .y. has the wrong shape"),
-    "dtype": (("main", X, X.astype("f8")), {}, "argument 1 .y. has the wrong dtype"),
+    "dtype": (("main", X, X.astype("f2")), {}, "argument 1 .y. has the wrong dtype"),
     "no fence": (("main", X, Y), {"wait": [asyncio.Event()]}, "wait is no list of fences"),
     "no list": (("main", X, Y), {"wait": aotc.Fence()}, "wait is no list of fences"),
     "negative": (("main", X, Y), {"deadline": -1}, "the deadline is no time to come"),

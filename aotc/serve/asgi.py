@@ -1,0 +1,101 @@
+"""The server as an ASGI application, for uvicorn, hypercorn, or a route of FastAPI and Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from aotc.serve.engine import Engine
+from aotc.serve.errors import CLOSED, RequestFault
+from aotc.serve.http_io import Receive, Scope, Send, send_fault
+from aotc.serve.logs import open_log
+from aotc.serve.rest import make_app
+from aotc.serve.settings import Settings
+from aotc.vmfb.errors import ArgumentError, Error, nearest
+
+
+def asgi(source: str | os.PathLike[str], **settings: Any) -> AsgiApp:
+    """Return an ASGI application that serves a bundle, or a folder of bundles; ``docs/serve.md`` has its routes.
+
+    Parameters
+    ----------
+    source : path
+        A bundle, or a folder of bundles.
+    **settings
+        Fields of :class:`aotc.serve.settings.Settings`, as the options of ``aotc serve``: ``max_batch=8``,
+        ``token="..."``. Host, port, TLS and gRPC are the business of the server that runs the application. Without a
+        token only requests to names of this machine are answered; ``insecure=True`` answers all.
+
+    Raises
+    ------
+    CallError
+        If a setting is invalid.
+    """
+    known = [f.name for f in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"{near}=" if near else f"one of {', '.join(known)}"
+            raise ArgumentError("", f"asgi has no setting {name!r}", hint=hint)
+    return AsgiApp(Settings(source=Path(source), **settings).check())
+
+
+class AsgiApp:
+    """An ASGI application. It loads its models at the start of the application, or for its first request.
+
+    A framework that mounts an application on a route does not tell it of the start.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._log = open_log(settings.json_logs)
+        self._starting: asyncio.Task[Any] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, or the start and end of the application."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        try:
+            await self._started()
+        except Error as error:
+            await send_fault(send, RequestFault(CLOSED, "", str(error)), close=True)
+            return
+        await self._app(scope, receive, send)
+
+    async def _started(self) -> None:
+        """Load the models, once."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.shield(self._starting)
+        except Error:
+            self._starting = None  # the next request tries again
+            raise
+
+    async def _start(self) -> None:
+        self._engine = Engine(self._settings, self._log)
+        self._app = make_app(self._engine)
+        repository = self._engine.repository
+        await repository.refresh()
+        repository.check_there()
+        self._watching = asyncio.create_task(repository.watch())
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._started()
+        except Error as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        try:
+            await receive()
+        finally:
+            self._engine.closed.set()
+            self._watching.cancel()
+            self._engine.conversion.close()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,66 @@
+"""Calls at load with zeros, so that the first call of a user is as fast as later ones."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
+from aotc.vmfb.profile.trace import evaluate
+
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import RuntimeModule
+
+_EXAMPLE = "True, or sizes of the symbolic dims: [{'b': 1}, {'b': 8}]"
+
+
+def warm_up(module: RuntimeModule, warm: Any) -> None:
+    """Call each function that ``warm`` has all sizes for.
+
+    A check of the program itself may refuse zeros: it is not an error here.
+
+    Raises
+    ------
+    ArgumentError, ArgumentValueError
+        If ``warm`` is no sizes, or no function takes these sizes.
+    """
+    rows: Sequence[Any] = [{}] if warm is True else [warm] if isinstance(warm, Mapping) else warm
+    if not isinstance(rows, list | tuple) or not all(_are_sizes(row) for row in rows):
+        raise ArgumentError(module.name, "warm is no list of sizes", repr(warm)[:80], _EXAMPLE)
+    for sizes in rows:
+        called = [_call(module, name, sizes) for name in module.functions if _symbols(module, name) <= sizes.keys()]
+        if not called:
+            wanted = sorted({symbol for name in module.functions for symbol in _symbols(module, name)})
+            what = "warm has no sizes for any function"
+            raise ArgumentValueError(module.name, what, repr(sizes)[:80], f"sizes of {', '.join(wanted)}")
+
+
+def _are_sizes(row: Any) -> bool:
+    return isinstance(row, Mapping) and all(
+        isinstance(name, str) and isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
+        for name, size in row.items()
+    )
+
+
+def _symbols(module: RuntimeModule, name: str) -> set[str]:
+    """Return the names in the dims of a function's arguments."""
+    dims = [d for row in module.loaded(name).signature.arguments for d in row["dims"] if isinstance(d, str)]
+    names = {node.id for d in dims for node in ast.walk(ast.parse(d, mode="eval")) if isinstance(node, ast.Name)}
+    return names - {"max", "min"}
+
+
+def _call(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
+    arrays = []
+    for row in module.loaded(name).signature.arguments:
+        dims = [d if isinstance(d, int) else evaluate(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]
+        arrays.append(np.zeros(dims, to_numpy(row["dtype"])))
+    try:
+        module.loaded(name).run(arrays)
+    except CallError as error:
+        if type(error) is not CallError:
+            raise
+    return name
