@@ -29,9 +29,9 @@ from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_tar
 from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Block, Stage, emit_program, join_programs
 from aotc.lowering.program.graphs import shared_graphs
+from aotc.lowering.program.memories import Memories, bytes_of
 from aotc.lowering.program.memory_limit.fit_memory import arenas_of, fit_memory, scratches
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
-from aotc.lowering.program.memory_spaces import Memories, bytes_of
 from aotc.lowering.program.merge_by_offsets import merge_by_offsets
 from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
 from aotc.lowering.program.owners.alternate_buffers import alternate_buffers

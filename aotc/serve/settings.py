@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.verify.signatures import check_keys
+from aotc.vmfb.verify.trust import check_keys
 
 # Largest value of an option of gRPC's library, a C int: bytes of a message and of a head, connections.
 GRPC_MOST = 2**31 - 1

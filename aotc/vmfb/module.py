@@ -129,7 +129,7 @@ def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> 
     """Return the bundle whose code may run, and True if its signature was verified."""
     if keys is None and not untrusted:
         return bundle, False
-    from aotc.vmfb.verify.signatures import trusted  # only with ``trusted_keys`` or ``untrusted``
+    from aotc.vmfb.verify.trust import trusted  # only with ``trusted_keys`` or ``untrusted``
 
     return trusted(bundle, devices, keys, untrusted)
 

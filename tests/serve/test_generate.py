@@ -14,7 +14,8 @@ from support.served import answer, running
 import aotc
 from aotc.serve.engine import Engine
 from aotc.serve.errors import RequestFault
-from aotc.serve.generate.request import GenerationRequest, choose, parse_request
+from aotc.serve.generate.request import parse_request
+from aotc.serve.generate.sampling import Sampling, next_token
 from aotc.serve.generate.sse import Events, Generate
 
 pytestmark = pytest.mark.cpu
@@ -107,10 +108,10 @@ def test_the_same_seed_draws_the_same(server):
 @pytest.mark.parametrize(
     ("name", "parameters", "words"),
     [
-        ("sums", {}, "tokens is no list"),
+        ("sums", {}, "tokens is not a list"),
         ("sums", {"tokens": []}, "tokens is empty"),
-        ("sums", {"tokens": [1.5]}, "tokens is no list"),
-        ("sums", {"tokens": [True]}, "tokens is no list"),
+        ("sums", {"tokens": [1.5]}, "tokens is not a list"),
+        ("sums", {"tokens": [True]}, "tokens is not a list"),
         ("sums", {"tokens": [1 << 40]}, "out of range"),
         ("sums", {"tokens": [1], "max_tokens": 0}, "max_tokens"),
         ("sums", {"tokens": [1], "temperature": -1}, "temperature"),
@@ -220,21 +221,21 @@ def test_all_tokens_at_once(server):
     assert (status, "generate_stream" in document["error"]) == (404, True)
 
 
-def test_what_is_drawn():
-    parameters = GenerationRequest([1])
-    assert choose(np.array([[3, 9]], "i4"), parameters) == 9
-    assert choose(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), parameters) == 0
-    assert choose(np.array([np.nan, 1, 2], "f4"), parameters) == 2
+def test_next_token_of_logits():
+    greedy = Sampling()
+    assert next_token(np.array([[3, 9]], "i4"), greedy) == 9
+    assert next_token(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), greedy) == 0
+    assert next_token(np.array([np.nan, 1, 2], "f4"), greedy) == 2
     with pytest.raises(RequestFault, match="all logits that the model computed are NaN"):
-        choose(np.array([np.nan], "f4"), parameters)
+        next_token(np.array([np.nan], "f4"), greedy)
     with pytest.raises(RequestFault, match="no logits"):
-        choose(np.empty((1, 0), "f4"), parameters)
-    warm = GenerationRequest([1], temperature=1.0, top_k=2, random=np.random.default_rng(0))
-    drawn = [choose(np.log(np.array([0.7, 0.2, 0.1], "f4")), warm) for _ in range(2000)]
+        next_token(np.empty((1, 0), "f4"), greedy)
+    warm = Sampling(temperature=1.0, top_k=2, random=np.random.default_rng(0))
+    drawn = [next_token(np.log(np.array([0.7, 0.2, 0.1], "f4")), warm) for _ in range(2000)]
     assert set(drawn) == {0, 1}
     assert abs(drawn.count(0) / 2000 - 7 / 9) < 0.04
     seeded = parse_request({"tokens": [1], "seed": 3}, "m")
-    assert seeded.random.random() == np.random.default_rng(3).random()
+    assert seeded.sampling.random.random() == np.random.default_rng(3).random()
 
 
 def test_two_streams_at_a_time(server):

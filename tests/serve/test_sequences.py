@@ -99,9 +99,9 @@ def test_an_error_ends_it(server):
     ("parameters", "words"),
     [
         ({"tokens": []}, "tokens is empty"),
-        ({"tokens": [1], "sequence_id": 1.5}, "sequence_id is no name"),
-        ({"tokens": [1], "sequence_id": "x" * 200}, "sequence_id is no name"),
-        ({"tokens": [1], "sequence_id": True}, "sequence_id is no name"),
+        ({"tokens": [1], "sequence_id": 1.5}, "sequence_id is not a name"),
+        ({"tokens": [1], "sequence_id": "x" * 200}, "sequence_id is not a name"),
+        ({"tokens": [1], "sequence_id": True}, "sequence_id is not a name"),
         ({"tokens": [1], "sequence_id": "a", "sequence_start": 1}, "true or false"),
         ({"tokens": [1], "sequence_start": True}, "has no name"),
         ({"sequence_id": "a", "sequence_start": True}, "tokens is no list"),

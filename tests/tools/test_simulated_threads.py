@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aotc
-from aotc.kernels.cpu.executor.claims import LAG_WHOLE, claim_of
+from aotc.kernels.cpu.executor.claim_sizes import LAG_WHOLE, claim_size
 from aotc.kernels.cpu.executor.words import LAG
 from aotc.kernels.limits import LAG_MOST
 from aotc.tools.explain.schedule import ScheduleRow, explain_schedule
@@ -63,7 +63,7 @@ class Simulated:
             if not own:
                 return False
             n = own[0]
-            most = claim_of.py_func(rows[n].items, rows[n].claim, lags[thread])
+            most = claim_size.py_func(rows[n].items, rows[n].claim, lags[thread])
             items = min(most, rows[n].items - taken[n])
             taken[n] += items
             mine[thread][n] += items

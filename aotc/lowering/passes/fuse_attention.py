@@ -27,7 +27,7 @@ from aotc.lowering.analysis.attention_pattern import Attention, attention_of, wi
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.passes.split_kv import in_parts
+from aotc.lowering.passes.split_attention import split_on_cpu
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.attention.cpu_blocks import parts_of, takes_attention
 from aotc.options import Options
@@ -105,7 +105,7 @@ class _Rewriter:
         if not takes_attention(op, target):
             return None
         parts = parts_of(op, target)
-        return [*b.ops, *_last(op, found.root)] if parts == 1 else in_parts(op, parts, found.root.results, b)
+        return [*b.ops, *_last(op, found.root)] if parts == 1 else split_on_cpu(op, parts, found.root.results, b)
 
 
 def _last(op: Op, root: Op) -> list[Op]:

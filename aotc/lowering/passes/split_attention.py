@@ -1,6 +1,10 @@
-"""Split attention of few queries by terms, so that many multiprocessors read the keys of one head.
+"""Split attention of few queries by its keys: decoding with a long cache.
 
-Before::
+This is split-KV, as in T. Dao et al., "Flash-Decoding for long-context inference" (2023). Each part is attention over
+some of the keys, with the softmax statistics of its rows; the parts are then merged. So many threads, or
+multiprocessors, read the keys of one head. A CPU and a GPU store different statistics.
+
+:func:`split_attention` is the pass for GPUs. Before::
 
     %o = attention %q, %k, %v {...} : bf16[8, 1, 32, 128]                       // keys of 32768 terms
 After::
@@ -9,15 +13,28 @@ After::
     %w = softmax over parts of %l
     %o = convert (sum over parts of %m * %w where %w is not 0)
 
-A part in which no term has weight has no mean, and the logarithm of its weight is -inf. Sums are added in a fixed
+A part in which no key has weight has no mean, and the logarithm of its weight is -inf. Sums are added in a fixed
 order.
+
+:func:`split_on_cpu` is called by ``fuse_attention`` for CPUs. Before::
+
+    %o = attention %q, %k, %v {...} : f32[1, 1, 64]                     // %k: f32[8192, 64]
+After::
+
+    %op, %top, %total = attention %q, %k, %v {split = 8, ...} : f32[8, 1, 64], f32[8, 1], f32[8, 1]
+    %w = mul (exp (sub %top, (max of %top))), %total
+    %o = (sum of %op * %w) / (sum of %w)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.opset.attention import axes
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
@@ -87,3 +104,48 @@ def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Valu
         found = term if found is None else maths("add", found, term)
     assert found is not None
     return found
+
+
+def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[Op]:
+    """Return the ops that compute attention ``op`` with its keys in ``parts``; the last op defines ``results``."""
+    types = tuple(v.type for v in op.operands)
+    batch, row, _, _, column = axes(types, op.attrs)
+    count, attrs = len(batch), {**op.attrs, "split": parts, "out_dims": tuple(range(len(batch) + 2))}
+    if op.result.type.dtype != types[0].dtype:
+        attrs["precision"] = "HIGHEST"  # parts give f32, which no longer says how exact it is
+    wide = "f64" if types[0].dtype == "f64" else "f32"
+    shape = (*batch, parts, row)
+    given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
+    own, top, total = b.append(b.op("attention", op.operands, attrs, given))
+    result = _average_parts(own, top, total, count, b)
+    result = b.transpose(result, [list(op.attrs["out_dims"]).index(d) for d in range(count + 2)])
+    result = b.reshape(b.convert(result, op.result.type.dtype), results[0].type.shape)
+    return [replace(o, results=tuple(results)) if result in o.results else o for o in b.ops]
+
+
+def _average_parts(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
+    """Return the average of the parts' results along ``axis``, weighted by ``total * exp(top - max(top))``.
+
+    ``top`` and ``total`` are the softmax statistics of each part: its maximum, and its sum of exponentials. A part
+    without keys has weight 0.
+    """
+    wide, shape = top.type.dtype, top.type.shape
+    kept = [d for d in range(len(shape)) if d != axis]
+
+    def over(x: Value, name: str, start: float) -> Value:
+        return b.reduce(x, b.constant(start, TensorType(wide)), (axis,), b.combiner(name, wide))
+
+    def spread(x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
+        return b.broadcast(x, dims, shape)
+
+    def chosen(test: Value, x: Value) -> Value:
+        return b.make("select", (test, b.constant(0, x.type), x))
+
+    apart = b.make("sub", (top, spread(over(top, "max", -float("inf")), kept, shape)))
+    nothing = b.make("eq", (total, b.constant(0, total.type)))  # a part of -inf alone: its own result is NaN
+    weight = chosen(nothing, b.make("mul", (b.make("exp", (apart,)), total)))
+    dims = range(len(shape))
+    each = b.make("mul", (own, spread(weight, dims, own.type.shape)))
+    each = chosen(spread(nothing, dims, own.type.shape), each)
+    sums: Any = over(each, "add", 0.0)
+    return b.make("div", (sums, spread(over(weight, "add", 0.0), range(len(kept)), sums.type.shape)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import plan_cpu_attention
+from aotc.lowering.plans.attention.cpu import plan_cpu_attention
 from aotc.lowering.plans.attention.gpu import plan_gpu_attention
 from aotc.lowering.plans.cpu_contract import plan_cpu_contract
 from aotc.lowering.plans.cpu_reductions import plan_cpu_reduction

@@ -16,7 +16,7 @@ from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.fills import Fills
-from aotc.lowering.program.memory_spaces import Memories, bytes_of, launch
+from aotc.lowering.program.memories import Memories, bytes_of, launch
 from aotc.lowering.program.owners.owners import BufferOwner, describe, owners_of
 from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, persistent_memory
 from aotc.lowering.program.while_kernels.carries import Carried, first_state, in_order

@@ -25,7 +25,7 @@ from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Launch, Step, Storage
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value
-from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import to_numpy
 

@@ -11,7 +11,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.placement.host_only import host_only
-from aotc.lowering.plans.attention.cpu_products import (
+from aotc.lowering.plans.attention.cpu import (
     AttentionByRowsPlan,
     BlockedAttentionPlan,
     DecodeAttentionPlan,

@@ -10,7 +10,8 @@ from typing import Any
 from aotc.serve.engine import Engine
 from aotc.serve.errors import LATE, RequestFault
 from aotc.serve.generate.capabilities import check_functions
-from aotc.serve.generate.request import GenerationRequest, choose, parse_request
+from aotc.serve.generate.request import GenerationRequest, parse_request
+from aotc.serve.generate.sampling import next_token
 from aotc.serve.generate.sequences import Sequence
 from aotc.serve.model import ServedModel
 
@@ -94,7 +95,7 @@ async def _tokens(sequence: Sequence, parameters: GenerationRequest) -> AsyncGen
         else:
             first = await decoder.feed(sequence.text, [*sequence.pending, *parameters.tokens])
         while True:
-            sequence.pending = [choose(first, parameters)]
+            sequence.pending = [next_token(first, parameters.sampling)]
             yield sequence.pending[0]
             first = await decoder.feed(sequence.text, sequence.pending)
     finally:

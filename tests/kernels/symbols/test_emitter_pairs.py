@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.lowering.program import memory_spaces as memories
+from aotc.lowering.program import memories
 from aotc.lowering.program.while_kernels import small_loops
 from aotc.vmfb.bundle import open_bundle
 

@@ -15,7 +15,7 @@ from support.program_run import _Run
 
 import aotc
 from aotc.ir.program.ir import Copy
-from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.owners import alternate_buffers
 from aotc.lowering.program.owners.alternate_buffers import ALTERNATED_BYTES
 

@@ -22,7 +22,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
-from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.owners import alternate_buffers, exchange_buffers
 from aotc.options import Options
 from aotc.pipeline import run_passes

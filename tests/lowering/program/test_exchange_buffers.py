@@ -14,7 +14,7 @@ from lowering.program.test_alternate_buffers import SIZE, Counted, arrays, count
 from lowering.program.test_carried_buffers import CPU, GPU, lowered, unroll_small_arrays
 
 import aotc
-from aotc.lowering.program.memory_spaces import Memories
+from aotc.lowering.program.memories import Memories
 
 pytestmark = pytest.mark.ir
 

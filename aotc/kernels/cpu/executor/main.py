@@ -54,11 +54,11 @@ from aotc.kernels.cpu.executor.atomics import (
     yield_processor,
 )
 from aotc.kernels.cpu.executor.cancel import is_stopped, poll_call, poll_seldom, poll_worker
-from aotc.kernels.cpu.executor.claims import begin_tally, end_tally
 from aotc.kernels.cpu.executor.concurrent_calls import count_workers, give_run, missing_workers, take_run, wake
 from aotc.kernels.cpu.executor.control import enter_nodes, participate, prepare_inner
-from aotc.kernels.cpu.executor.graph import describe, is_small, run_alone, should_leave, take_part
+from aotc.kernels.cpu.executor.run_graph import describe, is_small, run_alone, should_leave, take_part
 from aotc.kernels.cpu.executor.stress import is_shuffled, number_run
+from aotc.kernels.cpu.executor.tally import begin_tally, end_tally
 from aotc.kernels.cpu.executor.threads import have_workers, worker
 from aotc.kernels.cpu.executor.tile_graph import clear_bits, run_tiles_alone, take_tiles
 from aotc.kernels.cpu.executor.words import (

@@ -19,7 +19,7 @@ from aotc.kernels.cpu.executor.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor.claims import claim_of
+from aotc.kernels.cpu.executor.claim_sizes import claim_size
 from aotc.kernels.cpu.executor.words import (
     CELLS,
     DEVICES,
@@ -147,7 +147,7 @@ def pick_tail(trial, first, tail, dice):
 @njit
 def pick_claim(trial, items, grain, who, dice):
     """Return how many items to claim: with a seed any number up to the grain."""
-    return 1 + throw(dice) % grain if has_seed(trial) else claim_of(items, grain, who)
+    return 1 + throw(dice) % grain if has_seed(trial) else claim_size(items, grain, who)
 
 
 # Maximum length, in iterations of about 15 ns, of the random pauses in a shuffled run: as long as some small kernels.

@@ -21,10 +21,10 @@ from __future__ import annotations
 from numba import njit
 
 from aotc.kernels.cpu.executor.atomics import acquire, at, compare_exchange, fetch_add, fetch_or, words_at
-from aotc.kernels.cpu.executor.claims import begin_wait, end_wait, now_if_waiting
 from aotc.kernels.cpu.executor.control import participate, prepare_inner
-from aotc.kernels.cpu.executor.graph import describe, finish, make_ready, run_claim, should_go
+from aotc.kernels.cpu.executor.run_graph import describe, finish, make_ready, run_claim, should_go
 from aotc.kernels.cpu.executor.stress import begin_trial, is_own, is_stealing, number_run, pick_tail
+from aotc.kernels.cpu.executor.tally import begin_wait, end_wait, now_if_waiting
 from aotc.kernels.cpu.executor.words import (
     CALL,
     CELLS,

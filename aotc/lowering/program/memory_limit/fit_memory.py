@@ -15,10 +15,10 @@ from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.graphs import graphs
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.evict import evicted
 from aotc.lowering.program.memory_limit.order_ops import order_ops
 from aotc.lowering.program.memory_report import scratch_of, total_of
-from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.plan_memory import plan_memory
 
 

@@ -27,8 +27,8 @@ from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
 from aotc.lowering.cost_model.work import estimated_bytes
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.order_ops import acts
-from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.owners import Owners, owners_of
 from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, iterations_in
 from aotc.lowering.threshold import Limit

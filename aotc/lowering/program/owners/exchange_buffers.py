@@ -29,8 +29,8 @@ from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, uses, walk
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.cost_model.work import estimated_bytes
+from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.order_ops import acts
-from aotc.lowering.program.memory_spaces import Memories
 from aotc.lowering.program.owners.alternate_buffers import nesting, replaced
 from aotc.lowering.program.owners.owners import owners_of
 from aotc.lowering.program.owners.ties import UNROLLED

@@ -21,7 +21,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.in_place import donations
 from aotc.lowering.cost_model.work import estimated_bytes
-from aotc.lowering.program.memory_spaces import bytes_of
+from aotc.lowering.program.memories import bytes_of
 from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
 from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties
 

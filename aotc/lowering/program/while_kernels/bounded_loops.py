@@ -14,7 +14,7 @@ from aotc.ir.loop.scratch import bytes_of
 from aotc.ir.program.ir import Loop, Step, Storage
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.plans.thresholds import LOOP_TURNS
-from aotc.lowering.program.memory_spaces import Memories, launch
+from aotc.lowering.program.memories import Memories, launch
 from aotc.lowering.program.while_kernels.carries import first_state
 from aotc.lowering.program.while_kernels.small_loops import LoopKernel
 from aotc.vmfb.dtypes import to_numpy

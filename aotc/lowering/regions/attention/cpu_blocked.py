@@ -1,5 +1,7 @@
 """Attention on a CPU: online softmax over blocks of terms, without scores in memory.
 
+As in T. Dao et al., "FlashAttention" (2022), with the online softmax of M. Milakov and N. Gimelshein (2018).
+
 A grid item computes a block of rows of one head. Queries are transposed, so that a tile of scores is terms by vectors
 of rows. Keys are then read in their own layout, and a maximum or sum over terms combines whole vectors::
 
@@ -30,7 +32,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import DEAR_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of
-from aotc.lowering.plans.attention.cpu_products import (
+from aotc.lowering.plans.attention.cpu import (
     AttentionByRowsPlan,
     BlockedAttentionPlan,
     DecodeAttentionPlan,

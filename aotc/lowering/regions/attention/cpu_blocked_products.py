@@ -15,7 +15,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import BlockedAttentionPlan
+from aotc.lowering.plans.attention.cpu import BlockedAttentionPlan
 from aotc.lowering.plans.cpu_tiles import split_rows
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
 

@@ -13,7 +13,7 @@ from aotc.ir.opset.attention import axes
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import operand_index, operand_view
+from aotc.lowering.plans.attention.cpu import operand_index, operand_view
 
 Make = Callable[[list[Stmt], Dim], None]
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x

@@ -23,7 +23,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import IntegerAttentionPlan
+from aotc.lowering.plans.attention.cpu import IntegerAttentionPlan
 from aotc.lowering.regions.attention.cpu_decode import AttentionRows
 from aotc.vmfb.dtypes import size_of
 

@@ -18,7 +18,7 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu_products import DecodeAttentionPlan
+from aotc.lowering.plans.attention.cpu import DecodeAttentionPlan
 from aotc.lowering.regions.attention.cpu_common import AttentionItem
 
 Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a row

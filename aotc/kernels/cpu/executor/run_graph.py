@@ -1,4 +1,4 @@
-"""Graphs of commands: on one thread, and a participant's part in one that several run.
+"""Run a graph of commands: alone on one thread, or as one of several participants.
 
 Control commands are run, and helped with, by exported functions (:mod:`aotc.kernels.cpu.executor.control`): their
 nodes hold graphs again.
@@ -20,7 +20,7 @@ from aotc.kernels.cpu.executor.atomics import (
     words_at,
 )
 from aotc.kernels.cpu.executor.cancel import is_stopped, poll
-from aotc.kernels.cpu.executor.claims import begin_wait, claim_of, end_wait, leave_command, note_pace, now_if_waiting
+from aotc.kernels.cpu.executor.claim_sizes import claim_size, note_pace
 from aotc.kernels.cpu.executor.concurrent_calls import is_needed_elsewhere
 from aotc.kernels.cpu.executor.control import help_inside, run_control
 from aotc.kernels.cpu.executor.stress import (
@@ -31,6 +31,7 @@ from aotc.kernels.cpu.executor.stress import (
     pick_entry,
     slow_since,
 )
+from aotc.kernels.cpu.executor.tally import begin_wait, end_wait, leave_command, now_if_waiting
 from aotc.kernels.cpu.executor.words import (
     CALL,
     CELLS,
@@ -234,7 +235,7 @@ def take_part(pool, run, who, role, tally):
         idle = 0
         command, cell = at(node, node[abi.GRAPH_HEADER + number - 1]), at(cells, (number - 1) * STATE)
         whole, grain = max(operand(command[abi.ITEMS], params), 1), max(operand(command[abi.GRAIN], params), 1)
-        most = claim_of(whole, grain, who) if trial == 0 else pick_claim(words_at(trial), whole, grain, who, dice)
+        most = claim_size(whole, grain, who) if trial == 0 else pick_claim(words_at(trial), whole, grain, who, dice)
         begin = whole if acquire(at(cell, NEXT)) >= whole else fetch_add(at(cell, NEXT), most)
         if begin >= whole:
             leave_command(tally, whole, run[THREADS])
