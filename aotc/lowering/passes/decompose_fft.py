@@ -3,8 +3,9 @@
 Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: the even and odd samples as one
 complex signal of 50, its ``dft``, the spectrum of the real signal from it, and a ``dft`` along the other axis.
 
-Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein). Lengths above ``DFT_POINTS`` become
-two shorter transforms with a multiplication between them (Bailey's four steps).
+Lengths with a prime factor above 13 become convolutions with a chirp (L. Bluestein, "A linear filtering approach to the
+computation of discrete Fourier transform", 1970). Lengths above ``DFT_POINTS`` become two shorter transforms with a
+multiplication between them (D. Bailey, "FFTs in external or hierarchical memory", 1990: four steps).
 """
 
 from __future__ import annotations

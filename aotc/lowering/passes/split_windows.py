@@ -1,8 +1,8 @@
 """Split windows into several steps, if one step would repeat work or run on a single core.
 
 - Windows over several dims become windows over one dim at a time: ``k + k`` instead of ``k * k`` elements.
-- Large windows that overlap become two scans of blocks as long as a window (van Herk, Gil and Werman): a window is the
-  end of one block and the beginning of the next::
+- Large windows that overlap become two scans of blocks as long as a window (M. van Herk, 1992; J. Gil and M. Werman,
+  "Computing 2-D min, median, and max filters", 1993): a window is the end of one block and the beginning of the next::
 
       x        | 0 1 2 3 | 4 5 6 7 |        windows of 4
       window       [2 3     4 5]       =  combine(scan from the right [2], scan from the left [5])

@@ -6,6 +6,7 @@ the reads of the operands. The epilogue follows. With two warpgroups that altern
 the multiplications of one hide the epilogue of the other.
 
 A matmul with too few tiles is split along its terms (split-K), if that pays for the kernel that adds the partial sums.
+M. Osama et al., "Stream-K" (2023), describes the loss by incomplete waves (wave quantization).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Choose the strategy of a matmul or a convolution on a CPU; passes and regions ask the same functions.
 
-See :func:`matmul_strategy` for the strategies.
+See :func:`matmul_strategy` for the strategies. Tiles and panels are those of K. Goto and R. van de Geijn, "Anatomy of
+high-performance matrix multiplication" (2008).
 """
 
 from __future__ import annotations

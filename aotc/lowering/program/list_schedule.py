@@ -1,4 +1,4 @@
-"""List scheduling: start ready commands in the order of their critical path, if that helps.
+"""List scheduling (R. Graham, 1969): start ready commands in the order of their critical path, if that helps.
 
 The commands of a graph start in a given order, each as soon as those before it are done. Program order is used unless
 the cost model predicts that the other order ends sooner: neighbours in the program find their operands in caches.

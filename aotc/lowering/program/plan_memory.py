@@ -1,6 +1,7 @@
 """Turn lifetimes into offsets in one arena.
 
-Static storages are placed largest first, at the lowest offset that no storage alive at the same time occupies. Symbolic
+Static storages are placed largest first, at the lowest offset that no storage alive at the same time occupies (greedy
+by size: Y. Pisarchyk and J. Lee, "Efficient memory management for deep neural net inference", 2020). Symbolic
 ones follow; two of equal size that are never alive together share an offset.
 """
 

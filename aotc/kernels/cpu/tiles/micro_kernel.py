@@ -1,7 +1,8 @@
 """The register-tiled micro-kernel of a CPU matmul: explicit vector code, one function for each tile shape.
 
 All constants are literals in the code. The accumulators stay in registers across all levels of ``k``: the code is an
-outer product of ``rows`` broadcasts of ``a`` and ``vectors`` vectors of ``b`` for each k (as in BLIS). The function is
+outer product of ``rows`` broadcasts of ``a`` and ``vectors`` vectors of ``b`` for each k, as in BLIS
+(the reasons: K. Goto and R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). The function is
 ``noinline``, except for a single dot product, and ``linkonce_odr``. Its name is a digest of the shape: every kernel of
 a bundle that needs the shape calls the same function.
 """

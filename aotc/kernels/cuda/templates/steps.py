@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import stored_dtypes
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
@@ -28,8 +29,29 @@ from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
+from aotc.kernels.cuda.templates.fragments import (
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LANE_COLUMNS,
+    LINE_PIECES,
+    LINE_WORDS,
+    PIECE_WORDS,
+    SWIZZLE_LINES,
+    WORD_BYTES,
+    line_offset,
+    part_of,
+    piece_offset,
+    quad_lane,
+    quad_row,
+    scaled,
+    sum_places,
+    within,
+    word_offset,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, ProductTiles
 from aotc.kernels.cuda.templates.records import TilePlace
+from aotc.kernels.cuda.templates.threads import LANE_MASK, PIECE_BYTES, WARP_TILE
 from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 from aotc.vmfb.dtypes import to_numpy
 
@@ -69,6 +91,12 @@ REGISTERS = {"f32": (FLOAT, F32), "f64": (DOUBLE, F64), "i32": (INT, I32)}
 BARRIER = "bar.warp.sync 0xffffffff;"
 TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
+# Groups of 8 columns of f32 in a line of 128 bytes, and bytes of the two neighbours that a lane has of each.
+LINE_GROUPS, PAIR_BYTES = LINE_WORDS // GROUP, LANE_COLUMNS * WORD_BYTES
+# Lines that a warp copies at once: a piece of 16 bytes for each lane.
+LINES_AT_ONCE = WARP // LINE_PIECES
+# Sizes of tiles whose layouts are remembered, where kernels run as Python: more than a test uses.
+SIZES_REMEMBERED = 32
 _STORE_TWO = "st.shared.v2.f32 [$0], {$1, $2};"
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
@@ -100,7 +128,7 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
 
     It also gets the numbers of tiles down and across. Tiles are numbered column by column within a group of
     :data:`GROUP_ROWS` rows, and groups follow each other: blocks that run at the same time share operands in the L2
-    cache.
+    cache. CUTLASS calls this threadblock swizzling, Triton's tutorial grouped ordering.
     """
     i32, together = types.int32, GROUP_ROWS // rows
 
@@ -156,13 +184,12 @@ def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
 
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and columns of the calling thread's accumulators, within its warp's 16 rows."""
-    return _elements_of_lane(here().thread & 31, cols)
+    return _elements_of_lane(here().thread & LANE_MASK, cols)
 
 
-@lru_cache(maxsize=32 * 32)
+@lru_cache(maxsize=WARP * SIZES_REMEMBERED)
 def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    n = np.arange(cols // 2)
-    return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+    return sum_places(lane, np.arange(cols // 2))
 
 
 def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
@@ -195,7 +222,7 @@ def operand_elements(
     return memory[int(begin) // tiles.size + places]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2 * SIZES_REMEMBERED)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
     """Return the offsets, in elements from the start of a stage, of all ``k`` of rows of A or columns of B.
 
@@ -204,10 +231,8 @@ def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.d
     i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
-    byte = at * tiles.size
-    places = (
-        part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ tiles.swizzle(line, by_rows)) << 4) + (byte & 15)
-    )
+    piece, byte = np.divmod(at * tiles.size, PIECE_BYTES)
+    places = (part * tiles.depth + line) * CHUNK + (piece ^ tiles.swizzle(line, by_rows)) * PIECE_BYTES + byte
     return np.asarray(places // tiles.size)
 
 
@@ -252,22 +277,22 @@ class StoreElements:
 
     def emit(self) -> None:
         """Emit all chunks."""
-        for first in range(0, len(self.sums) // 4, 4):
+        for first in range(0, len(self.sums) // GROUP_SUMS, LINE_GROUPS):
             self._put(first)
             assembly(self.b, BARRIER, NOTHING, [], [])
-            self._rows(first * 8)
+            self._rows(first * GROUP)
             assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _put(self, first: int) -> None:
         """Store a chunk of 32 columns in the staging area, swizzled in pieces of 16 bytes."""
         b = self.b
-        quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
-        for n in range(min(4, len(self.sums) // 4 - first)):
-            piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
-            for below in range(2):
-                line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
-                place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(quad, i32(1)), i32(3)))
-                at = 4 * (first + n) + 2 * below
+        quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
+        for n in range(min(LINE_GROUPS, len(self.sums) // GROUP_SUMS - first)):
+            piece = b.xor(b.add(i32(GROUP // PIECE_WORDS * n), b.lshr(quad, i32(1))), own)
+            for half in range(2):
+                line = b.add(self.staging, line_offset(b, b.add(own, i32(HALF_ROWS * half))))
+                place = b.add(b.add(line, piece_offset(b, piece)), scaled(b, b.and_(quad, i32(1)), PAIR_BYTES))
+                at = GROUP_SUMS * (first + n) + LANE_COLUMNS * half
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
     def _rows(self, begin: int) -> None:
@@ -285,16 +310,16 @@ class StoreElements:
         there = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
         b.cbranch(there, inside, after)
         b.position_at_end(inside)
-        piece = b.xor(b.lshr(self.lane, i32(2)), b.and_(own, i32(7)))
-        line = b.add(self.staging, b.shl(own, i32(7)))
-        place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(self.lane, i32(3)), i32(2)))
+        piece = b.xor(part_of(b, self.lane, PIECE_WORDS), within(b, own, SWIZZLE_LINES))
+        line = b.add(self.staging, line_offset(b, own))
+        place = b.add(b.add(line, piece_offset(b, piece)), word_offset(b, within(b, self.lane, PIECE_WORDS)))
         value = load_f32(b, place)
         call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
         b.position_at_end(after)
         following = b.add(own, i32(1))
         own.add_incoming(following, after)
-        b.cbranch(b.icmp_signed("<", following, i32(16)), loop, done)
+        b.cbranch(b.icmp_signed("<", following, i32(WARP_TILE)), loop, done)
         b.position_at_end(done)
 
 
@@ -322,18 +347,18 @@ class StoreRows:
     ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, lane, self.z, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
-        self.quad, self.own_row = builder.and_(lane, i32(3)), builder.lshr(lane, i32(2))
-        self.piece, self.read_row = builder.and_(lane, i32(7)), builder.lshr(lane, i32(3))
+        self.quad, self.own_row = quad_lane(builder, lane), quad_row(builder, lane)
+        self.piece, self.read_row = within(builder, lane, LINE_PIECES), part_of(builder, lane, LINE_PIECES)
 
     def emit(self) -> None:
         """Emit all chunks, of 128 bytes of each row."""
-        per = CHUNK // (8 * self.tiles.result_size)  # groups of 8 columns
-        for first in range(0, len(self.sums) // 4, per):
-            for n in range(min(per, len(self.sums) // 4 - first)):
+        groups, together = len(self.sums) // GROUP_SUMS, CHUNK // (GROUP * self.tiles.result_size)
+        for first in range(0, groups, together):
+            for n in range(min(together, groups - first)):
                 self._stage(n, first + n)
             assembly(self.b, BARRIER, NOTHING, [], [])
-            for n in range(4):
-                self._copy(n, first * 8)
+            for n in range(WARP_TILE // LINES_AT_ONCE):
+                self._copy(n, first * GROUP)
             assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _epilogue(self, value: ir.Value, row: ir.Value, col: ir.Value) -> ir.Value:
@@ -347,31 +372,33 @@ class StoreRows:
     def _stage(self, piece: int, group: int) -> None:
         """Compute the lane's two columns of a group of 8, for both of its rows, and store them in the staging area."""
         b = self.b
-        col = b.add(b.add(self.col, i32(8 * group)), b.shl(self.quad, i32(1)))
-        for below in (0, 8):
-            at = 4 * group + below // 4
-            row = b.add(self.row, b.add(self.own_row, i32(below)))
-            values = [self._epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(2)]
-            line = b.add(self.staging, b.shl(b.add(self.own_row, i32(below)), i32(7)))
+        col = b.add(b.add(self.col, i32(GROUP * group)), scaled(b, self.quad, LANE_COLUMNS))
+        for half in range(2):
+            at, below = GROUP_SUMS * group + LANE_COLUMNS * half, i32(HALF_ROWS * half)
+            row = b.add(self.row, b.add(self.own_row, below))
+            values = [self._epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(LANE_COLUMNS)]
+            line = b.add(self.staging, line_offset(b, b.add(self.own_row, below)))
             if self.tiles.result_size == 2:
-                place = b.add(self._swizzled(line, i32(piece), self.own_row), b.shl(self.quad, i32(2)))
+                place = b.add(self._swizzled(line, i32(piece), self.own_row), word_offset(b, self.quad))
                 packed = assembly(b, PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
                 assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
             else:
-                half = b.add(i32(2 * piece), b.lshr(self.quad, i32(1)))
-                place = b.add(self._swizzled(line, half, self.own_row), b.shl(b.and_(self.quad, i32(1)), i32(3)))
+                own = b.add(i32(GROUP // PIECE_WORDS * piece), b.lshr(self.quad, i32(1)))
+                place = self._swizzled(line, own, self.own_row)
+                place = b.add(place, scaled(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
-        return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))
+        """Emit the address of a piece; a line's number is its row, as the staging area starts a swizzle pattern."""
+        return self.b.add(line, piece_offset(self.b, self.b.xor(piece, within(self.b, row, SWIZZLE_LINES))))
 
     def _copy(self, part: int, begin: int) -> None:
         """Copy 16 bytes of a row to memory, 4 rows of the warp at the same time, from the chunk at ``begin``."""
         b, size = self.b, self.tiles.result_size
-        own = b.add(self.read_row, i32(4 * part))
-        source = self._swizzled(b.add(self.staging, b.shl(own, i32(7))), self.piece, own)
+        own = b.add(self.read_row, i32(LINES_AT_ONCE * part))
+        source = self._swizzled(b.add(self.staging, line_offset(b, own)), self.piece, own)
         row = b.add(self.row, own)
-        col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(16 // size)))
+        col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(PIECE_BYTES // size)))
         inside = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
         result = b.ptrtoint(b.extract_value(self.pointers, self.tiles.out), I64)
         at = [b.sext(v, I64) for v in (self.z, row, col)]

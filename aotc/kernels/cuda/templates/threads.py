@@ -25,3 +25,8 @@ BARRIER_BYTES = 8
 PIECE_BYTES = 16
 # Bytes of an element of the accumulators in shared memory: f32.
 SUM_BYTES = 4
+
+
+def first_row_of_warp(thread: int) -> int:
+    """Return the first row of a thread's warp in the tile of its warpgroup, where kernels run as Python."""
+    return WARP_TILE * (thread // WARP % WARPGROUP_WARPS)

@@ -1,4 +1,4 @@
-"""``getrf`` on a GPU by panels of a few columns, a block of threads per matrix of known size::
+"""``getrf`` on a GPU by panels of a few columns, a block of threads per matrix of known size (right-looking)::
 
     for g in range(0, min(m, n), w):                        # a panel: each row is in the registers of a thread
         for k in range(g, g + w):

@@ -1,7 +1,8 @@
 """Prefix scans on a GPU: a block of threads scans a row, some thousand neighbouring elements at a time.
 
 Each thread scans a few neighbours in registers. The last results of the threads are scanned in shared memory, in steps
-of doubling distance. The total before a thread is then combined with each of its elements::
+of doubling distance (W. Hillis and G. Steele, "Data parallel algorithms", 1986). The total before a thread is then
+combined with each of its elements::
 
     x        0 1 2 3 | 4 5 6 7 | 8 9 a b
     own      scan    | scan    | scan            each thread

@@ -8,6 +8,9 @@ neighbouring threads write neighbours:
 - prefix sums over warps and digits turn that into the position of an element in the part;
 - elements go to that position in shared memory, and from there to position + offset of the digit in global memory.
 
+Source: N. Satish et al., "Designing efficient sorting algorithms for manycore GPUs" (2009). Blocks do not wait for each
+other, as they would with decoupled look-back (D. Merrill and M. Garland, 2016): the prefix sum is an op of its own.
+
 Every position follows from counts, independent of timing. (Adinets and Merrill, "Onesweep", 2022, rank in this way.)
 """
 

@@ -4,7 +4,8 @@ All warps of a block, and all blocks of a cluster, have the same queries and spl
 distributed round-robin. Each warp has its own ring buffer in shared memory, which one of its lanes fills by the tensor
 memory accelerator, and waits for no other warp; it computes the weights of its keys by ``mma``. At the end each warp
 stores its accumulators in shared memory. They are merged within the block, and then within the cluster: each block
-reads the memory of the others (distributed shared memory) for its share of the result.
+reads the memory of the others (distributed shared memory) for its share of the result. Split-KV is the method of T. Dao
+et al., "Flash-Decoding for long-context inference" (2023).
 """
 
 from __future__ import annotations

@@ -13,16 +13,28 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.mma_steps import REST
-from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, RowMaths, sums_of_weights
+from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, SUM_OF_ROW, RowMaths, sums_of_weights
 from aotc.kernels.cuda.templates.attention.tiles import FewAttention
+from aotc.kernels.cuda.templates.fragments import (
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LANE_COLUMNS,
+    QUAD,
+    quad_lane,
+    quad_row,
+    scaled,
+    word_offset,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS
 from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_elements
+from aotc.kernels.cuda.templates.threads import SUM_BYTES
 from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def pitch_of(tiles: FewAttention) -> int:
     """Return the bytes between two rows of accumulators in shared memory."""
-    return 4 * (tiles.width + ROWS_APART)
+    return SUM_BYTES * (tiles.width + ROWS_APART)
 
 
 def tops_of(tiles: FewAttention) -> int:
@@ -58,13 +70,13 @@ def divided(x, y):
 @ptx("st.shared.f32 [$0], $1;", NOTHING, INT, FLOAT)
 def put(place, value):
     """Store an f32 in shared memory."""
-    here().block.memory.view(np.float32)[int(place) // 4] = value
+    here().block.memory.view(np.float32)[int(place) // SUM_BYTES] = value
 
 
 @emitted(lambda place: FLOAT(INT), lambda context, builder, signature, arguments: load_f32(builder, arguments[0]))
 def get(place):
     """Load an f32 from shared memory."""
-    return here().block.memory.view(np.float32)[int(place) // 4]
+    return here().block.memory.view(np.float32)[int(place) // SUM_BYTES]
 
 
 def leave(tiles: FewAttention) -> Any:
@@ -73,17 +85,18 @@ def leave(tiles: FewAttention) -> Any:
 
     def generate(context, builder, signature, arguments):
         b, (sums, known, place, lane) = builder, arguments
-        line = b.add(place, b.mul(b.lshr(lane, i32(2)), i32(pitch)))
-        begin = b.add(line, b.shl(b.and_(lane, i32(3)), i32(3)))
-        for n in range(0, count, 2):
-            at = b.add(begin, i32(32 * (n // 4) + 8 * pitch * (n // 2 % 2)))
-            pair = [b.extract_value(sums, n + e) for e in range(2)]
+        line = b.add(place, b.mul(quad_row(b, lane), i32(pitch)))
+        begin = b.add(line, scaled(b, quad_lane(b, lane), LANE_COLUMNS * SUM_BYTES))
+        for n in range(0, count, LANE_COLUMNS):
+            below, group = n // LANE_COLUMNS % 2, n // GROUP_SUMS
+            at = b.add(begin, i32(GROUP * SUM_BYTES * group + HALF_ROWS * pitch * below))
+            pair = [b.extract_value(sums, n + e) for e in range(LANE_COLUMNS)]
             assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [at, *pair])
-        own = b.add(place, b.shl(b.lshr(lane, i32(2)), i32(2)))
+        own = b.add(place, word_offset(b, quad_row(b, lane)))
         for half in range(2):
-            whole = RowMaths(b).sum_of_lanes(b.extract_value(known, 2 + half))
-            for offset, value in ((0, b.extract_value(known, half)), (4 * ROWS, whole)):
-                at = b.add(own, i32(tops + 32 * half + offset))
+            whole = RowMaths(b).sum_of_lanes(b.extract_value(known, SUM_OF_ROW + half))
+            for offset, value in ((0, b.extract_value(known, half)), (SUM_BYTES * ROWS, whole)):
+                at = b.add(own, i32(tops + HALF_ROWS * SUM_BYTES * half + offset))
                 assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
         return context.get_dummy_value()
 
@@ -91,10 +104,10 @@ def leave(tiles: FewAttention) -> Any:
     def step(sums, known, place, lane):
         rows, cols = own_elements(tiles.width)
         memory = here().block.memory.view(np.float32)
-        memory[(int(place) + rows * pitch) // 4 + cols] = sums
+        memory[(int(place) + rows * pitch) // SUM_BYTES + cols] = sums
         wholes = sums_of_weights(known)
         for half in range(2):
-            at = (int(place) + tops) // 4 + int(lane) // 4 + 8 * half
+            at = (int(place) + tops) // SUM_BYTES + int(lane) // QUAD + HALF_ROWS * half
             memory[at], memory[at + ROWS] = known[half], wholes[half]
 
     return step

@@ -1,9 +1,10 @@
 """Flash attention on the tensor cores of any GPU from Ampere on (mma); on Hopper, for few queries of each head.
 
-Each warp of a block has 16 queries in registers. All threads copy keys and values to the stages of a ring buffer in
-shared memory; the next stages are in flight while the warps compute the softmax weights of one (online softmax: the
-accumulators are rescaled whenever a row's maximum grows). For few queries a block has a single warp, which waits for no
-other; a multiprocessor runs several such blocks, each with a part of the keys.
+As in T. Dao, "FlashAttention-2" (2023), warps share no rows, so that they exchange no statistics: each warp of a block
+has 16 queries in registers. All threads copy keys and values to the stages of a ring buffer in shared memory; the next
+stages are in flight while the warps compute the softmax weights of one (online softmax: the accumulators are rescaled
+whenever a row's maximum grows). For few queries a block has a single warp, which waits for no other; a multiprocessor
+runs several such blocks, each with a part of the keys.
 """
 
 from __future__ import annotations

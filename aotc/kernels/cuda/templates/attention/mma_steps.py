@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
@@ -20,13 +20,38 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     STATE,
+    SUM_OF_ROW,
     RowMaths,
     complete_rows,
     read_lines,
     sums_of_weights,
+    weight_registers,
 )
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
-from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpProducts
+from aotc.kernels.cuda.templates.fragments import (
+    FRAGMENT_REGISTERS,
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LINE_WORDS,
+    PAIR_COLUMNS,
+    PIECE_WORDS,
+    QUAD,
+    STEP_BYTES,
+    SWIZZLE_LINES,
+    WORD_BYTES,
+    lane_column,
+    line_offset,
+    part_of,
+    piece_offset,
+    quad_lane,
+    quad_row,
+    scaled,
+    shift,
+    within,
+    word_offset,
+)
+from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpOperands, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import (
@@ -38,6 +63,7 @@ from aotc.kernels.cuda.templates.steps import (
     own_elements,
     store_meaning,
 )
+from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32, i64
 
@@ -61,9 +87,9 @@ def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
 def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
     """Return the ``number``-th piece that a thread copies: destination, line, and number within the line."""
     at = thread + number * tiles.threads
-    piece, line = at & (PIECES - 1), (at >> 3) & (tiles.terms - 1)
-    chunk = at >> (3 + tiles.terms.bit_length() - 1)
-    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & 7)) << 4)
+    piece, line = at & (PIECES - 1), (at >> shift(PIECES)) & (tiles.terms - 1)
+    chunk = at >> shift(PIECES * tiles.terms)
+    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & SWIZZLE_LINES - 1)) << shift(PIECE))
     return place, line, chunk * PIECES + piece
 
 
@@ -104,10 +130,9 @@ def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value],
     place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
     inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
-    shift = tiles.size.bit_length() - 1
-    low = b.shl(b.sext(piece, I64), i64(4 - shift))
+    low = b.shl(b.sext(piece, I64), i64(shift(PIECE // tiles.size)))
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
-    offset = b.select(inside, b.shl(flat, i64(shift)), i64(0))
+    offset = b.select(inside, b.shl(flat, i64(shift(tiles.size))), i64(0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
     assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
 
@@ -128,7 +153,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
             _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
     def copy(pointers, dims, to, thread, z, first, n):
         functions = here().block.functions
         for number in range(2):
@@ -146,19 +171,19 @@ def copy_terms(tiles: WarpAttention) -> Any:
 
 def load_queries(tiles: AttentionTiles) -> Any:
     """Return the device function that loads a lane's fragments of its warp's 16 queries: four registers a step."""
-    count, each = 4 * tiles.steps, 4 // tiles.size
+    count, each = FRAGMENT_REGISTERS * tiles.steps, WORD_BYTES // tiles.size
     kept = types.UniTuple(INT, count)
 
     def generate(context, builder, signature, arguments):
         pointers, dims, z, row, lane, m = arguments
         b, tables, found = builder, (pointers, dims), []
         text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
-        rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
+        rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
         rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
-        head, own = b.sext(z, I64), b.shl(b.and_(lane, i32(3)), i32(each - 1))
+        head, own = b.sext(z, I64), scaled(b, quad_lane(b, lane), each)
         for step in range(tiles.steps):
-            for register in range(4):
-                first = 4 * each * (2 * step + register // 2)
+            for register in range(FRAGMENT_REGISTERS):  # both rows of the first half of the terms, then of the second
+                first = QUAD * each * (2 * step + register // 2)
                 if first >= tiles.depth:
                     found.append(i32(0))
                     continue
@@ -167,10 +192,10 @@ def load_queries(tiles: AttentionTiles) -> Any:
                 found.append(assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda *given: kept(*given[:2], *[INT] * 4), generate)
+    @emitted(lambda *given: kept(*given[:2], INT, INT, INT, INT), generate)
     def load(pointers, dims, z, row, lane, m):
         query = here().block.functions[QUERY]
-        rows = [min(int(row) + r, int(m) - 1) for r in range(16)]
+        rows = [min(int(row) + r, int(m) - 1) for r in range(WARP_TILE)]
         whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
         return np.array(whole).astype(dtype_in_python(tiles.operands))
 
@@ -181,12 +206,14 @@ def put_query(tiles: AttentionTiles) -> Any:
     """Return the device function that stores a query in shared memory; lane l has elements l, l + 32, ..."""
 
     def place_of(row, d):
-        return (d >> 5) * (16 * CHUNK) + row * CHUNK + ((((d >> 2) & 7) ^ (row & 7)) << 4) + ((d & 3) << 2)
+        line = (d >> shift(LINE_WORDS)) * (WARP_TILE * CHUNK) + row * CHUNK
+        piece = ((d >> shift(PIECE_WORDS)) & PIECES - 1) ^ (row & SWIZZLE_LINES - 1)
+        return line + (piece << shift(PIECE)) + ((d & PIECE_WORDS - 1) << shift(WORD_BYTES))
 
     def generate(context, builder, signature, arguments):
         pointers, dims, to, z, row, line, lane = arguments
         b, own = builder, ScalarValue(builder, line)
-        for first in range(0, tiles.key_chunks * 32, 32):
+        for first in range(0, tiles.key_chunks * LINE_WORDS, WARP):
             d = b.add(lane, i32(first))
             there = b.icmp_signed("<", d, i32(tiles.depth))
             inside = b.sext(b.select(there, d, i32(0)), I64)
@@ -196,42 +223,41 @@ def put_query(tiles: AttentionTiles) -> Any:
             assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
     def step(pointers, dims, to, z, row, line, lane):
         query, memory = here().block.functions[QUERY], here().block.memory.view(np.float32)
-        for d in range(int(lane), tiles.key_chunks * 32, 32):
-            memory[(int(to) + place_of(int(line), d)) // 4] = query(int(z), int(row), d) if d < tiles.depth else 0
+        for d in range(int(lane), tiles.key_chunks * LINE_WORDS, WARP):
+            place = int(to) + place_of(int(line), d)
+            memory[place // WORD_BYTES] = query(int(z), int(row), d) if d < tiles.depth else 0
 
     return step
 
 
 def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
     """Return the emitter of a warp's loads and products, of keys, or of values (``by_rows``)."""
-    lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms}
-    lying |= {"a_by_rows": False, "b_by_rows": by_rows}
-    return WarpProducts(builder, SimpleNamespace(**lying), lane)
+    operands = WarpOperands(tiles.operands, tiles.size, "f32", tiles.terms, a_by_rows=False, b_by_rows=by_rows)
+    return WarpProducts(builder, operands, lane)
 
 
 def products(tiles: AttentionTiles) -> Any:
     """Return the device function that multiplies a warp's queries with the keys of a stage."""
     count, stay = tiles.terms // 2, tiles.queries_stay
-    kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, 4 * tiles.steps)
+    kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, FRAGMENT_REGISTERS * tiles.steps)
 
     def generate(context, builder, signature, arguments):
         given, at, lane = arguments
         warp, held = _warp(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
         for step in range(tiles.steps):
+            chunk, in_chunk = divmod(step, CHUNK // STEP_BYTES)
             if stay:
-                own = builder.add(given, i32(step // 4 * 16 * CHUNK))
-                left = warp.rows(own, i32(0), 0, step % 4)
+                own = builder.add(given, i32(chunk * WARP_TILE * CHUNK))
+                left = warp.rows(own, i32(0), 0, in_chunk)
             else:
-                left = [builder.extract_value(given, 4 * step + n) for n in range(4)]
-            begin = builder.add(at, i32(step // 4 * tiles.terms * CHUNK))
-            for j in range(tiles.terms // 16):
-                right = warp.columns(begin, i32(0), 16 * j, step % 4)
-                for half in range(2):
-                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
-                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+                left = [builder.extract_value(given, FRAGMENT_REGISTERS * step + n) for n in range(FRAGMENT_REGISTERS)]
+            begin = builder.add(at, i32(chunk * tiles.terms * CHUNK))
+            for j in range(tiles.terms // PAIR_COLUMNS):
+                right = warp.columns(begin, i32(0), PAIR_COLUMNS * j, in_chunk)
+                _add_pair(warp, left, right, held, 2 * j)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda *given: kept(queries, INT, INT), generate)
@@ -239,7 +265,7 @@ def products(tiles: AttentionTiles) -> Any:
         rows, cols = own_elements(tiles.terms)
         keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
         if stay:
-            given = read_lines(given, np.arange(16), tiles.depth, 16, tiles.operands)
+            given = read_lines(given, np.arange(WARP_TILE), tiles.depth, WARP_TILE, tiles.operands)
         return (given.astype(np.float32) @ keys.astype(np.float32).T)[rows, cols]
 
     return multiply
@@ -253,40 +279,52 @@ class _ValueWords:
 
     def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
         self.b, self.tiles, self.at = b, tiles, at
-        self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
+        self.pair, self.column = lane_column(b, lane), quad_row(b, lane)
 
-    def columns(self, number: int, step: int) -> list[ir.Value]:
-        """Return the values of 8 terms in 16 columns: two registers of the first 8 columns, and two of the others."""
-        return [self._word(2 * number + half, step, term) for half in range(2) for term in range(2)]
+    def columns(self, group: int, step: int) -> list[ir.Value]:
+        """Return the values of 8 terms in the columns of two groups: two registers of each."""
+        return [self._word(group + half, step, term) for half in range(2) for term in range(2)]
 
     def _word(self, group: int, step: int, term: int) -> ir.Value:
         """Return the value of a term in a column of a group of 8; a chunk has four groups."""
         b = self.b
         line = b.add(self.pair, i32(term))
-        piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
-        place = b.add(b.shl(line, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(self.column, i32(3)), i32(2))))
-        begin = (group // 4 * self.tiles.terms + 8 * step) * CHUNK
+        chunk, own = divmod(group, LINE_WORDS // GROUP)
+        piece = b.xor(b.or_(i32(GROUP // PIECE_WORDS * own), part_of(b, self.column, PIECE_WORDS)), line)
+        place = line_offset(b, line)
+        place = b.add(place, b.add(piece_offset(b, piece), word_offset(b, within(b, self.column, PIECE_WORDS))))
+        begin = (chunk * self.tiles.terms + STEP_BYTES // WORD_BYTES * step) * CHUNK
         value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
+def _add_pair(
+    warp: WarpProducts, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value], group: int
+) -> None:
+    """Add the products of a left fragment and two groups of columns to ``sums``, in place, from ``group`` on.
+
+    ``right`` has two registers of each group. The second group is left out if there are no accumulators for it.
+    """
+    for half in range(min(2, len(sums) // GROUP_SUMS - group)):
+        own = slice(GROUP_SUMS * (group + half), GROUP_SUMS * (group + half + 1))
+        sums[own] = warp.add_products(left, right[2 * half : 2 * half + 2], sums[own])
+
+
 def multiply_values(tiles: AttentionTiles) -> Any:
     """Return the device function that adds packed weights times the values of a stage to a warp's accumulators."""
-    count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
+    count, packed = tiles.width // 2, weight_registers(tiles)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
     def generate(context, builder, signature, arguments):
         sums, weights, at, lane = arguments
         warp, held = _warp(tiles, builder, lane, by_rows=True), [builder.extract_value(sums, n) for n in range(count)]
         words = _ValueWords(builder, tiles, at, lane)
-        for step in range(packed // 4):
-            left = [builder.extract_value(weights, 4 * step + n) for n in range(4)]
-            for j in range(-(-tiles.width // 16)):
-                wide = tiles.operands == "tf32"
-                right = words.columns(j, step) if wide else warp.columns(at, i32(0), 16 * j, step)
-                for half in range(2 if 16 * j + 8 < tiles.width else 1):
-                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
-                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+        groups, wide = tiles.width // GROUP, tiles.operands == "tf32"
+        for step in range(packed // FRAGMENT_REGISTERS):
+            left = [builder.extract_value(weights, FRAGMENT_REGISTERS * step + n) for n in range(FRAGMENT_REGISTERS)]
+            for j in range(0, groups, 2):
+                right = words.columns(j, step) if wide else warp.columns(at, i32(0), GROUP * j, step)
+                _add_pair(warp, left, right, held, j)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda *given: kept(kept, weights_type, INT, INT), generate)
@@ -318,8 +356,8 @@ def store_rows(tiles: WarpAttention) -> Any:
         if tiles.split:
             wholes = sums_of_weights(known)
             for half in range(2):
-                own = int(row) + int(lane) // 4 + 8 * half
-                if lane % 4 == 0 and own < rows:
+                own = int(row) + int(lane) // QUAD + HALF_ROWS * half
+                if lane % QUAD == 0 and own < rows:
                     top = np.float32(known[half] * np.float32(tiles.scale or 1))
                     here().block.functions[REST](int(z), own, top, wholes[half])
 
@@ -333,11 +371,11 @@ def _emit_rest(
     """Emit what one lane of four stores of each of its rows."""
     z, row, lane = warp
     for half in range(2):
-        top, whole = b.extract_value(known, half), b.extract_value(known, 2 + half)
+        top, whole = b.extract_value(known, half), b.extract_value(known, SUM_OF_ROW + half)
         top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
         whole = RowMaths(b).sum_of_lanes(whole)
-        own = b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half)))
-        first = b.icmp_signed("==", b.and_(lane, i32(3)), i32(0))
+        own = b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half)))
+        first = b.icmp_signed("==", quad_lane(b, lane), i32(0))
         inside, after = (b.append_basic_block(name) for name in ("row", "rest"))
         b.cbranch(b.and_(first, b.icmp_signed("<", own, rows)), inside, after)
         b.position_at_end(inside)

@@ -15,15 +15,29 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.block import here, swizzled
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
+from aotc.kernels.cuda.templates.fragments import (
+    FRAGMENT_REGISTERS,
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LANE_COLUMNS,
+    WORD_BYTES,
+    lane_column,
+    quad_of,
+    quad_row,
+    sum_places,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_elements
+from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 SCORE = "aotc_score"
@@ -34,7 +48,10 @@ BEGIN = "aotc_begin"
 """``i64 begin(..., i64 z)``: the first key of a head, a multiple of the keys of a stage."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
 """``i64 f(..., i64 z)``, numbered: a coordinate of head z in the tensor map of an operand."""
+# The softmax statistics of a lane's two rows, and the indices of the first row's: its maximum is number 0.
 STATE = types.UniTuple(FLOAT, 6)
+SUM_OF_ROW, FACTOR_OF_ROW = 2, 4
+# exp(x) is computed as 2 ** (x * log2(e)), by the instruction ex2.
 LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
 
@@ -105,28 +122,27 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
 
 def complete_rows(weights: np.ndarray, terms: int) -> np.ndarray:
     """Return 16 rows of weights; the calling thread's rows are complete: four lanes have a part of each."""
-    lane, every = here().thread % 32, here().block.exchange(weights)
-    whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
-    for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
-        whole[own // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (own % 4) + n % 2] = every[own].astype(np.float32)
+    every, whole = here().block.exchange(weights), np.zeros((WARP_TILE, terms), np.float32)
+    for own in range(WARP)[quad_of(here().thread % WARP)]:
+        whole[sum_places(own, np.arange(terms // 2))] = every[own].astype(np.float32)
     return whole
 
 
 def sums_of_weights(known: np.ndarray) -> np.ndarray:
     """Return the sum of all weights of each of the calling thread's rows."""
-    quad = here().thread % 32 // 4 * 4
-    return np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
+    sums = here().block.exchange(known[SUM_OF_ROW:FACTOR_OF_ROW])
+    return np.sum(sums[quad_of(here().thread % WARP)], axis=0)
 
 
 def _at_start(context, builder, signature, arguments):
-    values = [-math.inf] * 2 + [0.0] * 4
+    values = [-math.inf if n < SUM_OF_ROW else 0.0 for n in range(STATE.count)]
     return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, v) for v in values])
 
 
 @emitted(lambda: STATE(), _at_start)
 def unknown():
     """Return the softmax statistics of rows before their first score."""
-    return np.array([-np.inf] * 2 + [0] * 4, np.float32)
+    return np.array([-np.inf if n < SUM_OF_ROW else 0 for n in range(STATE.count)], np.float32)
 
 
 class RowMaths:
@@ -145,7 +161,7 @@ class RowMaths:
 
     def sum_of_product(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         """Return ``x * y + z``."""
-        return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT] * 3, [x, y, z])
+        return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT, FLOAT, FLOAT], [x, y, z])
 
     def highest(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return the maximum."""
@@ -186,19 +202,19 @@ def online_softmax(tiles: AttentionTiles) -> Any:
     def generate(context, builder, signature, arguments):
         lane = RowMaths(builder)
         scores = [builder.extract_value(arguments[0], n) for n in range(count)]
-        known = [builder.extract_value(arguments[1], n) for n in range(6)]
-        found, weights = [None] * 6, [None] * count
+        known = [builder.extract_value(arguments[1], n) for n in range(STATE.count)]
+        found, weights = [None] * STATE.count, [None] * count
         for row, own in enumerate(_rows(list(range(count)))):
             top = _top(lane, known[row], [scores[n] for n in own])
             found[row] = top
             base, old, power = _powers(lane, tiles, top, known[row])
-            found[4 + row] = old
+            found[FACTOR_OF_ROW + row] = old
             partial = [None, None]
             for at, n in enumerate(own):
                 weights[n] = power(scores[n], base)
                 held = partial[at % 2]
                 partial[at % 2] = weights[n] if held is None else builder.fadd(held, weights[n])
-            found[2 + row] = lane.sum_of_product(known[2 + row], old, builder.fadd(*partial))
+            found[SUM_OF_ROW + row] = lane.sum_of_product(known[SUM_OF_ROW + row], old, builder.fadd(*partial))
         parts = [
             context.make_tuple(builder, kept, weights), context.make_tuple(builder, STATE, found)
         ]  # fmt: skip
@@ -210,13 +226,12 @@ def online_softmax(tiles: AttentionTiles) -> Any:
         found, weights = known.copy(), np.zeros(count, np.float32)
         own = [np.arange(count)[np.arange(count) // 2 % 2 == row] for row in range(2)]
         tops = np.array([max(known[row], scores[own[row]].max()) for row in range(2)])
-        quad = here().thread % 32 // 4 * 4
-        found[:2] = np.max(here().block.exchange(tops)[quad : quad + 4], axis=0)
+        found[:SUM_OF_ROW] = np.max(here().block.exchange(tops)[quad_of(here().thread % WARP)], axis=0)
         for row in range(2):
             base = found[row] if found[row] != -np.inf else np.float32(0)
-            found[4 + row] = np.exp2((known[row] - base) * factor)
+            found[FACTOR_OF_ROW + row] = shrinks = np.exp2((known[row] - base) * factor)
             weights[own[row]] = np.exp2((scores[own[row]] - base) * factor)
-            found[2 + row] = known[2 + row] * found[4 + row] + weights[own[row]].sum()
+            found[SUM_OF_ROW + row] = known[SUM_OF_ROW + row] * shrinks + weights[own[row]].sum()
         return weights, found
 
     return step
@@ -256,6 +271,16 @@ def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Valu
     return base, lane.power(b.fmul(b.fsub(known, base), factor)), lambda x, y: lane.power(b.fmul(b.fsub(x, y), factor))
 
 
+# The order of a lane's four weights of 8 keys in the registers of an m16n8k8 fragment, which has both rows of a column
+# before the next column; accumulators have both columns of a row first. PTX ISA, fragments of mma.m16n8k8 for .tf32.
+TF32_ORDER = (0, 2, 1, 3)
+
+
+def weight_registers(tiles: AttentionTiles) -> int:
+    """Return the registers of a lane's packed weights: 16 rows times the keys of a stage, over the lanes of a warp."""
+    return WARP_TILE * tiles.terms * tiles.size // (WARP * WORD_BYTES)
+
+
 def pack(tiles: AttentionTiles) -> Any:
     """Return the device function that packs weights into tensor core fragments: four bytes in a register.
 
@@ -263,13 +288,14 @@ def pack(tiles: AttentionTiles) -> Any:
     apart. The neighbours are passed in their place, with the values in the same order, so that no lane needs another's
     weights.
     """
-    count = tiles.terms * tiles.size // 8
+    count = weight_registers(tiles)
     kept = types.UniTuple(INT, count)
 
     def generate(context, builder, signature, arguments):
         weights = [builder.extract_value(arguments[0], n) for n in range(tiles.terms // 2)]
         if tiles.operands == "tf32":
-            order = [4 * (n // 4) + (0, 2, 1, 3)[n % 4] for n in range(count)]
+            groups = range(0, count, FRAGMENT_REGISTERS)
+            order = [first + n for first in groups for n in TF32_ORDER]
             packed = [assembly(builder, TO_TF32, INT, [FLOAT], [weights[n]]) for n in order]
         else:
             pairs = [weights[2 * n : 2 * n + 2] for n in range(count)]
@@ -292,7 +318,7 @@ def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
         lane = RowMaths(builder)
         factors = []
         for row in range(2):
-            factor = builder.extract_value(arguments[1], (2 if last else 4) + row)
+            factor = builder.extract_value(arguments[1], (SUM_OF_ROW if last else FACTOR_OF_ROW) + row)
             if last:
                 factor = assembly(builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [lane.sum_of_lanes(factor)])
             factors.append(factor)
@@ -301,7 +327,7 @@ def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
 
     @emitted(lambda *given: kept(kept, STATE), generate)
     def step(sums, known):
-        factors = known[4:]
+        factors = known[FACTOR_OF_ROW:]
         if last:
             with np.errstate(all="ignore"):
                 factors = 1 / sums_of_weights(known)
@@ -314,6 +340,8 @@ def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
 def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
     """Return the device function that turns dot products into scores: minus infinity beyond the end of a row.
 
+    A score of minus infinity has weight 0, whatever the other scores: masks need no other treatment.
+
     With ``there``, all keys exist, as before the last stage: indices are not clamped, which saves registers.
     """
     count, ragged = tiles.terms // 2, tiles.ragged and not there
@@ -322,17 +350,17 @@ def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
     def generate(context, builder, signature, arguments):
         products, warp, first, sizes, *tables = arguments
         b, (z, row, lane), (m, n) = builder, members(builder, warp), members(builder, sizes)
-        rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
+        rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
         rows = [b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))) for r in rows]
         wide = [b.sext(x, I64) for x in (z, *rows)]
         ends = [n, n]
         if tiles.causal:
             ends = [b.trunc(call_function(b, END, I64, tables, wide[0], r), I32) for r in wide[1:]]
-        begin = b.add(first, b.shl(b.and_(lane, i32(3)), i32(1)))
+        begin = b.add(first, lane_column(b, lane))
         found = []
         for at in range(count):
-            term = b.add(begin, i32(8 * (at // 4) + at % 2))
-            value, half = b.extract_value(products, at), at // 2 % 2
+            term = b.add(begin, i32(GROUP * (at // GROUP_SUMS) + at % LANE_COLUMNS))
+            value, half = b.extract_value(products, at), at // LANE_COLUMNS % 2
             if not tiles.scale:
                 inside = b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))) if ragged else term
                 inside = b.sext(inside, I64)

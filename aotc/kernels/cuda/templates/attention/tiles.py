@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from aotc.ir.loop.forms.attention import accumulator_bytes, queries_stay
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import WARP
+from aotc.kernels.cuda.templates.fragments import STEP_BYTES
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
 from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, WARPGROUP, WARPGROUP_TILE
 from aotc.vmfb.dtypes import size_of
-
-# Bytes of a row that a tensor core instruction multiplies, for any dtype. PTX ISA, shapes of mma and wgmma.
-STEP_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)

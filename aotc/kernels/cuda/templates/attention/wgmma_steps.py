@@ -20,13 +20,15 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, complete_rows, read_lines
+from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, complete_rows, read_lines, weight_registers
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
+from aotc.kernels.cuda.templates.fragments import FRAGMENT_REGISTERS, STEP_BYTES, part_of
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
-from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor, tied
+from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def load(tiles: AttentionTiles, number: int) -> Any:
@@ -52,7 +54,7 @@ def load(tiles: AttentionTiles, number: int) -> Any:
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
-    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 4), generate)
+    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), generate)
     def copy(maps, pointers, dims, to, barrier, z, line):
         functions = here().block.functions
         others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
@@ -65,78 +67,55 @@ def load(tiles: AttentionTiles, number: int) -> Any:
 
 def products(tiles: WarpgroupAttention) -> Any:
     """Return the device function that issues queries times keys; scores have the layout of accumulators."""
-    count, steps = tiles.terms // 2, tiles.steps
-    sums = ", ".join(f"${n}" for n in range(count))
-    kept = types.UniTuple(FLOAT, count)
-    struct = ir.LiteralStructType([F32] * count)
-
-    def text(first: bool) -> tuple[str, str, ir.FunctionType]:
-        at = count if first else 2 * count
-        body = (
-            f"{{\n.reg .pred p;\nsetp.ne.b32 p, {int(not first)}, 0;\n"
-            f"wgmma.mma_async.sync.aligned.m64n{tiles.terms}k16.f32.{tiles.operands}.{tiles.operands} {{{sums}}}, "
-            f"${at}, ${at + 1}, p, 1, 1, 0, 0;\n}}"
-        )
-        tied = [] if first else [str(n) for n in range(count)]
-        kind = ir.FunctionType(struct, [F32] * len(tied) + [I64, I64])
-        return body, ",".join(["=f"] * count + tied + ["l", "l"]), kind
+    count, steps, kept = tiles.terms // 2, tiles.steps, types.UniTuple(FLOAT, tiles.terms // 2)
+    shape = f"m64n{tiles.terms}k{STEP_BYTES // tiles.size}.f32.{tiles.operands}.{tiles.operands}"
 
     def generate(context, builder, signature, arguments):
-        q, k = (builder.lshr(place, i32(4)) for place in arguments)
+        q, k = (part_of(builder, place, DESCRIPTOR_UNIT) for place in arguments)
         held: list[ir.Value] = []
         for step in range(steps):
-            chunk, within = divmod(step, 4)
+            chunk, in_chunk = divmod(step, CHUNK // STEP_BYTES)
             places = [
-                builder.add(begin, i32((chunk * lines * CHUNK >> 4) + 2 * within))
+                builder.add(begin, i32((chunk * lines * CHUNK + in_chunk * STEP_BYTES) // DESCRIPTOR_UNIT))
                 for begin, lines in ((q, tiles.rows), (k, tiles.terms))
             ]
-            body, constraints, kind = text(not step)
-            found = builder.asm(
-                kind, body, constraints, [*held, *(descriptor(builder, p, 16) for p in places)], side_effect=True
-            )
-            held = [builder.extract_value(found, n) for n in range(count)]
+            operands = [descriptor(builder, p, NO_LEADING) for p in places]
+            held = Wgmma(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda q, k: kept(INT, INT), generate)
     def begin(q, k):
         def whole():
-            left = read_lines(q, np.arange(64), tiles.depth, tiles.rows, tiles.operands)
+            left = read_lines(q, np.arange(WARPGROUP_TILE), tiles.depth, tiles.rows, tiles.operands)
             right = read_lines(k, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
             return left.astype(np.float32) @ right.astype(np.float32).T
 
         rows, cols = own_elements(tiles.terms)
         with here().block.warpgroup() as once:
-            return once((int(q), int(k)), whole)[rows + 16 * (here().thread // 32 % 4), cols]
+            return once((int(q), int(k)), whole)[rows + first_row_of_warp(here().thread), cols]
 
     return begin
 
 
 def multiply_values(tiles: WarpgroupAttention) -> Any:
     """Return the device function that issues packed weights times values, added to a warpgroup's accumulators."""
-    count, packed = tiles.width // 2, tiles.terms // 4
-    sums = ", ".join(f"${n}" for n in range(count))
-    given = ", ".join(f"${2 * count + n}" for n in range(4))
-    text = (
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k16.f32.{tiles.operands}.{tiles.operands} {{{sums}}}, "
-        f"{{{given}}}, ${2 * count + 4}, p, 1, 1, 1;\n}}"
-    )
-    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * 4 + ["l"])
-    kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I32] * 4 + [I64])
+    count, packed, step_terms = tiles.width // 2, weight_registers(tiles), STEP_BYTES // tiles.size
+    shape = f"m64n{tiles.width}k{step_terms}.f32.{tiles.operands}.{tiles.operands}"
+    instruction = Wgmma(shape, count, ", 1, 1, 1", from_registers=True, added=True)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
     def generate(context, builder, signature, arguments):
         held, weights = (
             [builder.extract_value(arguments[t], n) for n in range(size)] for t, size in enumerate((count, packed))
         )
-        v = builder.lshr(arguments[2], i32(4))
+        v = part_of(builder, arguments[2], DESCRIPTOR_UNIT)
         together = tied(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
         held, weights = together[:count], together[count:]
-        for step in range(tiles.terms // 16):
-            place = builder.add(v, i32(step * 16 * CHUNK >> 4))
-            operands = [*held, *weights[4 * step : 4 * step + 4], descriptor(builder, place, tiles.terms * CHUNK)]
-            found = builder.asm(kind, text, constraints, operands, side_effect=True)
-            held = [builder.extract_value(found, n) for n in range(count)]
+        for step in range(tiles.terms // step_terms):
+            place = builder.add(v, i32(step * step_terms * CHUNK // DESCRIPTOR_UNIT))
+            left = weights[FRAGMENT_REGISTERS * step : FRAGMENT_REGISTERS * (step + 1)]
+            right = descriptor(builder, place, tiles.terms * CHUNK)
+            held = instruction.emit(builder, held, [*left, right])
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda *given: kept(kept, weights_type, INT), generate)

@@ -21,6 +21,7 @@ from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.fragments import PIECE_WORDS, WORD_BYTES
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, parts, piece_of
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
 from aotc.kernels.cuda.templates.records import members
@@ -28,7 +29,9 @@ from aotc.kernels.cuda.templates.steps import ELEMENT, ELEMENTS, PACK, REGISTERS
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
-_WORDS = PIECE // 4
+_WORDS = PIECE_WORDS
+# Bits of a byte; positions of the later bytes of a word, and of its upper half.
+BYTE_MASK, BYTE_POSITIONS, HALF_POSITION = 0xFF, (8, 16, 24), 16
 
 
 def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
@@ -125,13 +128,17 @@ def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: 
         pairs = [b.bitcast(v, ir.VectorType(I32, 2)) for v in values]
         return [b.extract_element(pair, i32(n)) for pair in pairs for n in range(2)]
     if tiles.operands == "i8":
-        low = [b.and_(v, i32(255)) for v in values]
-        fours = [low[n : n + 4] for n in range(0, len(low), 4)]
-        return [b.or_(b.or_(p, b.shl(q, i32(8))), b.or_(b.shl(r, i32(16)), b.shl(s, i32(24)))) for p, q, r, s in fours]
+        low = [b.and_(v, i32(BYTE_MASK)) for v in values]
+        fours = [low[n : n + WORD_BYTES] for n in range(0, len(low), WORD_BYTES)]
+        second, third, fourth = BYTE_POSITIONS
+        return [
+            b.or_(b.or_(p, b.shl(q, i32(second))), b.or_(b.shl(r, i32(third)), b.shl(s, i32(fourth))))
+            for p, q, r, s in fours
+        ]
     pairs = [values[n : n + 2] for n in range(0, len(values), 2)]
     if tiles.operands in FP8_PAIRS:
         halves = [_short(b, pair, FP8_PAIRS[tiles.operands][operand]) for pair in pairs]
-        return [b.or_(x, b.shl(y, i32(16))) for x, y in zip(halves[::2], halves[1::2], strict=True)]
+        return [b.or_(x, b.shl(y, i32(HALF_POSITION))) for x, y in zip(halves[::2], halves[1::2], strict=True)]
     return [assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
 
 
@@ -158,7 +165,7 @@ def put_stage(tiles: WarpTiles) -> Any:
             place = piece_of(tiles, own, number, operand)[0].raw
             words = [b.extract_value(held, _WORDS * p + n) for n in range(_WORDS)]
             given = [b.add(b.add(to, i32(begin)), place), *words]
-            assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * 5, given)
+            assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * len(given), given)
         return context.get_dummy_value()
 
     @emitted(lambda held, to, thread: NOTHING(held, INT, INT), generate)

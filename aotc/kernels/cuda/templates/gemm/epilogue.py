@@ -19,8 +19,26 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly
 from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.fragments import (
+    DOUBLE_BYTES,
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LANE_COLUMNS,
+    LINE_PIECES,
+    PIECE_WORDS,
+    line_offset,
+    part_of,
+    piece_offset,
+    quad_lane,
+    quad_row,
+    scaled,
+    within,
+    word_offset,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, ProductTiles
 from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
+from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE
 from aotc.kernels.llvm_types import I32, I64, i32, i64
 
 _READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
@@ -102,7 +120,7 @@ class StorePieces:
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
             chunk = b.sub(chunk, b.mul(part, i32(self.across)))
-        return b.add(self.row, b.shl(part, i32(6))), b.add(self.col, b.mul(chunk, i32(self.columns)))
+        return b.add(self.row, scaled(b, part, WARPGROUP_TILE)), b.add(self.col, b.mul(chunk, i32(self.columns)))
 
     def _put(self, chunk: ir.Value) -> None:
         """Stage the accumulators of a chunk. A switch selects their registers, which cannot be indexed dynamically."""
@@ -124,29 +142,34 @@ class StorePieces:
     def _put_down(self, sums: Sequence[ir.Value]) -> None:
         """Store the lane's accumulators of a chunk in the staging area, swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
-        quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
+        quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
         letter = {"i32": "b32"}.get(self.tiles.sum, self.tiles.sum)
-        for below in range(2):
-            row = b.add(own, i32(8 * below))
-            for n in range(self.columns // 8):
-                col = b.add(i32(8 * n), b.shl(quad, i32(1)))
-                at = 4 * n + 2 * below
+        for half in range(2):
+            row = b.add(own, i32(HALF_ROWS * half))
+            for n in range(self.columns // GROUP):
+                col = b.add(i32(GROUP * n), scaled(b, quad, LANE_COLUMNS))
+                at = GROUP_SUMS * n + LANE_COLUMNS * half
                 text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
                 assembly(b, text, NOTHING, [INT, kind, kind], [self._staged(row, col), *sums[at : at + 2]])
 
     def _staged(self, row: ir.Value, col: ir.Value) -> ir.Value:
-        """Return the address of a staged accumulator: without bank conflicts, along rows and along columns."""
+        """Return the address of a staged accumulator: without bank conflicts, along rows and along columns.
+
+        The swizzle is a number of 3 bits, one for each piece of a line. Rows that lanes read or write at the same time
+        have different ones: consecutive rows and every fourth row; of f64, every other row.
+        """
         b = self.b
         if self.tiles.sum == "f64":
-            swizzle = b.xor(b.and_(b.lshr(row, i32(1)), i32(7)), b.shl(b.and_(row, i32(1)), i32(2)))
+            swizzle = within(b, b.lshr(row, i32(1)), LINE_PIECES)
+            swizzle = b.xor(swizzle, scaled(b, b.and_(row, i32(1)), LINE_PIECES // 2))
             piece = b.xor(b.lshr(col, i32(1)), swizzle)
-            within = b.shl(b.and_(col, i32(1)), i32(3))
+            byte = scaled(b, b.and_(col, i32(1)), DOUBLE_BYTES)
         else:
-            swizzle = b.shl(b.and_(b.xor(row, b.lshr(row, i32(2))), i32(3)), i32(1))
+            swizzle = b.shl(within(b, b.xor(row, part_of(b, row, LINE_PIECES // 2)), LINE_PIECES // 2), i32(1))
             swizzle = b.or_(swizzle, b.and_(row, i32(1)))
-            piece = b.xor(b.lshr(col, i32(2)), swizzle)
-            within = b.shl(b.and_(col, i32(3)), i32(2))
-        return b.add(self.staging, b.add(b.shl(row, i32(7)), b.add(b.shl(piece, i32(4)), within)))
+            piece = b.xor(part_of(b, col, PIECE_WORDS), swizzle)
+            byte = word_offset(b, within(b, col, PIECE_WORDS))
+        return b.add(self.staging, b.add(line_offset(b, row), b.add(piece_offset(b, piece), byte)))
 
     def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the row and column, within the chunk, of the lane's piece in a step."""

@@ -10,6 +10,7 @@ from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.access import operands
 from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, is_in_pieces
 from aotc.ir.loop.ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, Store
+from aotc.kernels.cuda.templates.threads import PIECE_BYTES
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 SUMS, HELD = "aotc_sums", "aotc_held"
@@ -94,6 +95,10 @@ def result_pieces(product: LoopProduct, buffers: Sequence[str]) -> ResultPieces:
     return replace(found.pieces, far=far)
 
 
+# Widths of a piece that are tried, in elements: an accumulator is loaded back by instructions of 16 bytes.
+WIDTHS, DOUBLE_WIDTHS = (16, 8, 4), (4, 2)
+
+
 def _width(product: LoopProduct) -> tuple[int, bool]:
     """Return the width of a piece and whether it runs down a column; a width of 0 stores element by element.
 
@@ -106,8 +111,8 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
     flats = [flat_place(s) for s in stores]
     if any(bound & {s.name for s in symbols(flat)} for flat in flats):
         return 0, False
-    most = 16 // min(size_of(s.buffer.dtype) for s in stores)
-    widths = (4, 2) if product.total.dtype == "f64" else (16, 8, 4)
+    most = PIECE_BYTES // min(size_of(s.buffer.dtype) for s in stores)
+    widths = DOUBLE_WIDTHS if product.total.dtype == "f64" else WIDTHS
     for width in (w for w in widths if w <= most):
         for down, (name, extent) in ((False, product.col), (True, product.row)):
             if all(is_in_pieces(flat, name, extent, width) for flat in flats):
@@ -139,6 +144,7 @@ STAGED_BYTES = 64
 # overlap with the stores of the chunks before. A tile of 256 columns has 128 accumulators a thread at the same time.
 # The linker's log: none is spilled with three operands of 16 registers each.
 HELD_VALUES = 48
+REGISTER_BYTES = 4
 
 
 def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
@@ -151,7 +157,7 @@ def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Itera
         whole = axis[0] not in names or is_in_pieces(flat, axis[0], axis[1], width)
         across = (product.col if axis == product.row else product.row)[0]
         cost = (together // width if across in names else 1) * (width if axis[0] in names else 1)
-        cost *= max(size_of(load.dtype) // 4, 1)
+        cost *= max(size_of(load.dtype) // REGISTER_BYTES, 1)
         simple = load.buffer.space == "global" and DTYPES[load.dtype].kind != "c"
         if simple and whole and not bound & names and cost <= left:
             left -= cost

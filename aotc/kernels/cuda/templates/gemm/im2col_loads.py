@@ -1,7 +1,8 @@
 """Copies of a convolution's operands on Hopper: im2col patches of the input, which no array contains, and the kernel.
 
 A stage has up to 128 bytes of channels of one tap: of the input pixels that belong to the tile's output pixels, and of
-the kernel's columns. Pixels outside of the input, and channels beyond the last one, are 0.
+the kernel's columns. Pixels outside of the input, and channels beyond the last one, are 0. This is an implicit GEMM, as
+in S. Chetlur et al., "cuDNN: efficient primitives for deep learning" (2014). PTX ISA, tensor im2col modes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import I64
+from aotc.kernels.llvm_types import I16, I64
 
 
 def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
@@ -88,7 +89,7 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
         b, (z, row, column) = builder, members(builder, tile)
         maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
         at, offsets, tap = _places(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
-        taps = [b.trunc(v.raw, ir.IntType(16)) for v in offsets]
+        taps = [b.trunc(v.raw, I16) for v in offsets]
         operands = [to, maps[0], barrier, *(v.raw for v in at), *taps]
         types_ = [INT, LONG, INT, *[INT] * (rank + 2), *[SHORT] * rank]
         assembly(b, copy_patches(rank).text, NOTHING, types_, operands)

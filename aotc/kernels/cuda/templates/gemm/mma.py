@@ -1,8 +1,9 @@
 """Matmul on the tensor cores of any GPU from Ampere on (mma), with an arbitrary epilogue.
 
 Operands are bf16, f16, TF32, i8, f8 or f64. Each warp of a block has a part of its tile, usually of 32 rows and 64
-columns. All threads copy the stages of a ring buffer in shared memory, ``stages - 1`` stages ahead of the products. The
-epilogue and the requirements on the arrays are those of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`.
+columns. All threads copy the stages of a ring buffer in shared memory, ``stages - 1`` stages ahead of the products: a
+multistage pipeline in the terms of CUTLASS. The epilogue and the requirements on the arrays are those of
+:mod:`aotc.kernels.cuda.templates.gemm.wgmma`.
 """
 
 from __future__ import annotations

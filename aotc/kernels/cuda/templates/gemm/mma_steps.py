@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
@@ -16,6 +18,31 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.fragments import (
+    DOUBLE_BYTES,
+    FRAGMENT_REGISTERS,
+    GROUP,
+    GROUP_SUMS,
+    HALF_ROWS,
+    LINE_WORDS,
+    MATRICES,
+    MATRIX_ROWS,
+    PAIR_COLUMNS,
+    PIECE_WORDS,
+    QUAD,
+    STEP_BYTES,
+    WORD_BYTES,
+    lane_column,
+    line_offset,
+    part_of,
+    piece_offset,
+    quad_lane,
+    quad_row,
+    scaled,
+    shift,
+    within,
+    word_offset,
+)
 from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.cuda.templates.records import members
@@ -30,11 +57,12 @@ from aotc.kernels.cuda.templates.steps import (
     products,
     store_meaning,
 )
+from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, F64, I32, I64, i32, i64
 
 PIECES = CHUNK // PIECE
-_FOUR = ir.LiteralStructType([I32] * 4)
+_FOUR = ir.LiteralStructType([I32] * MATRICES)
 
 
 def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[Any, Any, Any]:
@@ -47,8 +75,8 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
     if source.transposed:
         piece, line = at >> (count.bit_length() - 1), at & (count - 1)
     else:
-        piece, line = at & (PIECES - 1), at >> 3
-    place = line * CHUNK + ((piece ^ tiles.swizzle(line, by_rows)) << 4)
+        piece, line = at & (PIECES - 1), at >> shift(PIECES)
+    place = line * CHUNK + ((piece ^ tiles.swizzle(line, by_rows)) << shift(PIECE))
     first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first
@@ -116,53 +144,70 @@ def copy_stage(tiles: WarpTiles) -> Any:
 
 def multiply(tiles: WarpTiles) -> Any:
     """Return the device function that adds the products of a stage to a warp's accumulators, 16 rows at a time."""
-    count = tiles.warp_rows * tiles.warp_cols // 32
+    count = tiles.warp_rows * tiles.warp_cols // WARP
 
     def generate(context, builder, signature, arguments):
         sums, a, b, lane, warp_row, warp_col = arguments
         held = [builder.extract_value(sums, n) for n in range(count)]
         warp = (DoubleProducts if tiles.operands == "f64" else WarpProducts)(builder, tiles, lane)
         for step in range(warp.steps):
-            left = [warp.rows(a, warp_row, 16 * i, step) for i in range(tiles.warp_rows // 16)]
-            few = [range(0, tiles.warp_cols, 16)] if warp.at_once else [[j] for j in range(0, tiles.warp_cols, 16)]
-            for columns in few:
+            left = [warp.rows(a, warp_row, row, step) for row in range(0, tiles.warp_rows, WARP_TILE)]
+            first = range(0, tiles.warp_cols, PAIR_COLUMNS)
+            for columns in [first] if warp.at_once else [[j] for j in first]:
                 pairs = [(j, warp.columns(b, warp_col, j, step)) for j in columns]
-                right = [(j + 8 * half, pair[2 * half : 2 * half + 2]) for j, pair in pairs for half in range(2)]
+                right = [(j // GROUP + half, pair[2 * half : 2 * half + 2]) for j, pair in pairs for half in range(2)]
                 for i, four in enumerate(left):
-                    for j, two in right:
-                        at = 4 * (i * tiles.warp_cols // 8 + j // 8)
-                        held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
+                    for group, two in right:
+                        at = GROUP_SUMS * (i * tiles.warp_cols // GROUP + group)
+                        own = slice(at, at + GROUP_SUMS)
+                        held[own] = warp.add_products(four, two, held[own])
         return context.make_tuple(builder, signature.return_type, held)
 
     kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
 
-    @emitted(lambda *given: kept(kept, *[INT] * 5), generate)
+    @emitted(lambda *given: kept(kept, INT, INT, INT, INT, INT), generate)
     def steps(sums, a, b, lane, warp_row, warp_col):
         rows, cols = own_elements(tiles.warp_cols)
         found = [
-            products(tiles, a, b, rows + int(warp_row) + 16 * i, cols + int(warp_col))
-            for i in range(tiles.warp_rows // 16)
+            products(tiles, a, b, rows + int(warp_row) + first, cols + int(warp_col))
+            for first in range(0, tiles.warp_rows, WARP_TILE)
         ]
         return sums + np.concatenate(found)
 
     return steps
 
 
-def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
-    """Return some bits of ``value``."""
-    return builder.and_(value, i32(mask))
+# The terms of a step of operands of f32: eight.
+F32_TERMS = STEP_BYTES // WORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WarpOperands:
+    """The operands of a warp's products, as :class:`.ProductTiles` has them: dtypes and layout in shared memory."""
+
+    operands: str
+    size: int
+    sum: str
+    depth: int
+    a_by_rows: bool
+    b_by_rows: bool
 
 
 class WarpProducts:
-    """Emits the loads and products of a warp: ``steps`` for each stage; all columns at once, or 16 at a time."""
+    """Emits the loads and products of a warp: ``steps`` for each stage; all columns at once, or 16 at a time.
 
-    steps, at_once = 4, True
+    A step multiplies 32 bytes of a row, the k of the instruction. ldmatrix.x4 loads a fragment: four matrices of 8 rows
+    and 16 bytes. Lane l passes the address of row l % 8 of matrix l / 8, and gets a word of row l / 4 of each (PTX ISA,
+    ldmatrix).
+    """
 
-    def __init__(self, builder: ir.IRBuilder, tiles: Any, lane: ir.Value) -> None:
+    steps, at_once = CHUNK // STEP_BYTES, True
+
+    def __init__(self, builder: ir.IRBuilder, tiles: WarpOperands | WarpTiles, lane: ir.Value) -> None:
         self.b, self.tiles, self.lane = builder, tiles, lane
-        self.eighth, self.second, self.fourth = (
-            builder.and_(lane, i32(7)), builder.and_(builder.lshr(lane, i32(3)), i32(1)), builder.lshr(lane, i32(4))
-        )  # fmt: skip
+        self.line = within(builder, lane, MATRIX_ROWS)
+        self.second = builder.and_(part_of(builder, lane, MATRIX_ROWS), i32(1))
+        self.fourth = part_of(builder, lane, 2 * MATRIX_ROWS)
 
     def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
         """Return a lane's fragment of 16 rows of A: four registers."""
@@ -175,47 +220,55 @@ class WarpProducts:
     def _load(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
-        """Load four 8 x 8 matrices (ldmatrix); the lane addresses a row of matrix (``outer``, ``inner``)."""
+        """Load four matrices (ldmatrix); the lane addresses a row of matrix (``outer``, ``inner``).
+
+        ``outer`` selects rows (columns) of the operand, ``inner`` terms. Operands of 16 bits that are contiguous along
+        their rows are transposed on the way.
+        """
         b = self.b
         start = b.add(first, i32(more))
-        if by_rows and self.tiles.size == 4:
+        if by_rows and self.tiles.size == WORD_BYTES:
             return self._load_words(begin, start, step, outer is self.second)
         if by_rows:
-            line = b.add(b.add(i32(16 * step), b.shl(inner, i32(3))), self.eighth)
-            element = b.add(start, b.shl(outer, i32(3)))
-            part = b.lshr(element, i32(6))
+            line = b.add(b.add(i32(2 * MATRIX_ROWS * step), scaled(b, inner, MATRIX_ROWS)), self.line)
+            element = b.add(start, scaled(b, outer, MATRIX_ROWS))
+            part = part_of(b, element, CHUNK // self.tiles.size)
             begin = b.add(begin, b.mul(part, i32(self.tiles.depth * CHUNK)))
-            piece = b.and_(b.lshr(element, i32(3)), i32(7))
+            piece = within(b, part_of(b, element, PIECE // self.tiles.size), PIECES)
         else:
-            line = b.add(b.add(start, b.shl(outer, i32(3))), self.eighth)
-            piece = b.or_(i32(2 * step), inner)
-        place = b.add(b.shl(line, i32(7)), b.shl(b.xor(piece, self.eighth), i32(4)))
+            line = b.add(b.add(start, scaled(b, outer, MATRIX_ROWS)), self.line)
+            piece = b.or_(i32(STEP_BYTES // PIECE * step), inner)
+        place = b.add(line_offset(b, line), piece_offset(b, b.xor(piece, self.line)))
         text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if by_rows else ''}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
         kind = ir.FunctionType(_FOUR, [I32])
         found = b.asm(kind, text, "=r,=r,=r,=r,r,~{memory}", [b.add(begin, place)], side_effect=True)
-        values = [b.extract_value(found, n) for n in range(4)]
+        values = [b.extract_value(found, n) for n in range(MATRICES)]
         if self.tiles.operands != "tf32":
             return values
         return [assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
 
     def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
-        """Load as :meth:`_load` for f32 that is contiguous along rows: ldmatrix transposes only 16-bit elements."""
-        b, third = self.b, _bits(self.b, self.lane, 3)
+        """Load as :meth:`_load` for f32 that is contiguous along rows: ldmatrix transposes only 16-bit elements.
+
+        The swizzle of a line is twice its number modulo 4 (:meth:`.WarpTiles.swizzle`).
+        """
+        b, term = self.b, quad_lane(self.b, self.lane)
         found = []
-        for n in range(4):
+        for n in range(FRAGMENT_REGISTERS):
             outer, inner = (n & 1, n >> 1) if outer_first else (n >> 1, n & 1)
-            element = b.add(b.add(start, i32(8 * outer)), b.lshr(self.lane, i32(2)))
-            line = b.add(b.mul(b.lshr(element, i32(5)), i32(self.tiles.depth)), i32(8 * step + 4 * inner))
-            piece = b.xor(_bits(b, b.lshr(element, i32(2)), 7), b.shl(third, i32(1)))
-            place = b.add(b.shl(b.add(line, third), i32(7)), b.shl(piece, i32(4)))
-            place = b.add(b.add(begin, place), b.shl(_bits(b, element, 3), i32(2)))
+            element = b.add(b.add(start, i32(MATRIX_ROWS * outer)), quad_row(b, self.lane))
+            part, first = part_of(b, element, LINE_WORDS), i32(F32_TERMS * step + QUAD * inner)
+            line = b.add(b.mul(part, i32(self.tiles.depth)), first)
+            piece = b.xor(within(b, part_of(b, element, PIECE_WORDS), PIECES), b.shl(term, i32(1)))
+            place = b.add(line_offset(b, b.add(line, term)), piece_offset(b, piece))
+            place = b.add(b.add(begin, place), word_offset(b, within(b, element, PIECE_WORDS)))
             found.append(load_f32(b, place))
         return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the accumulators plus the products of 16 rows and 8 columns."""
         b, kind = self.b, self.tiles.operands
-        shape = {1: "m16n8k32", 2: "m16n8k16", 4: "m16n8k8"}[self.tiles.size]
+        shape = f"m16n8k{STEP_BYTES // self.tiles.size}"
         both = kind if kind in FP8_PAIRS else f"{kind}.{kind}"
         kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{both}.f32"
         text = (
@@ -224,10 +277,16 @@ class WarpProducts:
         )
         _, sum_type = REGISTERS[self.tiles.sum]
         c = "r" if kind == "i8" else "f"
-        result = ir.FunctionType(ir.LiteralStructType([sum_type] * 4), [I32] * 6 + [sum_type] * 4)
-        letters = ",".join([f"={c}"] * 4 + ["r"] * 6 + [c] * 4)
+        given, count = len(left) + len(right), len(sums)
+        result = ir.FunctionType(ir.LiteralStructType([sum_type] * count), [I32] * given + [sum_type] * count)
+        letters = ",".join([f"={c}"] * count + ["r"] * given + [c] * count)
         found = b.asm(result, text, letters, [*left, *right, *sums], side_effect=False)
-        return [b.extract_value(found, n) for n in range(4)]
+        return [b.extract_value(found, n) for n in range(count)]
+
+
+# Terms of a line of f64, half a step's terms, and pieces from one step, and one group of rows, to the next.
+DOUBLE_TERMS, DOUBLE_STEP_TERMS = CHUNK // DOUBLE_BYTES, 8
+DOUBLE_PIECES = DOUBLE_STEP_TERMS * DOUBLE_BYTES // PIECE
 
 
 class DoubleProducts(WarpProducts):
@@ -237,7 +296,7 @@ class DoubleProducts(WarpProducts):
     operand that is contiguous along the contraction are neighbours, and one load has both.
     """
 
-    steps, at_once = 2, False
+    steps, at_once = DOUBLE_TERMS // DOUBLE_STEP_TERMS, False
 
     def _load(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
@@ -252,27 +311,32 @@ class DoubleProducts(WarpProducts):
         return [value for pair in pairs for value in pair]
 
     def _by_terms(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
-        b, own = self.b, self.b.lshr(self.lane, i32(2))
-        piece = b.xor(b.or_(i32(4 * step), _bits(b, self.lane, 3)), b.shl(_bits(b, own, 1), i32(2)))
-        place = b.add(b.add(begin, b.shl(start, i32(7))), b.add(b.shl(own, i32(7)), b.shl(piece, i32(4))))
+        """Load the terms of a row: one piece. The swizzle of a line is four times the lowest bit of its number."""
+        b, own = self.b, quad_row(self.b, self.lane)
+        piece = b.or_(i32(DOUBLE_PIECES * step), quad_lane(b, self.lane))
+        piece = b.xor(piece, scaled(b, b.and_(own, i32(1)), DOUBLE_PIECES))
+        place = b.add(b.add(begin, line_offset(b, start)), b.add(line_offset(b, own), piece_offset(b, piece)))
         kind = ir.FunctionType(ir.LiteralStructType([F64] * 2), [I32])
         text = "ld.shared.v2.f64 {$0, $1}, [$2];"
-        found = b.asm(kind, text, "=d,=d,r,~{memory}", [b.add(place, i32(8 * half * CHUNK))], side_effect=True)
+        found = b.asm(kind, text, "=d,=d,r,~{memory}", [b.add(place, i32(HALF_ROWS * half * CHUNK))], side_effect=True)
         return [b.extract_value(found, n) for n in range(2)]
 
     def _by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
-        b, row = self.b, self.b.lshr(self.lane, i32(2))
-        twice = b.shl(_bits(b, self.lane, 3), i32(1))
-        piece = b.xor(b.or_(i32(4 * half), b.lshr(row, i32(1))), twice)
-        own = b.add(b.shl(twice, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(_bits(b, row, 1), i32(3))))
-        place = b.add(b.add(begin, b.mul(start, i32(self.tiles.depth * CHUNK // 16))), own)
+        """Load the terms from two lines. The swizzle of a line is its number without the lowest bit."""
+        b, row = self.b, quad_row(self.b, self.lane)
+        term = lane_column(b, self.lane)
+        piece = b.xor(b.or_(i32(HALF_ROWS * DOUBLE_BYTES // PIECE * half), b.lshr(row, i32(1))), term)
+        own = line_offset(b, term)
+        byte = b.add(piece_offset(b, piece), scaled(b, b.and_(row, i32(1)), DOUBLE_BYTES))
+        own = b.add(own, byte)
+        place = b.add(b.add(begin, b.mul(start, i32(self.tiles.depth * CHUNK // DOUBLE_TERMS))), own)
         kind = ir.FunctionType(F64, [I32])
-        places = [b.add(place, i32((8 * step + n) * CHUNK)) for n in range(2)]
+        places = [b.add(place, i32((DOUBLE_STEP_TERMS * step + n) * CHUNK)) for n in range(2)]
         return [b.asm(kind, "ld.shared.f64 $0, [$1];", "=d,r,~{memory}", [at], side_effect=True) for at in places]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the accumulators plus the products of 16 rows and 8 columns."""
-        if self.tiles.terms == 8:
+        if self.tiles.terms == DOUBLE_STEP_TERMS:
             return self._instruction("m16n8k8", left, right, sums)
         for term in range(2):
             for half in range(2):
@@ -302,17 +366,18 @@ def store_tile(tiles: WarpTiles) -> Any:
         sums, staging, lane, place, sizes, *tables = arguments
         z, row, col = members(builder, place)
         others = [col, *members(builder, sizes), *tables]
-        for i in range(tiles.warp_rows // 16):
+        for i in range(tiles.warp_rows // WARP_TILE):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
-            pieces = StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others])
+            first = builder.add(row, i32(WARP_TILE * i))
+            pieces = StorePieces(builder, tiles, [own], [staging, lane, z, first, *others])
             pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 
     @emitted(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), generate)
     def store(sums, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
-        for i in range(tiles.warp_rows // 16):
+        for i in range(tiles.warp_rows // WARP_TILE):
             own = sums[i * count : (i + 1) * count]
-            store_meaning(tiles, own, (z, row + 16 * i, col), tiles.warp_cols, sizes, pointers)
+            store_meaning(tiles, own, (z, row + WARP_TILE * i, col), tiles.warp_cols, sizes, pointers)
 
     return store

@@ -14,23 +14,43 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import assembly, emitted
+from aotc.kernels.cuda.templates.fragments import (
+    FRAGMENT_REGISTERS,
+    HALF_ROWS,
+    LINE_WORDS,
+    PIECE_WORDS,
+    QUAD,
+    STEP_BYTES,
+    WORD_BYTES,
+    part_of,
+    piece_offset,
+    quad_lane,
+    quad_row,
+    scaled,
+    within,
+    word_offset,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.cuda.templates.gemm.wgmma_steps import descriptor, tied
 from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.cuda.templates.threads import PIECE_BYTES, WARP_TILE, WARPGROUP_WARPS, first_row_of_warp
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor, tied
+from aotc.kernels.llvm_types import F32, I32, i32
 
-_STEPS = CHUNK // (4 * 8)  # steps of a stage of f32: 8 terms each
-_HELD = types.UniTuple(INT, 4 * _STEPS)
+# Terms of a step, of f32; steps of a stage; registers of a thread for its rows of a stage.
+_TERMS = STEP_BYTES // WORD_BYTES
+_STEPS = LINE_WORDS // _TERMS
+_HELD = types.UniTuple(INT, FRAGMENT_REGISTERS * _STEPS)
 
 
 def _lane_bits(b: ir.IRBuilder, thread: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return the thread's warp and lane, and the lowest bit of the lane: whether its term is odd."""
-    lane = b.and_(thread, i32(31))
-    return b.and_(b.lshr(thread, i32(5)), i32(3)), lane, b.and_(lane, i32(1))
+    lane = within(b, thread, WARP)
+    return within(b, part_of(b, thread, WARP), WARPGROUP_WARPS), lane, b.and_(lane, i32(1))
 
 
 def hold(tiles: WarpgroupTiles) -> Any:
@@ -39,29 +59,32 @@ def hold(tiles: WarpgroupTiles) -> Any:
     For each 8 terms, lane l has terms l % 4 and l % 4 + 4 of row l / 4 and of the row 8 below. Lanes with odd terms
     load the later term first: this avoids bank conflicts within the warp.
     """
+    # Bits of an address that differ in the term four lines on, whose swizzle differs too, and in the row 8 below.
+    later, lower = QUAD * CHUNK + QUAD * PIECE_BYTES, HALF_ROWS * WORD_BYTES
 
     def generate(context, builder, signature, arguments):
         b, (at, thread) = builder, arguments
         warp, lane, odd = _lane_bits(b, thread)
-        term = b.or_(b.and_(lane, i32(3)), b.shl(odd, i32(2)))
-        piece = b.or_(b.shl(b.and_(warp, i32(1)), i32(2)), b.lshr(lane, i32(4)))
-        word = b.and_(b.lshr(lane, i32(2)), i32(3))
+        term = b.or_(quad_lane(b, lane), scaled(b, odd, QUAD))
+        # A line has 32 rows, those of two warps: a warp has four pieces, and a piece the rows of four quads.
+        piece = b.or_(scaled(b, b.and_(warp, i32(1)), WARP_TILE // PIECE_WORDS), part_of(b, lane, QUAD * PIECE_WORDS))
+        word = within(b, quad_row(b, lane), PIECE_WORDS)
         place = b.add(b.mul(b.lshr(warp, i32(1)), i32(tiles.depth * CHUNK)), b.mul(term, i32(CHUNK)))
-        place = b.add(b.add(place, b.shl(b.xor(piece, term), i32(4))), b.shl(word, i32(2)))
+        place = b.add(b.add(place, piece_offset(b, b.xor(piece, term))), word_offset(b, word))
         swaps = b.icmp_unsigned("!=", odd, i32(0))
-        places = [[b.add(at, b.xor(place, i32(576 * n + 32 * below))) for below in range(2)] for n in range(2)]
+        places = [[b.add(at, b.xor(place, i32(later * n + lower * half))) for half in range(2)] for n in range(2)]
         found = []
         for step in range(_STEPS):
-            loaded = [[_load(b, p, step * 8 * CHUNK) for p in row] for row in places]
+            loaded = [[_load(b, p, step * _TERMS * CHUNK) for p in row] for row in places]
             for n in range(2):
-                found += [b.select(swaps, loaded[1 - n][below], loaded[n][below]) for below in range(2)]
+                found += [b.select(swaps, loaded[1 - n][half], loaded[n][half]) for half in range(2)]
         rounded = [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
         return context.make_tuple(builder, signature.return_type, rounded)
 
     @emitted(lambda at, thread: _HELD(INT, INT), generate)
     def load(at, thread):
         rows, terms = _own_places()
-        whole = operand_elements(tiles, int(at), True, rows + 16 * (int(thread) // 32 % 4))
+        whole = operand_elements(tiles, int(at), True, rows + first_row_of_warp(int(thread)))
         return whole[np.arange(len(rows)), terms]
 
     return load
@@ -74,12 +97,12 @@ def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
 
 def _own_places() -> tuple[np.ndarray, np.ndarray]:
     """Return the rows, within its warp's 16, and the terms of the calling thread's registers."""
-    return _places(here().thread % 32)
+    return _places(here().thread % WARP)
 
 
 def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
-    n = np.arange(4 * _STEPS)
-    return lane // 4 + 8 * (n % 2), 8 * (n // 4) + lane % 4 + 4 * (n // 2 % 2)
+    n = np.arange(len(_HELD))
+    return lane // QUAD + HALF_ROWS * (n % 2), _TERMS * (n // FRAGMENT_REGISTERS) + lane % QUAD + QUAD * (n // 2 % 2)
 
 
 def nothing() -> Any:
@@ -101,15 +124,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
     It gets the registers of :func:`hold` in place of the address of the first operand.
     """
     count = tiles.width // 2
-    sums = ", ".join(f"${n}" for n in range(count))
-    given = ", ".join(f"${2 * count + n}" for n in range(4))
-    text = (
-        f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 5}, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k8.f32.tf32.tf32 {{{sums}}}, "
-        f"{{{given}}}, ${2 * count + 4}, p, 1, 1;\n}}"
-    )
-    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * 4 + ["l", "r"])
-    kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I32] * 4 + [I64, I32])
+    instruction = Wgmma(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
@@ -117,12 +132,12 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
         values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
         together = tied(b, "wgmma.fence.sync.aligned;", values)
         held, rows = together[:count], together[count:]
-        place = b.lshr(arguments[2], i32(4))
+        _, _, other, iteration = arguments
+        place = part_of(b, other, DESCRIPTOR_UNIT)
         for n in range(_STEPS):
-            other = descriptor(b, b.add(place, i32(2 * n)), 16)
-            operands = [*held, *rows[4 * n : 4 * n + 4], other, i32(1) if n else arguments[3]]
-            found = b.asm(kind, text, constraints, operands, side_effect=True)
-            held = [b.extract_value(found, k) for k in range(count)]
+            own = rows[FRAGMENT_REGISTERS * n : FRAGMENT_REGISTERS * (n + 1)]
+            right = descriptor(b, b.add(place, i32(STEP_BYTES // DESCRIPTOR_UNIT * n)), NO_LEADING)
+            held = instruction.emit(b, held, [*own, right, i32(1) if n else iteration])
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda *given: kept(kept, _HELD, INT, INT), generate)
@@ -130,13 +145,13 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
         by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
 
         def whole(every):
-            held = np.zeros((16, tiles.depth), np.float32)
-            held[_places(np.arange(32)[:, None])] = every
+            held = np.zeros((WARP_TILE, tiles.depth), np.float32)
+            held[_places(np.arange(WARP)[:, None])] = every
             return held @ operand_elements(tiles, int(other), by_rows, np.arange(tiles.width)).T
 
         with here().block.warpgroup() as once:
             every = here().block.exchange(rows)
-            found = once((here().thread // 32, int(other)), partial(whole, every))[own_elements(tiles.width)]
+            found = once((here().thread // WARP, int(other)), partial(whole, every))[own_elements(tiles.width)]
         return sums + found if iteration else found
 
     return steps

@@ -7,20 +7,21 @@ from typing import Any
 
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, Window
 from aotc.ir.loop.ir import WARP
+from aotc.kernels.cuda.templates.fragments import DOUBLE_BYTES, LINE_BYTES, QUAD, SWIZZLE_LINES, WORD_BYTES
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ONE_BY_ONE, ResultPieces
-from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, WARPGROUP, WARPGROUP_TILE, WARPGROUP_WARPS
+from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, WARP_TILE, WARPGROUP, WARPGROUP_TILE, WARPGROUP_WARPS
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import size_of
 
 # Alignment, in bytes, of a tile in shared memory whose rows have the 128-byte swizzle. PTX ISA, tensor swizzling modes.
 SWIZZLE_BYTES = 1024
 # Bytes of a row of a tile in shared memory: the widest swizzle. PTX ISA, tensor swizzling modes.
-CHUNK = 128
+CHUNK = LINE_BYTES
 # Bytes of a warp's staging area in shared memory: the 16 rows of accumulators that a warp has, 128 bytes of each at a
 # time. PTX ISA, layout of the accumulators of wgmma and mma.
-STAGING = 16 * CHUNK
+STAGING = WARP_TILE * CHUNK
 # Rows of accumulators that a warp stages at a time: with 128 bytes of each they fill its staging area (STAGING).
-ROWS = 16
+ROWS = WARP_TILE
 # Bits of a register, and of a byte.
 WORD_BITS, BYTE_BITS = 32, 8
 
@@ -121,7 +122,7 @@ class ProductTiles:
 
     def swizzle(self, line: Any, by_rows: bool) -> Any:
         """Return the swizzle of a line of a stage: the number that is xored to the index of a 16-byte piece."""
-        return line & 7
+        return line & SWIZZLE_LINES - 1
 
     @property
     def stage_bytes(self) -> int:
@@ -266,9 +267,9 @@ class WarpTiles(ProductTiles):
         elements. For them, lanes read 4 neighbours in each of 4 lines (of 8-byte elements: of every other line), or, of
         8-byte elements that are contiguous along the contraction, 4 pieces in each of 2 lines.
         """
-        if self.size == 8:
-            return line & 6 if by_rows else (line & 1) << 2
-        return (line & 3) << 1 if self.size == 4 and by_rows else line & 7
+        if self.size == DOUBLE_BYTES:
+            return line & SWIZZLE_LINES - 2 if by_rows else (line & 1) << 2
+        return (line & QUAD - 1) << 1 if self.size == WORD_BYTES and by_rows else line & SWIZZLE_LINES - 1
 
     @property
     def shared(self) -> int:

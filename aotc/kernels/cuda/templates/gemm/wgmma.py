@@ -5,7 +5,8 @@ the stages of a ring buffer in shared memory by the tensor memory accelerator (T
 stage after stage and then releases the stage. The accumulators of a tile stay in registers until the epilogue, which
 processes them in pieces and writes 16 bytes of a row at a time. Blocks are persistent: each computes one tile after the
 other, in an order in which concurrent tiles share operands in the L2 cache. Two consumers either share each tile, or
-alternate between tiles ("ping-pong"): one runs its epilogue while the other multiplies.
+alternate between tiles ("ping-pong"): one runs its epilogue while the other multiplies. CUTLASS calls these schedules
+warp-specialized persistent, cooperative or ping-pong.
 
 Rows of both operands start at multiples of 16 bytes; their extents are arbitrary. A batch of matmuls is one launch.
 

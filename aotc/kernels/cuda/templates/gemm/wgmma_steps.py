@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
@@ -17,6 +16,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.fragments import STEP_BYTES, part_of
 from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.gemm.im2col_loads import boxes, load_window
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
@@ -29,7 +29,9 @@ from aotc.kernels.cuda.templates.steps import (
     partial_matmul,
     store_meaning,
 )
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32, i64
+from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
 
 _NUMBA = {
     F32: types.float32, F64: types.float64,
@@ -77,29 +79,6 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
     return copy
 
 
-def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
-    """Return the wgmma descriptor of a tile at ``place``, in units of 16 bytes.
-
-    Groups of 8 rows are 1024 bytes apart, with the 128-byte swizzle. ``leading`` is the leading byte offset. PTX ISA,
-    matrix descriptor format.
-    """
-    low = builder.or_(place, i32(leading >> 4 << 16))
-    return builder.or_(builder.zext(low, I64), i64((1 << 62) | (1024 >> 4 << 32)))
-
-
-def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
-    """Emit an instruction that has all of ``values`` as inputs and outputs.
-
-    LLVM then cannot move uses of the returned values before the instruction, nor definitions of the inputs after it.
-    """
-    letters = ["f" if v.type == F32 else "r" for v in values]
-    constraints = ",".join([f"={c}" for c in letters] + [str(n) for n in range(len(values))] + ["~{memory}"])
-    kinds = [v.type for v in values]
-    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
-    found = builder.asm(kind, text, constraints, values, side_effect=True)
-    return [builder.extract_value(found, n) for n in range(len(values))]
-
-
 def multiply(tiles: WarpgroupTiles) -> Any:
     """Return the device function that issues the products of a stage, added to a warpgroup's accumulators.
 
@@ -108,40 +87,34 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     (``iteration`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in
     instruction order: B comes first if the operands are swapped.
     """
-    count, step = tiles.width // 2, 32 // tiles.size
+    count, step = tiles.width // 2, STEP_BYTES // tiles.size
     a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
     numba_type, llvm_type = REGISTERS[tiles.sum]
-    letter = "f" if tiles.sum == "f32" else "r"
     name, added = ("s8", "s32") if tiles.operands == "i8" else (tiles.operands, "f32")
     kinds = by_sides(tiles, *(name.split(".") if name in FP8_PAIRS else (name, name)))
-    sums = ", ".join(f"${n}" for n in range(count))
     signs = ", 1, 1" if tiles.sum == "f32" else ""
     ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
-    text = (
-        f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]} {{{sums}}}, "
-        f"${2 * count}, ${2 * count + 1}, p{signs}{ways};\n}}"
-    )
-    constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
-    result = ir.FunctionType(ir.LiteralStructType([llvm_type] * count), [llvm_type] * count + [I64, I64, I32])
-    across = step * CHUNK >> 4  # bytes / 16 from one step to the next, if elements of a row (column) are contiguous
-    a_step, a_leading = (across, 16) if a_by_rows else (2, 16)
-    b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (2, 16)
+    shape = f"m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]}"
+    instruction = Wgmma(shape, count, signs + ways, llvm_type)
+    # From one step to the next, in units of descriptors: terms of a line, or, of an operand by rows, lines.
+    along, across = STEP_BYTES // DESCRIPTOR_UNIT, step * CHUNK // DESCRIPTOR_UNIT
+    a_step, a_leading = (across if a_by_rows else along), NO_LEADING
+    b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (along, NO_LEADING)
+    part_units = WARPGROUP_TILE * CHUNK // DESCRIPTOR_UNIT
 
     def generate(context, builder, signature, arguments):
         held = [
             [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
         ]
-        a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
-        for n in range(4):
+        a, b = (part_of(builder, place, DESCRIPTOR_UNIT) for place in arguments[1:-1])
+        for n in range(CHUNK // STEP_BYTES):
             for part in range(tiles.parts):
                 operands = [
-                    descriptor(builder, builder.add(a, i32(a_step * n + part * (64 * CHUNK >> 4))), a_leading),
+                    descriptor(builder, builder.add(a, i32(a_step * n + part * part_units)), a_leading),
                     descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
-                    i32(1) if n else arguments[3],
+                    i32(1) if n else arguments[-1],
                 ]
-                found = builder.asm(result, text, constraints, [*held[part], *operands], side_effect=True)
-                held[part] = [builder.extract_value(found, n) for n in range(count)]
+                held[part] = instruction.emit(builder, held[part], operands)
         return context.make_tuple(builder, signature.return_type, [x for own in held for x in own])
 
     kept = types.UniTuple(numba_type, count * tiles.parts)
@@ -149,9 +122,9 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
     def steps(given, a, b, iteration):
         rows, cols = own_elements(tiles.width)
-        rows, extents = rows + 16 * (here().thread // 32 % 4), by_sides(tiles, 64, tiles.width)
+        rows, extents = rows + first_row_of_warp(here().thread), by_sides(tiles, WARPGROUP_TILE, tiles.width)
         with here().block.warpgroup() as once:
-            places = [by_sides(tiles, a + p * 64 * CHUNK, b) for p in range(tiles.parts)]
+            places = [by_sides(tiles, a + p * WARPGROUP_TILE * CHUNK, b) for p in range(tiles.parts)]
             whole = [once(place, partial(partial_matmul, tiles, *place, *extents)) for place in places]
         found = np.concatenate([part[by_sides(tiles, rows, cols)] for part in whole])
         return given + found if iteration else found
@@ -179,7 +152,7 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
         z, row, col = place
         for part in range(tiles.parts):
             own = sums[part * count : (part + 1) * count]
-            store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, sizes, pointers)
+            store_meaning(tiles, own, (z, row + WARPGROUP_TILE * part, col), tiles.width, sizes, pointers)
 
     return store
 
@@ -197,7 +170,7 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
         nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
         found = StorePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
         for part in range(tiles.parts):
-            place = [lane, z, builder.add(row, i32(64 * part)), *others]
+            place = [lane, z, builder.add(row, i32(WARPGROUP_TILE * part)), *others]
             ask_for_operands(builder, tiles, tiles.width, place)
         return context.make_tuple(builder, signature.return_type, found)
 
