@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from itertools import product as product_of
 
@@ -35,7 +35,7 @@ from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.analysis.softmax_facts import softmax_facts
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.elements.elements import Elements, all_of
+from aotc.lowering.elements.elements import Elements, all_of, provide
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -201,6 +201,21 @@ def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> Non
 def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` when the anchor is at ``at``."""
     return b.anchors.move(b.index[value], at)
+
+
+def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], index: Index = ()) -> None:
+    """Read the results of reductions from element ``index`` of their accumulators from now on."""
+    for op, buffers in accumulators.items():
+        for v, buffer in zip(op.results, buffers, strict=True):
+            e.anchor(v, provide(Load(buffer, index)))
+
+
+def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Store those results of the region that have one element for each row: that of the row at ``at``."""
+    for out, v in zip(b.outputs, b.function.body.results, strict=True):
+        if b.anchors.is_row(v):
+            index = relocate(b, v, at)
+            e.block.append(Store(out, index, e.at(v, index)))
 
 
 def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:

@@ -20,11 +20,19 @@ from collections.abc import Callable, Sequence
 from itertools import product as product_of
 
 from aotc.ir.dims.algebra import Dim, minimum, static, sym
-from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
+from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Stmt, Store
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate, store_all
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.builder import (
+    RegionBuilder,
+    anchor_results,
+    combine,
+    join_transposed,
+    operands_at,
+    relocate,
+    store_all,
+    store_rows,
+)
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.operand_reuse import Reads
@@ -134,17 +142,10 @@ class _ColumnBlocks:
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]
     ) -> None:
         """Store the results that depend on the accumulators."""
-        b, e = self.b, self.e
         for adjacent, each in zip(self.adjacent, accs, strict=True):
             finish: list[Stmt] = []
-            e.anchored.clear()
-            e.enter(finish)
-            for op in self.ops:
-                for v, acc in zip(op.results, each[op], strict=True):
-                    e.anchor(v, provide(Load(acc, (lane,))))
-            here = self._place([*at, *adjacent], [])
-            for out, v in self.results:
-                if b.anchors.is_row(v):
-                    index = relocate(b, v, here)
-                    finish.append(Store(out, index, e.at(v, index)))
+            self.e.anchored.clear()
+            self.e.enter(finish)
+            anchor_results(self.e, each, (lane,))
+            store_rows(self.b, self.e, self._place([*at, *adjacent], []))
             block.append(For(self.last.name, begin, end, tuple(finish)))

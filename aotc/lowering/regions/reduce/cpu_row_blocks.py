@@ -22,8 +22,14 @@ from aotc.ir.dims.algebra import Dim, minimum, product, static, sym
 from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.builder import (
+    RegionBuilder,
+    anchor_results,
+    combine,
+    join_transposed,
+    operands_at,
+    store_rows,
+)
 from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan
 from aotc.lowering.plans.operand_reuse import Reads
@@ -149,15 +155,10 @@ class _RowBlocks(Rows):
 
     def _store(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Write the stores of rows whose sums are complete."""
-        b, e = self.b, self.e
         for there, sums in zip(places, accs, strict=True):
-            e.enter(block)
-            for op in self.ops:
-                for v, acc in zip(op.results, sums[op], strict=True):
-                    e.anchor(v, provide(Load(acc, ())))
-            for out, v in self.rows:
-                index = relocate(b, v, there)
-                block.append(Store(out, index, e.at(v, index)))
+            self.e.enter(block)
+            anchor_results(self.e, sums)
+            store_rows(self.b, self.e, there)
 
     # --- in parts ---
 

@@ -21,7 +21,7 @@ from aotc.ir.dims.algebra import Dim, static, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Stmt, Store, Var
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, relocate
+from aotc.lowering.elements.builder import RegionBuilder, relocate, store_rows
 from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import NestAxis, place, serial
 from aotc.lowering.plans.cpu_reductions import RowPlan
@@ -81,9 +81,7 @@ class _ShortRows(Rows):
                 self.e.anchor(v, provide(Load(each, (lane,))))
         results: list[Stmt] = []
         self._enter(results)
-        for out, v in self.rows:
-            index = relocate(self.b, v, at)
-            results.append(Store(out, index, self.e.at(v, index)))
+        store_rows(self.b, self.e, at)
         if results:
             block.append(For("l", 0, lanes, tuple(results)))
 

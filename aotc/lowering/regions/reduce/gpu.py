@@ -41,7 +41,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item, relocate
+from aotc.lowering.elements.builder import RegionBuilder, anchor_results, combine, grid_item, store_rows
 from aotc.lowering.elements.elements import Provide, provide
 from aotc.lowering.elements.nests import make_axes, place
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan, ThreadRowPlan, row_reads
@@ -148,21 +148,16 @@ class _GroupRows(Rows):
             self.ready.update(self.keep)
             block.append(self._threads(body))
             self._tree(block, accs)
-            for op, held in accs.items():
-                for v, acc in zip(op.results, held, strict=True):
-                    e.anchor(v, provide(Load(acc, self.part)))
+            anchor_results(e, accs, self.part)
         self._store_rows(block, at)
 
     def _store_rows(self, block: list[Stmt], at: Index) -> None:
-        if not self.rows:
-            return
         body: list[Stmt] = []
         self.known = {}
         self._enter(body)
-        for out, v in self.rows:
-            index = relocate(self.b, v, at)
-            body.append(Store(out, index, self.e.at(v, index)))
-        block.append(self._threads(body, self.member))
+        store_rows(self.b, self.e, at)
+        if body:
+            block.append(self._threads(body, self.member))
 
     def _threads(self, body: Sequence[Stmt], alone: Dim = 0) -> For:
         """Return a loop over the block's threads, restricted to rows that exist and to threads where ``alone`` is 0."""

@@ -22,14 +22,15 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import (
     RegionBuilder,
+    anchor_results,
     combine,
     grid_item,
     join_transposed,
     operands_at,
     relocate,
     store_all,
+    store_rows,
 )
-from aotc.lowering.elements.elements import provide
 from aotc.lowering.elements.nests import make_axes, place
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan
 from aotc.lowering.plans.thresholds import BLOCK_THREADS
@@ -166,14 +167,8 @@ class _Columns:
         if self.down > 1:
             body.append(For(g, 1, self.down, tuple(inside), "unroll"))
         e.enter(body)
-        for op, held in sums.items():
-            for v, s in zip(op.results, held, strict=True):
-                e.anchor(v, provide(Load(s, ())))
-        here = self._place((), self.first + t)
-        for out, v in self.results:
-            if b.anchors.is_row(v):
-                index = relocate(b, v, here)
-                body.append(Store(out, index, e.at(v, index)))
+        anchor_results(e, sums)
+        store_rows(b, e, self._place((), self.first + t))
         for test in self._exists(self.first + t):
             body = [If(test, tuple(body))]
         return For(self.name, 0, self.block, tuple(body), "thread")

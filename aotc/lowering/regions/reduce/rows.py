@@ -9,7 +9,16 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Space, S
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.elements.builder import RegionBuilder, combine, join_transposed, operands_at, relocate, store_all
+from aotc.lowering.elements.builder import (
+    RegionBuilder,
+    anchor_results,
+    combine,
+    join_transposed,
+    operands_at,
+    relocate,
+    store_all,
+    store_rows,
+)
 from aotc.lowering.elements.elements import Provide, provide
 from aotc.lowering.elements.nests import (
     NestAxis,
@@ -36,9 +45,7 @@ class Rows:
         self.replaced: dict[Value, Value] = {}  # for values stored in the place of a result: that result
         self.part: Index = ()  # index of the accumulators for the current steps
         self.is_unrolled = False  # are loops over reduced axes unrolled?
-        results = b.function.body.results
         self.outs = results_along_rows(b)
-        self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
         self.stages = b.row_stages()
         self.inner = make_axes(b.shape, plan.inner)
         self.known: dict[Value, tuple[Index, Scalar]] = {}
@@ -77,13 +84,9 @@ class Rows:
             self._compute_numbers(block, at, self.stages.numbers_before(loop, kept))
             kept.update(self.keep)
             self._over_the_row(block, at, loop, accs)
-            for op in loop.ops:
-                for v, acc in zip(op.results, accs[op], strict=True):
-                    self.e.anchor(v, provide(Load(acc, ())))
+            anchor_results(self.e, accs)
         self._enter(block)
-        for out, v in self.rows:
-            index = relocate(self.b, v, at)
-            block.append(Store(out, index, self.e.at(v, index)))
+        store_rows(self.b, self.e, at)
 
     def _enter(self, block: list[Stmt]) -> None:
         """Continue in a block in which the row's scalars computed so far are known."""
