@@ -41,7 +41,7 @@ class _Batch:
 
     __slots__ = ("due", "key", "members", "rows", "task")
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: tuple[tuple[int, ...], ...]) -> None:
         self.key, self.rows, self.due = key, 0, False
         self.members: list[_Member] = []
         self.task: asyncio.Task[None] | None = None

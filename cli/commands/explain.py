@@ -204,7 +204,7 @@ def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     print_line(f"\n{count_text(len(report.regions), 'kernel')} for {report.target}{_devices(report.devices)}", 2)
 
 
-def _memory(memory: Any) -> str:
+def _memory(memory: Mapping[str, tuple[int, int]]) -> str:
     return ", ".join(f"{used:,} of {limit:,} B of {name}" for name, (used, limit) in memory.items())
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+
+if TYPE_CHECKING:
+    from aotc.vmfb.module import LoadedModule
+    from aotc.vmfb.profile.recording import CallRecording
 
 SUMMARY = "Measure each kernel, and compile again with what was measured."
 EXAMPLES = """
@@ -123,7 +127,7 @@ def compiled(model: Path) -> bytes | None:
         return aotc.compile(model)
 
 
-def bound_values(module: Any, function: str, inputs: list[str], dims: list[str]) -> tuple[str, list[Any]]:
+def bound_values(module: LoadedModule, function: str, inputs: list[str], dims: list[str]) -> tuple[str, list[Any]]:
     """Return the name of a function of a module, and values for its arguments: first the inputs, then random ones."""
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
 
@@ -134,14 +138,14 @@ def bound_values(module: Any, function: str, inputs: list[str], dims: list[str])
     return name, values
 
 
-def _sizes(module: Any, name: str, dims: list[str]) -> dict[str, int]:
+def _sizes(module: LoadedModule, name: str, dims: list[str]) -> dict[str, int]:
     from aotc_cli.shared.inputs import parse_sizes
 
     return dict(parse_sizes(dims, module.functions[name].signature.arguments))
 
 
 def _traced(
-    module: Any, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
+    module: LoadedModule, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
 ) -> list[dict[str, Any]]:
     """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
     from aotc.vmfb.errors import VmError
@@ -161,7 +165,9 @@ def _traced(
     return events + _memory(module, source, name, sizes, recording)
 
 
-def _memory(module: Any, source: Any, name: str, sizes: Mapping[str, int], recording: Any) -> list[dict[str, Any]]:
+def _memory(
+    module: LoadedModule, source: Any, name: str, sizes: Mapping[str, int], recording: CallRecording
+) -> list[dict[str, Any]]:
     """Return counter events of the live bytes of the arena; empty without the compiler, which computes them."""
     from aotc.vmfb.bundle import open_bundle
 

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aotc.vmfb.module import LoadedModule
 
 
-def watched_call(module: Any, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
+def watched_call(module: LoadedModule, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
     """Run a function one dispatch at a time; return its results, and True if a dispatch produces NaN or infinity."""
     from aotc.vmfb.profile.finite_watch import watched
 

@@ -38,6 +38,7 @@ from aotc.kernels.formulas.complex_inverse import (
 )
 from aotc.kernels.formulas.exponential import decay
 from aotc.kernels.formulas.forms import power_of_two
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.power import exp_of_two_words
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
@@ -73,7 +74,7 @@ COMPLEX.update({
 
 
 @function("mul")
-def multiply(m: Any, a: Pair, b: Pair) -> Pair:
+def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
     """The product with fused multiply-adds, as in XLA, except that products which cancel when rounded give 0.
 
     So a number times its conjugate is real; otherwise the rounding error of a product would remain.
@@ -85,7 +86,7 @@ def multiply(m: Any, a: Pair, b: Pair) -> Pair:
 
 @function("div")
 @in_wide
-def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
+def divide(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) defines infinities, NaN and zero divisors.
 
     XLA differs where products of parts overflow.
@@ -103,30 +104,30 @@ def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     return _rarely(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
 
 
-def _is_nan(m: Any, a: Pair) -> Any:
+def _is_nan(m: Algebra, a: Pair) -> Any:
     return (a[0] != a[0]) | (a[1] != a[1])
 
 
-def _rarely(m: Any, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
+def _rarely(m: Algebra, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
     """Return ``usual``, or, where the condition holds, both parts of the rare function ``name``."""
     return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
 @function("abs")
 @in_wide
-def absolute(m: Any, roomy: bool, a: Pair) -> Any:
+def absolute(m: Algebra, roomy: bool, a: Pair) -> Any:
     """The hypotenuse."""
     return size_of(m, roomy, a)
 
 
 @function("exp")
 @in_wide
-def exponential(m: Any, roomy: bool, a: Pair) -> Pair:
+def exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**x * (cos y + i sin y)``; a size beyond the range counts only together with the direction."""
     return _exponential(m, roomy, a)
 
 
-def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
+def _exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
     cosine, sine = real.cos(m, a[1]), m.select(a[1] == 0.0, a[1], real.sin(m, a[1]))
     if roomy:
         size, rest = real.exp(m, a[0]), m.const(1.0)
@@ -141,7 +142,7 @@ def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], y)
 
 
-def _log_of_size(m: Any, roomy: bool, a: Pair) -> Any:
+def _log_of_size(m: Algebra, roomy: bool, a: Pair) -> Any:
     x, y = m.abs(a[0]), m.abs(a[1])
     large, small = larger(m, x, y), m.select(x < y, x, y)
     return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small))
@@ -149,14 +150,14 @@ def _log_of_size(m: Any, roomy: bool, a: Pair) -> Any:
 
 @function("log")
 @in_wide
-def logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
+def logarithm(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``log |z| + i arg z``."""
     return _log_of_size(m, roomy, a), real.atan2(m, a[1], a[0])
 
 
 @function("expm1")
 @in_wide
-def exponential_minus_one(m: Any, roomy: bool, a: Pair) -> Pair:
+def exponential_minus_one(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**x cos y - 1`` without cancellation near 0: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
     half = real.sin(m, a[1] * 0.5)
     near = m.multiply_add(real.expm1(m, a[0]), real.cos(m, a[1]), half * half * -2.0)
@@ -166,7 +167,7 @@ def exponential_minus_one(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("log1p")
 @in_wide
-def logarithm_of_one_plus(m: Any, roomy: bool, a: Pair) -> Pair:
+def logarithm_of_one_plus(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
     return log_of_size(m, roomy, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
@@ -174,7 +175,7 @@ def logarithm_of_one_plus(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("logistic")
 @in_wide
-def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
+def logistic(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``: the exponential is at most 1 in size."""
     left = a[0] < 0.0
     x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
@@ -189,7 +190,7 @@ def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("sqrt")
 @in_wide
-def root(m: Any, roomy: bool, a: Pair) -> Pair:
+def root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """The root with a non-negative real part; without cancellation in either half plane."""
     found = root_of_moderate(m, a)
     if roomy:
@@ -199,7 +200,7 @@ def root(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("rsqrt")
 @in_wide
-def reciprocal_root(m: Any, roomy: bool, a: Pair) -> Pair:
+def reciprocal_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``conj(sqrt z) / |z|``; of 0 it is infinite, of infinity 0."""
     inner, n = even_scale(m, roomy, a)
     x, y = root_of_moderate(m, inner)
@@ -212,7 +213,7 @@ def reciprocal_root(m: Any, roomy: bool, a: Pair) -> Pair:
     return m.select(gone, m.const(0.0), x), m.select(gone, m.copysign(m.const(0.0), -a[1]), y)
 
 
-def _hyperbolic(m: Any, x: Any) -> Pair:
+def _hyperbolic(m: Algebra, x: Any) -> Pair:
     """Return (sinh x, cosh x)."""
     less = real.expm1(m, m.abs(x))
     e = less + 1.0
@@ -220,7 +221,7 @@ def _hyperbolic(m: Any, x: Any) -> Pair:
     return m.copysign(sinh, x), (e + 1.0 / e) * 0.5
 
 
-def _sine_and_cosine(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
+def _sine_and_cosine(m: Algebra, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
     """Return ``(sin x, cos x)`` times cosh y, and times sinh y.
 
     0 times infinity is 0, and infinity times the cosine of an unknown angle is infinite, as in C99's annex G.
@@ -244,14 +245,14 @@ def _sine_and_cosine(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
     return (by_cosh[0], m.select(unknown, c, by_cosh[1])), (by_sinh[0], m.select(unknown, s, by_sinh[1]))
 
 
-def _zero_on_axis(m: Any, a: Pair, y: Any) -> Any:
+def _zero_on_axis(m: Algebra, a: Pair, y: Any) -> Any:
     """Return ``y``, an odd function of the imaginary part: 0 where the imaginary part is 0, even next to NaN."""
     return m.select(a[1] == 0.0, m.copysign(m.const(0.0), y), y)
 
 
 @function("sin")
 @in_wide
-def sine(m: Any, roomy: bool, a: Pair) -> Pair:
+def sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``sin x cosh y + i cos x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
@@ -259,7 +260,7 @@ def sine(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("cos")
 @in_wide
-def cosine(m: Any, roomy: bool, a: Pair) -> Pair:
+def cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``cos x cosh y - i sin x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
@@ -267,7 +268,7 @@ def cosine(m: Any, roomy: bool, a: Pair) -> Pair:
 
 @function("tanh")
 @in_wide
-def hyperbolic_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+def hyperbolic_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Kahan's form over ``t = tan y`` and ``s = sinh x``: ``(b r s + i t) / (1 + b s*s)`` with ``b = 1 + t*t``."""
     return _hyperbolic_tangent(m, a)
 
@@ -277,7 +278,7 @@ def hyperbolic_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
 COMPLEX_TANH_ONE = 20.0
 
 
-def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
+def _hyperbolic_tangent(m: Algebra, a: Pair) -> Pair:
     far = m.abs(a[0]) > COMPLEX_TANH_ONE
     t = real.tan(m, a[1])
     s, r = _hyperbolic(m, m.select(far, m.const(0.0), a[0]))
@@ -294,20 +295,20 @@ def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], m.select(far, tail, y))
 
 
-def _after(m: Any, a: Pair, b: Pair) -> Any:
+def _after(m: Algebra, a: Pair, b: Pair) -> Any:
     """Return True where ``a`` is above ``b``, by the real part and then by the imaginary part."""
     return (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] > b[1]))
 
 
 @function("max")
-def maximum(m: Any, a: Pair, b: Pair) -> Pair:
+def maximum(m: Algebra, a: Pair, b: Pair) -> Pair:
     """The larger pair in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, a, b))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
 @function("min")
-def minimum(m: Any, a: Pair, b: Pair) -> Pair:
+def minimum(m: Algebra, a: Pair, b: Pair) -> Pair:
     """The smaller pair in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, b, a))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
@@ -315,13 +316,13 @@ def minimum(m: Any, a: Pair, b: Pair) -> Pair:
 
 @function("tan")
 @in_wide
-def tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+def tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``-i tanh(iz)``."""
     x, y = _hyperbolic_tangent(m, (-a[1], a[0]))
     return y, -x
 
 
-def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
+def _in_direction(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
     """Return ``size * rest * (cos phase + i sin phase)``: 0 in any direction; infinite even in an unknown one."""
     cosine, sine, whole = real.cos(m, phase), real.sin(m, phase), size * rest
     x, y = size * cosine * rest, size * sine * rest
@@ -332,14 +333,14 @@ def _in_direction(m: Any, size: Any, rest: Any, phase: Any) -> Pair:
 
 @function("cbrt")
 @in_wide
-def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
+def cube_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """The principal cube root."""
     size, quadrant = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
     return _in_direction(m, size, m.const(1.0), quadrant)
 
 
 @function("atan2")
-def angle(m: Any, a: Pair, b: Pair) -> Pair:
+def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
     """``-i log((b + ia) / sqrt(a*a + b*b))``."""
     square = COMPLEX["add"](m, COMPLEX["mul"](m, a, a), COMPLEX["mul"](m, b, b))
     x, y = logarithm(m, divide(m, (b[0] - a[1], b[1] + a[0]), root(m, square)))
@@ -348,7 +349,7 @@ def angle(m: Any, a: Pair, b: Pair) -> Pair:
 
 @function("sign")
 @in_wide
-def sign(m: Any, roomy: bool, a: Pair) -> Pair:
+def sign(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``z / |z|``, and 0 for 0."""
     zero = (a[0] == 0.0) & (a[1] == 0.0)
     if not roomy:
@@ -360,7 +361,7 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
     return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
-def _times(m: Any, b: Any, log: Any, exact: Any) -> Any:
+def _times(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
     """Return ``b * log``, the product of parts of an exponent and of a logarithm.
 
     A part that is 0 contributes nothing, even next to an infinity; a zero of the logarithm only where it is ``exact``.
@@ -370,7 +371,7 @@ def _times(m: Any, b: Any, log: Any, exact: Any) -> Any:
 
 @function("pow")
 @in_wide
-def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
+def power(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
 
     Anything to the power of 0 is 1. A part of ``b log a`` that is a product with 0 is 0, so that real operands have the
@@ -393,7 +394,7 @@ def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     return m.select(one, m.const(1.0), x), m.select(one, m.const(0.0), y)
 
 
-def _size_of_power(m: Any, log_size: Pair, quadrant: Any, flat: Any, b: Pair) -> Pair:
+def _size_of_power(m: Algebra, log_size: Pair, quadrant: Any, flat: Any, b: Pair) -> Pair:
     """Return two factors of ``exp(x log_size - y turn)`` for ``b = x + iy``; ``log_size`` is a sum of two words.
 
     Where both products overflow, their difference would be NaN. Only its sign matters then, and ``b`` is scaled down,

@@ -8,6 +8,7 @@ from typing import Any
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.forms import power_of_two
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log_special, parts_of_normal
 from aotc.kernels.formulas.power import log_in_two_words
 
@@ -17,7 +18,7 @@ Pair = tuple[Any, Any]
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt ``formula(m, roomy, *pairs)`` to either width; ``roomy`` is True for operands from 32 bits."""
 
-    def widened(m: Any, *args: Pair) -> Any:
+    def widened(m: Algebra, *args: Pair) -> Any:
         if m.bits == 64:
             return formula(m, False, *args)
         found = formula(m.wide, True, *((m.widen(a[0]), m.widen(a[1])) for a in args))
@@ -28,12 +29,12 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
     return widened
 
 
-def larger(m: Any, x: Any, y: Any) -> Any:
+def larger(m: Algebra, x: Any, y: Any) -> Any:
     """Return the larger of two sizes; a NaN is never the larger one."""
     return m.select(x < y, y, x)
 
 
-def is_infinite(m: Any, a: Pair) -> Any:
+def is_infinite(m: Algebra, a: Pair) -> Any:
     return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
 
 
@@ -42,13 +43,13 @@ def is_infinite(m: Any, a: Pair) -> Any:
 MODERATE = (2.0**-250, 2.0**250)
 
 
-def is_moderate(m: Any, a: Pair) -> Any:
+def is_moderate(m: Algebra, a: Pair) -> Any:
     """Return True where squares of ``a`` and their quotients stay in the range, with all digits."""
     size = larger(m, m.abs(a[0]), m.abs(a[1]))
     return ((size > MODERATE[0]) & (size < MODERATE[1])) | (size == 0.0)
 
 
-def to_one(m: Any, size: Any) -> tuple[Any, Any]:
+def to_one(m: Algebra, size: Any) -> tuple[Any, Any]:
     """Return a power of two that scales ``size`` to about 1, and its logarithm."""
     exponent = m.shift_right_logical(m.to_bits(size), 52)
     exponent = m.select(exponent > 2045, 2045, exponent)
@@ -57,7 +58,7 @@ def to_one(m: Any, size: Any) -> tuple[Any, Any]:
     return power_of_two(m, n), n
 
 
-def scaled(m: Any, x: Any, n: Any) -> Any:
+def scaled(m: Algebra, x: Any, n: Any) -> Any:
     """Return ``x * 2**n`` for an integer ``|n| <= 2044``."""
     half = n >> 1
     return x * power_of_two(m, half) * power_of_two(m, n - half)
@@ -70,14 +71,14 @@ def two_sum(a: Any, b: Any) -> Pair:
     return total, (a - (total - back)) + (b - back)
 
 
-def sum_of_products(m: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def sum_of_products(m: Algebra, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Return ``a b + c d`` with an error of two units (Kahan); infinite where the uncorrected sum is."""
     p = c * d
     lost = m.fma(-c, d, p)  # subtracted, so that -0 stays -0
     return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
 
 
-def size_of(m: Any, roomy: bool, a: Pair) -> Any:
+def size_of(m: Algebra, roomy: bool, a: Pair) -> Any:
     """Return ``|a|``, infinite if a part is infinite."""
     if roomy:
         size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
@@ -95,7 +96,7 @@ SQUARE_LARGE = 2.0**500
 LOG_OF_SHIFT = 415.88830833596718565
 
 
-def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
+def log_of_size(m: Algebra, roomy: bool, a: Pair, above: Any) -> Any:
     """Return ``log |a|``; ``above`` is ``|a|**2 - 1`` without cancellation, which is used near 1."""
     if roomy:
         scale, shift, unscaled = m.const(1.0), m.const(0.0), m.true()
@@ -116,7 +117,7 @@ def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
     return m.select(is_infinite(m, a), m.const(real.INF), value)
 
 
-def log_of_size_in_two_words(m: Any, a: Pair) -> tuple[Any, Any]:
+def log_of_size_in_two_words(m: Algebra, a: Pair) -> tuple[Any, Any]:
     """Return ``log |a|`` in 64 bits as a sum of two words: half the logarithm of the square, which is in two words."""
     scale, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     x, y = a[0] * scale, a[1] * scale
@@ -132,7 +133,7 @@ def log_of_size_in_two_words(m: Any, a: Pair) -> tuple[Any, Any]:
     return total * 0.5, m.select(m.abs(total) < real.INF, low * 0.5, m.const(0.0))
 
 
-def split_exponent(m: Any, x: Any) -> tuple[Any, Any]:
+def split_exponent(m: Algebra, x: Any) -> tuple[Any, Any]:
     """Return an exponent and a factor with ``e**exponent * factor == e**x``, both in range where ``e**x`` is not."""
     far = m.abs(x) > limits.EXP_SPLIT
     beyond = m.select(x > 0.0, m.const(limits.EXP_OF_SPLIT), m.const(1.0 / limits.EXP_OF_SPLIT))
@@ -140,7 +141,7 @@ def split_exponent(m: Any, x: Any) -> tuple[Any, Any]:
     return near, m.select(far, beyond, m.const(1.0))
 
 
-def square_less_one(m: Any, less: Any, y: Any) -> Any:
+def square_less_one(m: Algebra, less: Any, y: Any) -> Any:
     """Return ``(1 + less)**2 + y**2 - 1``; terms that cancel are in two words."""
     p, q = less * less, y * y
     lost = m.fma(less, less, -p) + m.fma(y, y, -q)
@@ -153,7 +154,7 @@ def square_less_one(m: Any, less: Any, y: Any) -> Any:
     return total + (lost + ((twice - (total - back)) + (t - back)))
 
 
-def root_of_moderate(m: Any, a: Pair) -> Pair:
+def root_of_moderate(m: Algebra, a: Pair) -> Pair:
     """Return the root of a pair whose squares stay in the range."""
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     t = m.sqrt((size + m.abs(a[0])) * 0.5)
@@ -162,7 +163,7 @@ def root_of_moderate(m: Any, a: Pair) -> Pair:
     return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
 
 
-def even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
+def even_scale(m: Algebra, roomy: bool, a: Pair) -> tuple[Pair, Any]:
     """Return ``a`` times a power of 4 that scales it to about 1, and the exponent; unchanged if from 32 bits."""
     if roomy:
         return a, None

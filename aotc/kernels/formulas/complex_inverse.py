@@ -20,11 +20,12 @@ from aotc.kernels.formulas.complex_forms import (
     root_of_moderate,
     size_of,
 )
+from aotc.kernels.formulas.llvm_algebra import Algebra
 
 _HALF_TURN = math.pi / 2
 
 
-def _root(m: Any, roomy: bool, x: Any, y: Any) -> Pair:
+def _root(m: Algebra, roomy: bool, x: Any, y: Any) -> Pair:
     """Return the root of ``x + iy``, even if its square overflows in 64 bits."""
     found = root_of_moderate(m, (x, y))
     if roomy:
@@ -39,14 +40,14 @@ def _root(m: Any, roomy: bool, x: Any, y: Any) -> Pair:
 INVERSE_LARGE = 2.0**60
 
 
-def _is_large(m: Any, roomy: bool, a: Pair) -> Any:
+def _is_large(m: Algebra, roomy: bool, a: Pair) -> Any:
     """Return True where ``1 + z`` rounds to z and its squares may overflow; from 32 bits, where a part is infinite."""
     if roomy:
         return is_infinite(m, a)
     return (m.abs(a[0]) > INVERSE_LARGE) | (m.abs(a[1]) > INVERSE_LARGE)
 
 
-def _arc(m: Any, roomy: bool, a: Pair) -> Pair:
+def _arc(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return ``(Re sqrt(1 - z*z), |Im asin z|)``.
 
     With ``sqrt(1 - z) = p + iq`` and ``sqrt(1 + z) = r + is``, where q and s have opposite signs, these are
@@ -66,52 +67,52 @@ def _arc(m: Any, roomy: bool, a: Pair) -> Pair:
 
 
 @in_wide
-def arc_sine(m: Any, roomy: bool, a: Pair) -> Pair:
+def arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``atan(x / Re sqrt(1 - z*z)) + i eta``."""
     side, eta = _arc(m, roomy, a)
     return m.select(a[0] == 0.0, a[0], real.atan2(m, a[0], side)), m.copysign(eta, a[1])
 
 
 @in_wide
-def arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
+def arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """The complement of the arc sine, without cancellation where that is near pi/2."""
     return _arc_cosine(m, roomy, a)
 
 
-def _arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
+def _arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     side, eta = _arc(m, roomy, a)
     xi = m.select(a[0] == 0.0, m.const(_HALF_TURN), real.atan2(m, side, a[0]))
     return xi, m.copysign(eta, -a[1])
 
 
 @in_wide
-def hyperbolic_arc_cosine(m: Any, roomy: bool, a: Pair) -> Pair:
+def hyperbolic_arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``i acos z`` or ``-i acos z``, the one with a non-negative real part."""
     xi, eta = _arc_cosine(m, roomy, a)
     return m.abs(eta), m.copysign(xi, a[1])
 
 
 @in_wide
-def hyperbolic_arc_sine(m: Any, roomy: bool, a: Pair) -> Pair:
+def hyperbolic_arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``-i asin iz``."""
     side, eta = _arc(m, roomy, (-a[1], a[0]))
     return m.copysign(eta, a[0]), m.select(a[1] == 0.0, a[1], real.atan2(m, a[1], side))
 
 
 @in_wide
-def hyperbolic_arc_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+def hyperbolic_arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``log(1 + 4 x / |1 - z|**2) / 4 + i atan2(2 y, 1 - |z|**2) / 2``."""
     return _hyperbolic_arc_tangent(m, roomy, a)
 
 
 @in_wide
-def arc_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+def arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``-i atanh iz``."""
     x, y = _hyperbolic_arc_tangent(m, roomy, (-a[1], a[0]))
     return y, -x
 
 
-def _hyperbolic_arc_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+def _hyperbolic_arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     x, y = m.abs(a[0]), a[1]
     less, large, infinite = 1.0 - x, _is_large(m, roomy, a), is_infinite(m, a)
     ratio = x / m.multiply_add(less, less, y * y)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aotc.kernels.formulas.complex_forms import (
     Pair,
     even_scale,
@@ -15,9 +13,10 @@ from aotc.kernels.formulas.complex_forms import (
     to_one,
 )
 from aotc.kernels.formulas.forms import INF, power_of_two
+from aotc.kernels.formulas.llvm_algebra import Algebra
 
 
-def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
+def quotient(m: Algebra, a: Pair, b: Pair, *, roomy: bool) -> Pair:
     """Divide any numbers; where both parts are NaN, C99's annex G (G.5.1) recovers infinities and zeros.
 
     An infinite dividend over a finite divisor is infinite, and a finite dividend over an infinite divisor is 0, even if
@@ -38,13 +37,13 @@ def quotient(m: Any, a: Pair, b: Pair, *, roomy: bool) -> Pair:
     return tuple(m.select(by_zero, pole * v, q) for v, q in zip(a, (x, y)))
 
 
-def _plain_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+def _plain_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
     """Divide numbers that came from 32 bits: their products stay in the range."""
     inverse = 1.0 / m.multiply_add(b[0], b[0], b[1] * b[1])
     return (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
 
 
-def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+def _scaled_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
     """Return ``a / b`` of ordinary numbers."""
     to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
@@ -54,7 +53,7 @@ def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
     return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
 
 
-def root(m: Any, a: Pair, *, roomy: bool) -> Pair:
+def root(m: Algebra, a: Pair, *, roomy: bool) -> Pair:
     """Return the square root of any number; an infinite part determines the other."""
     inner, n = even_scale(m, roomy, a)
     x, y = root_of_moderate(m, inner)

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas.forms import NAN, function, in_wide, polynomial
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log
 from aotc.kernels.formulas.trig import sine_and_cosine
 
@@ -29,7 +30,7 @@ _SERIES = (3617 / 8160, -1 / 12, 691 / 32760, -1 / 132, 1 / 240, -1 / 252, 1 / 1
 
 @function(f32=1, f64=4)
 @in_wide
-def digamma(m: Any, x: Any) -> Any:
+def digamma(m: Algebra, x: Any) -> Any:
     """``digamma(1 - x) - pi cot(pi x)`` of negative numbers; NaN at the poles and at 0."""
     negative = x < 0.0
     y = _of_positive(m, m.select(negative, 1.0 - x, x))
@@ -48,7 +49,7 @@ def digamma(m: Any, x: Any) -> Any:
 DIGAMMA_ASYMPTOTIC = 10.0
 
 
-def _of_positive(m: Any, x: Any) -> Any:
+def _of_positive(m: Algebra, x: Any) -> Any:
     low = x < 1.0
     y = m.select(low, x + 1.0, (x - m.floor(x)) + 1.0)
     between = ((y - _ZERO[0]) - _ZERO[1]) * polynomial(m, y - 1.5, _BETWEEN)

@@ -13,6 +13,7 @@ from typing import Any
 
 from aotc.kernels.formulas.exponential import less_one_of_two_words, times_power
 from aotc.kernels.formulas.forms import INF, function, polynomial, polynomial_by_squares, with_sign_of_first
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log
 
 # Coefficients of erf(x) / x - 1 in x**2 for |x| up to ERF_NEAR. fdlibm, s_erf.c.
@@ -34,7 +35,7 @@ _SCALED64 = (-0.011648494194719092, -0.09021851649280208, -0.29215406623528356, 
              0.9853861952723549, -0.5809521664306952, 0.22847403382979212)  # fmt: skip
 
 
-def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
+def _ratio(m: Algebra, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
     return polynomial(m, x, p) / polynomial(m, x, q)
 
 
@@ -43,7 +44,7 @@ def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
 ERFC_ZERO = (10.1, 27.3)
 
 
-def erfc_of_positive(m: Any, a: Any) -> Any:
+def erfc_of_positive(m: Algebra, a: Any) -> Any:
     """Return ``erfc(a)`` for ``a >= 0``: ``exp(-a * a)`` times :func:`_scaled`."""
     end = m.const(ERFC_ZERO[m.bits == 64])
     a = m.select(a > end, end, a)
@@ -53,7 +54,7 @@ def erfc_of_positive(m: Any, a: Any) -> Any:
     return times_power(m, m.multiply_add(scaled, power, scaled), word)
 
 
-def _scaled(m: Any, a: Any, low: Any) -> tuple[Any, Any]:
+def _scaled(m: Algebra, a: Any, low: Any) -> tuple[Any, Any]:
     """Return ``s`` and ``l`` with ``exp(a * a + low) * erfc(a) == s * exp(l)``.
 
     In 64 bits the form is that of M. Shepherd and J. Laframboise, "Chebyshev approximation of (1 + 2x) exp(x**2)
@@ -73,7 +74,7 @@ def _scaled(m: Any, a: Any, low: Any) -> tuple[Any, Any]:
 ERF_NEAR = 0.84375
 
 
-def erf64(m: Any, x: Any) -> Any:
+def erf64(m: Algebra, x: Any) -> Any:
     """Return ``erf(x)`` in 64 bits."""
     a = m.abs(x)
     near = x + x * _ratio(m, x * x, _PP, _QQ)
@@ -111,7 +112,7 @@ ERF_INV_END = 16.0
 
 @function(f32=3, f64=4)
 @with_sign_of_first
-def erf_inv(m: Any, x: Any) -> Any:
+def erf_inv(m: Algebra, x: Any) -> Any:
     """Giles' formula: infinite at 1; NaN beyond, as the logarithm is."""
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))

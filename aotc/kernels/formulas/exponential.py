@@ -10,6 +10,7 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.forms import LN2_HIGH, LN2_LOW, function, polynomial, polynomial_by_squares, power_of_two
+from aotc.kernels.formulas.llvm_algebra import Algebra
 
 # Coefficients of (e**r - 1 - r) / r**2 for |r| <= ln 2 / 2: interpolation at Chebyshev nodes, error 2**-61 in e**r.
 EXP_CURVE = (2.0914686968086876e-09, 2.5105217004720745e-08, 2.75572736431103e-07, 2.7557255400206422e-06,
@@ -22,7 +23,7 @@ _RAISED = (32, 64)
 _LN2 = ((0.693359375, -2.12194440e-4), (LN2_HIGH, LN2_LOW))
 
 
-def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | None = None) -> tuple[Any, Any, Any]:
+def reduced(m: Algebra, x: Any, low: float | None, high: float | None, more: int | None = None) -> tuple[Any, Any, Any]:
     """Return ``(word, r, rest)`` with ``x``, clamped to the bounds, equal to ``k ln 2 + r + rest``.
 
     Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits, which saves two conversions. These
@@ -37,7 +38,7 @@ def reduced(m: Any, x: Any, low: float | None, high: float | None, more: int | N
     return word, r, m.multiply_add(n, second, above - r)
 
 
-def _reduced_by_first(m: Any, x: Any, more: int | None = None) -> tuple[Any, Any, Any]:
+def _reduced_by_first(m: Algebra, x: Any, more: int | None = None) -> tuple[Any, Any, Any]:
     """Return the word of :func:`reduced`, k, and ``x`` less k times the first word of ln 2, which is exact."""
     magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
     t = m.multiply_add(x, m.const(1.4426950408889634), m.const(magic))
@@ -45,32 +46,32 @@ def _reduced_by_first(m: Any, x: Any, more: int | None = None) -> tuple[Any, Any
     return m.to_bits(t), n, m.multiply_add(n, m.const(-_LN2[m.bits == 64][0]), x)
 
 
-def _exponent_of(m: Any, word: Any) -> Any:
+def _exponent_of(m: Algebra, word: Any) -> Any:
     """Return ``k`` of a word of :func:`reduced` with the default ``more``."""
     return word - m.to_bits(m.const(_MAGIC[m.bits == 64] + _USUAL[m.bits == 64]))
 
 
-def _curve(m: Any, r: Any) -> Any:
+def _curve(m: Algebra, r: Any) -> Any:
     """Return ``(e**r - 1 - r) / r**2``."""
     return polynomial_by_squares(m, r, _CEPHES if m.bits == 32 else EXP_CURVE)
 
 
-def _power(m: Any, r: Any) -> Any:
+def _power(m: Algebra, r: Any) -> Any:
     return m.multiply_add(_curve(m, r), r * r, r) + 1.0
 
 
-def _shifted(m: Any, word: Any) -> Any:
+def _shifted(m: Algebra, word: Any) -> Any:
     """Return ``word``, shifted to the position of a float's exponent."""
     return word << (23 if m.bits == 32 else 52)
 
 
-def times_power(m: Any, y: Any, word: Any) -> Any:
+def times_power(m: Algebra, y: Any, word: Any) -> Any:
     """Return ``y * 2**k`` for a word of :func:`reduced`, in two steps, so that subnormal results round once."""
     half = word >> 1
     return y * m.from_bits(_shifted(m, half)) * m.from_bits(_shifted(m, word - half))
 
 
-def less_one_of_two_words(m: Any, high: Any, low: Any) -> tuple[Any, Any]:
+def less_one_of_two_words(m: Algebra, high: Any, low: Any) -> tuple[Any, Any]:
     """Return a word of :func:`times_power` and ``p`` with ``e**(high + low) == 2**k * (1 + p)``.
 
     ``high`` is between EXP_LOW and 0, ``low`` less than a unit in its last place.
@@ -81,7 +82,7 @@ def less_one_of_two_words(m: Any, high: Any, low: Any) -> tuple[Any, Any]:
 
 
 @function(f32=1, f64=1.5)
-def exp(m: Any, x: Any) -> Any:
+def exp(m: Algebra, x: Any) -> Any:
     """``2**n * e**r``."""
     wide = m.bits == 64
     word, r, _ = reduced(m, x, limits.EXP_LOW[wide], limits.EXP_HIGH[wide])
@@ -94,7 +95,7 @@ DECAY_HIGH = (60.0, 600.0)
 
 
 @function(f32=1, f64=1.5)
-def decay(m: Any, x: Any) -> Any:
+def decay(m: Algebra, x: Any) -> Any:
     """Return ``e**x`` for x of at most :data:`DECAY_HIGH`.
 
     It has the same bits as :func:`exp`, in a quarter fewer operations: the power of two is added to the exponent,
@@ -107,7 +108,7 @@ def decay(m: Any, x: Any) -> Any:
     return m.from_bits(m.to_bits(_power(m, r)) + added) * 2.0 ** -_RAISED[wide]
 
 
-def _less_one(m: Any, r: Any, rest: Any, whole: Any) -> Any:
+def _less_one(m: Algebra, r: Any, rest: Any, whole: Any) -> Any:
     """Return ``whole + e**(r + rest) - 1`` where ``whole`` is 0 or larger than r."""
     total = whole + r
     lost = (whole - total) + r
@@ -120,7 +121,7 @@ EXPM1_LOW = (-20.0, -40.0)
 
 
 @function(f32=1, f64=1)
-def expm1(m: Any, x: Any) -> Any:
+def expm1(m: Algebra, x: Any) -> Any:
     """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
     word, r, rest = reduced(m, x, EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
     k, top = _exponent_of(m, word), 1022 if m.bits == 64 else 126
@@ -138,7 +139,7 @@ _EXP2 = (0.0001545316294512069, 0.0013390863364671234, 0.009618082557277852, 0.0
 
 
 @function(f32=4, f64=3)
-def tanh(m: Any, x: Any) -> Any:
+def tanh(m: Algebra, x: Any) -> Any:
     """``(e**2x - 1) / (e**2x + 1)``; in 64 bits both are divided by the power of two."""
     if m.bits == 32:
         return _tanh32(m, x)
@@ -153,7 +154,7 @@ def tanh(m: Any, x: Any) -> Any:
     return m.copysign(m.select(y > 1.0, m.const(1.0), y), x)  # the rounded quotient may exceed 1
 
 
-def _tanh32(m: Any, x: Any) -> Any:
+def _tanh32(m: Algebra, x: Any) -> Any:
     """``e**2|x| - 1 = 2**n (2**f - 1) + (2**n - 1)`` with ``e**2|x| = 2**(n + f)`` does not cancel for n >= 0."""
     a = m.abs(x)
     c = m.select(a > TANH_ONE[0], m.const(TANH_ONE[0]), a)
@@ -166,7 +167,7 @@ def _tanh32(m: Any, x: Any) -> Any:
 
 
 @function(f32=3, f64=3)
-def logistic(m: Any, x: Any) -> Any:
+def logistic(m: Algebra, x: Any) -> Any:
     """``1 / (1 + exp(-x))``; for negative x ``exp(x) / (1 + exp(x))``, which does not overflow."""
     power = decay(m, -m.abs(x))
     return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from aotc.kernels.formulas.llvm_algebra import Algebra
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MAX_ULP: dict[str, tuple[float, float]] = {}
 
@@ -28,7 +30,7 @@ def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt ``formula``, written for 64 bits, to 32 bits by computing in 64."""
 
-    def widened(m: Any, *args: Any) -> Any:
+    def widened(m: Algebra, *args: Any) -> Any:
         if m.bits == 64:
             return formula(m, *args)
         return m.narrow(formula(m.wide, *(m.widen(a) for a in args)))
@@ -45,7 +47,7 @@ def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
     sign to f16 directly, for which x86 calls a C library.
     """
 
-    def signed(m: Any, *args: Any) -> Any:
+    def signed(m: Algebra, *args: Any) -> Any:
         return m.copysign(formula(m, *args), args[0])
 
     signed.__name__ = formula.__name__
@@ -53,7 +55,7 @@ def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
     return signed
 
 
-def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
+def polynomial(m: Algebra, x: Any, coefficients: tuple[float, ...]) -> Any:
     """Return the polynomial with ``coefficients``, highest power first, by Horner's rule."""
     total = m.const(coefficients[0])
     for c in coefficients[1:]:
@@ -61,7 +63,7 @@ def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
     return total
 
 
-def polynomial_by_squares(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
+def polynomial_by_squares(m: Algebra, x: Any, coefficients: tuple[float, ...]) -> Any:
     """Return :func:`polynomial`, as a polynomial in ``x**2`` with coefficients ``a x + b``: half the latency."""
     first = len(coefficients) % 2
     evens, odds = coefficients[first::2], coefficients[first + 1 :: 2]
@@ -73,7 +75,7 @@ def polynomial_by_squares(m: Any, x: Any, coefficients: tuple[float, ...]) -> An
     return total
 
 
-def power_of_two(m: Any, n: Any) -> Any:
+def power_of_two(m: Algebra, n: Any) -> Any:
     """Return ``2**n`` for an integer ``n`` in the normal range."""
     bias, shift = (127, 23) if m.bits == 32 else (1023, 52)
     return m.from_bits((n + bias) << shift)

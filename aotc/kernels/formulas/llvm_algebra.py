@@ -7,6 +7,8 @@ that a machine lacks come from :mod:`aotc.kernels.formulas.software_fma`: LLVM w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic
@@ -40,6 +42,15 @@ class Algebra:
     def const(self, value: float) -> ScalarValue:
         """Return a float constant, rounded to the type."""
         return self._wrap(ir.Constant(self.float_type, value))
+
+    def rarely(
+        self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
+    ) -> ScalarValue:
+        """Return ``usual``, or, where the (rare) condition holds, the function ``name`` of ``args``.
+
+        Only kernels have such functions: see :class:`aotc.kernels.formulas.rare.FullAlgebra`.
+        """
+        raise NotImplementedError
 
     def fma(self, a: ScalarValue, b: ScalarValue | float, c: ScalarValue | float) -> ScalarValue:
         """Return ``a * b + c`` with one rounding."""

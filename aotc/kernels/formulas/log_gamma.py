@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas.forms import INF, polynomial, polynomial_by_squares
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import parts_of_normal
 
 # Coefficients of log gamma(x) / ((x - 1) (x - 2)) in x - 3/2, highest power first.
@@ -33,7 +34,7 @@ _HALF_LOG_TURN = 0.91893853320467274178  # log(2 pi) / 2
 LOG_GAMMA_STIRLING = 8.0
 
 
-def log_gamma_of_positive(m: Any, x: Any, log: Callable[..., Any]) -> Any:
+def log_gamma_of_positive(m: Algebra, x: Any, log: Callable[..., Any]) -> Any:
     """Return ``log gamma(x)`` for ``x >= 0``; ``log`` is the logarithm of the same algebra."""
     whole = m.floor(x)
     fraction = x - whole
@@ -75,7 +76,7 @@ STIRLING_NARROW = 3.0
 LOG_GAMMA_CANCELS = 0.004
 
 
-def log_gamma_of_narrow(m: Any, x: Any) -> Any:
+def log_gamma_of_narrow(m: Algebra, x: Any) -> Any:
     """Return ``log |gamma(x)|`` in 64 bits with the digits of 32, for a number of 32 bits; poles are infinite."""
     a, negative = m.abs(x), x < 0.0
     below, above = a < 1.0, a >= STIRLING_NARROW
@@ -96,13 +97,13 @@ def log_gamma_of_narrow(m: Any, x: Any) -> Any:
     return m.rarely(negative & (m.abs(y) < LOG_GAMMA_CANCELS), "log_gamma_of_negative", (x, a), y)
 
 
-def _log(m: Any, x: Any) -> Any:
+def _log(m: Algebra, x: Any) -> Any:
     """Return the logarithm of a positive normal number."""
     e, f = parts_of_normal(m, x)
     return m.multiply_add(e, m.const(_LN2), m.multiply_add(f * f, polynomial_by_squares(m, f, _LOG), f))
 
 
-def _stirling(m: Any, x: Any, logarithm: Any) -> Any:
+def _stirling(m: Algebra, x: Any, logarithm: Algebra) -> Any:
     """Return ``log gamma(x)`` for ``x >= STIRLING_NARROW``."""
     inverse = 1.0 / m.select(x >= STIRLING_NARROW, x, m.const(STIRLING_NARROW))
     remainder = inverse * polynomial_by_squares(m, inverse * inverse, _NARROW_STIRLING)

@@ -9,23 +9,24 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
+from aotc.kernels.formulas.llvm_algebra import Algebra
 
 
-def log_parts(m: Any, x: Any) -> tuple[Any, Any]:
+def log_parts(m: Algebra, x: Any) -> tuple[Any, Any]:
     """Return ``(e, f)`` with ``x == 2**e * (1 + f)`` and ``sqrt(1/2) <= 1 + f < sqrt(2)``, for positive finite x."""
     subnormal = x < 2.2250738585072014e-308
     e, f = parts_of_normal(m, m.select(subnormal, x * 2.0**54, x))
     return e - m.select(subnormal, m.const(54.0), m.const(0.0)), f
 
 
-def parts_of_normal(m: Any, x: Any) -> tuple[Any, Any]:
+def parts_of_normal(m: Algebra, x: Any) -> tuple[Any, Any]:
     """Return :func:`log_parts` of normal numbers."""
     bits = m.to_bits(x)
     above = bits - 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
     return m.to_float(above >> 52), m.from_bits(bits - (above & -(1 << 52))) - 1.0
 
 
-def log_special(m: Any, x: Any, y: Any) -> Any:
+def log_special(m: Algebra, x: Any, y: Any) -> Any:
     y = m.select(x == INF, x, y)
     y = m.select(x == 0.0, m.const(-INF), y)
     return m.select(x >= 0.0, y, m.const(NAN))
@@ -39,7 +40,7 @@ _LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.8183572161618050
           2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
 
 
-def _log64_correction(m: Any, f: Any) -> Any:
+def _log64_correction(m: Algebra, f: Any) -> Any:
     """Return ``log(1 + f) - f``."""
     s = f / (f + 2.0)
     z = s * s
@@ -49,7 +50,7 @@ def _log64_correction(m: Any, f: Any) -> Any:
 
 
 @function(f32=1, f64=1.5)
-def log(m: Any, x: Any) -> Any:
+def log(m: Algebra, x: Any) -> Any:
     """``e * ln 2 + log(1 + f)``."""
     if m.bits == 32:
         return _log32(m, x)
@@ -58,7 +59,7 @@ def log(m: Any, x: Any) -> Any:
     return log_special(m, x, m.multiply_add(e, m.const(LN2_HIGH), f + low))
 
 
-def _log32(m: Any, x: Any) -> Any:
+def _log32(m: Algebra, x: Any) -> Any:
     subnormal = x < 2.0**-126
     normal = m.select(subnormal, x * 2.0**23, x)
     taken = _power_taken(m, normal)
@@ -67,7 +68,7 @@ def _log32(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, m.const(-INF), _of_positive(m, x, y))
 
 
-def _power_taken(m: Any, x: Any) -> Any:
+def _power_taken(m: Algebra, x: Any) -> Any:
     """Return ``-k`` at the position of an exponent, where ``3/4 < x * 2**-k <= 3/2``.
 
     It is 0 for ``1 + x`` with x up to 1/2: below, ``x / 2 - 1/2`` would be rounded.
@@ -75,7 +76,7 @@ def _power_taken(m: Any, x: Any) -> Any:
     return (0x3FC00000 - m.to_bits(x)) & -(1 << 23)
 
 
-def _of_parts(m: Any, taken: Any, f: Any) -> Any:
+def _of_parts(m: Algebra, taken: Any, f: Any) -> Any:
     """Return ``log(1 + f) - taken * 2**-23 * ln 2``; of f = -0.0 and taken = 0 it is -0.0."""
     high, low = _LN2_32
     curve = m.multiply_add(polynomial_by_squares(m, f, _LOG32[:-1]), f, m.const(_LOG32[-1]))
@@ -83,19 +84,19 @@ def _of_parts(m: Any, taken: Any, f: Any) -> Any:
     return m.multiply_add(taken, m.const(-high), y)
 
 
-def _of_positive(m: Any, x: Any, y: Any) -> Any:
+def _of_positive(m: Algebra, x: Any, y: Any) -> Any:
     """Return ``y`` where x is non-negative and finite; otherwise x, or NaN if x is negative."""
     bits = m.to_bits(x)
     return m.select((bits >= 0) & (bits < 0x7F800000), y, m.multiply_add(x, m.const(INF), m.const(INF)))
 
 
-def log1p_series(m: Any, x: Any) -> Any:
+def log1p_series(m: Algebra, x: Any) -> Any:
     """Return ``log(1 + x)`` for ``|x|`` below LOG1P_SERIES."""
     return x - x * x * 0.5 + x * x * x * (1.0 / 3.0)
 
 
 @function(f32=1, f64=4)
-def log1p(m: Any, x: Any) -> Any:
+def log1p(m: Algebra, x: Any) -> Any:
     """Kahan's formula (f64): ``log(u)``, corrected for the rounding of ``u = 1 + x``."""
     if m.bits == 32:
         return _log1p32(m, x)
@@ -106,7 +107,7 @@ def log1p(m: Any, x: Any) -> Any:
     return m.select(u == INF, x, y)
 
 
-def _log1p32(m: Any, x: Any) -> Any:
+def _log1p32(m: Algebra, x: Any) -> Any:
     """``1 + x`` only determines the power of two; ``f = x * 2**-k + (2**-k - 1)`` keeps all bits of x.
 
     At x = -1 the scaled x, built from bits, is -2**127, for which the polynomial yields the infinity. ``2**-k - 1`` is

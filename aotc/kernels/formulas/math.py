@@ -27,6 +27,7 @@ from aotc.kernels.formulas.forms import (
     polynomial,
     with_sign_of_first,
 )
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.log_gamma import log_gamma_of_narrow, log_gamma_of_positive
 from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
 from aotc.kernels.formulas.power import pow
@@ -44,7 +45,7 @@ ERF_CLAMP = 4.0
 
 
 @function(f32=8, f64=1.5)
-def erf(m: Any, x: Any) -> Any:
+def erf(m: Algebra, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's near 0 and ``1 - erfc(x)`` elsewhere (f64)."""
     if m.bits == 64:
         return erf64(m, x)
@@ -56,14 +57,14 @@ def erf(m: Any, x: Any) -> Any:
 
 
 @function(f32=7, f64=3)
-def erfc(m: Any, x: Any) -> Any:
+def erfc(m: Algebra, x: Any) -> Any:
     """An exponential times a polynomial, of ``|x|``."""
     y = erfc_of_positive(m, m.abs(x))
     return m.select(x < 0.0, 2.0 - y, y)
 
 
 @function(f32=1, f64=4)
-def lgamma(m: Any, x: Any) -> Any:
+def lgamma(m: Algebra, x: Any) -> Any:
     """``log |gamma(x)|``; poles are infinite."""
     if m.bits == 32:
         return m.narrow(log_gamma_of_narrow(m.wide, m.widen(x)))
@@ -72,7 +73,7 @@ def lgamma(m: Any, x: Any) -> Any:
 
 
 @function(f32=1.5, f64=1.5)
-def rsqrt(m: Any, x: Any) -> Any:
+def rsqrt(m: Algebra, x: Any) -> Any:
     """``1 / sqrt(x)``."""
     return m.inverse_root(x)
 
@@ -84,7 +85,7 @@ CBRT_SMALL = 2.0**-1022
 
 @function(f32=1, f64=2)
 @with_sign_of_first
-def cbrt(m: Any, x: Any) -> Any:
+def cbrt(m: Algebra, x: Any) -> Any:
     """``exp(log|x| / 3)`` and one Newton step; in 64 bits subnormal arguments are scaled by 2**54."""
     a = m.abs(x)
     if m.bits == 32:
@@ -94,7 +95,7 @@ def cbrt(m: Any, x: Any) -> Any:
     return m.select(small, y * 2.0**-18, y)
 
 
-def _cube_root(m: Any, a: Any) -> Any:
+def _cube_root(m: Algebra, a: Any) -> Any:
     y = decay(m, log(m, a) * (1.0 / 3.0))
     y = y - (y * y * y - a) / (y * y * 3.0)
     y = m.select(a == 0.0, a, y)
@@ -104,7 +105,7 @@ def _cube_root(m: Any, a: Any) -> Any:
 
 @function(f32=0, f64=0)
 @with_sign_of_first
-def rem(m: Any, x: Any, y: Any) -> Any:
+def rem(m: Algebra, x: Any, y: Any) -> Any:
     """The remainder of truncated division; each step removes 52 bits of the quotient, exactly.
 
     In 32 bits six steps are enough for any two numbers. In 64 bits one step is enough unless the quotient is large;
@@ -120,7 +121,7 @@ def rem(m: Any, x: Any, y: Any) -> Any:
 REM_STEPS = 6
 
 
-def _short_remainder(m: Any, x: Any, y: Any) -> Any:
+def _short_remainder(m: Algebra, x: Any, y: Any) -> Any:
     a, b = m.abs(x), m.abs(y)
     r = a
     for _ in range(REM_STEPS):
@@ -135,7 +136,7 @@ def _short_remainder(m: Any, x: Any, y: Any) -> Any:
 REM_LARGE = 2.0**52
 
 
-def _long_remainder(m: Any, x: Any, y: Any) -> Any:
+def _long_remainder(m: Algebra, x: Any, y: Any) -> Any:
     a, b = m.abs(x), m.abs(y)
     quotient = a / b
     r = m.fma(-m.trunc(quotient), b, a)
@@ -145,7 +146,7 @@ def _long_remainder(m: Any, x: Any, y: Any) -> Any:
     return m.rarely(large, "remainder", (a, b), r)
 
 
-def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent: int) -> Any:
+def reduce_precision(m: Algebra, x: Any, exponent: int, mantissa: int, own_exponent: int) -> Any:
     """Round the bits of ``x`` to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero.
 
     ``own_exponent`` is the number of exponent bits of the dtype of ``x``, which may be narrower than a register.

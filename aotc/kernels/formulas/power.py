@@ -12,6 +12,7 @@ from typing import Any
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.exponential import EXP_CURVE, exp, reduced, times_power
 from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log, log_parts, log_special, parts_of_normal
 
 _TWO_THIRDS = (0.66666666666666662966, 3.7007434154171882626e-17)
@@ -20,7 +21,7 @@ _REST = (0.11723689023649227, 0.11706187519978793, 0.133348065173055, 0.15384594
          0.222222222216545, 0.2857142857142937, 0.4)  # fmt: skip
 
 
-def log_in_two_words(m: Any, e: Any, f: Any) -> tuple[Any, Any]:
+def log_in_two_words(m: Algebra, e: Any, f: Any) -> tuple[Any, Any]:
     """Return ``e log 2 + log(1 + f)`` for an integer ``e`` and ``sqrt(1/2) <= 1 + f < sqrt(2)``."""
     below = f + 2.0
     lost = (2.0 - below) + f
@@ -46,7 +47,7 @@ def log_in_two_words(m: Any, e: Any, f: Any) -> tuple[Any, Any]:
     return total, low - (total - high)
 
 
-def exp_of_two_words(m: Any, high: Any, low: Any) -> Any:
+def exp_of_two_words(m: Algebra, high: Any, low: Any) -> Any:
     """Return ``e**(high + low)`` with an error of little more than half a unit."""
     word, r, lost = reduced(m, high, limits.EXP_LOW[1], limits.EXP_HIGH[1])
     h = r + 1.0
@@ -62,7 +63,7 @@ POW_NORMAL = 2.0**-1022
 
 
 @function(f32=1, f64=1)
-def pow(m: Any, x: Any, y: Any) -> Any:
+def pow(m: Algebra, x: Any, y: Any) -> Any:
     """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; special cases as in C."""
     if m.bits == 32:
         w = m.wide
@@ -75,16 +76,16 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     return m.rarely(~usual, "power", (x, y), _signed(m, x, y, size))
 
 
-def power_of_any(m: Any, x: Any, y: Any) -> Any:
+def power_of_any(m: Algebra, x: Any, y: Any) -> Any:
     """Return ``x**y`` in 64 bits for all numbers."""
     return _power(m, x, y, _long_power)
 
 
-def _short_power(m: Any, a: Any, y: Any) -> Any:
+def _short_power(m: Algebra, a: Any, y: Any) -> Any:
     return exp(m, y * log(m, a))
 
 
-def _long_power(m: Any, a: Any, y: Any) -> Any:
+def _long_power(m: Algebra, a: Any, y: Any) -> Any:
     high, low = log_in_two_words(m, *log_parts(m, a))
     return _of_logarithm(m, y, log_special(m, a, high), low)
 
@@ -94,13 +95,13 @@ def _long_power(m: Any, a: Any, y: Any) -> Any:
 POW_USUAL = 745.0
 
 
-def _of_logarithm(m: Any, y: Any, high: Any, low: Any) -> Any:
+def _of_logarithm(m: Algebra, y: Any, high: Any, low: Any) -> Any:
     p = y * high
     rest = m.fma(y, high, -p) + y * low
     return exp_of_two_words(m, p, m.select(m.abs(p) < POW_USUAL, rest, m.const(0.0)))
 
 
-def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:
+def _signed(m: Algebra, x: Any, y: Any, size: Any) -> Any:
     """Return ``size``, the absolute value of the power, with its sign; NaN if the power is not real."""
     whole = m.trunc(y) == y
     half = y * 0.5
@@ -110,7 +111,7 @@ def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:
     return m.select((x < 0.0) & (m.abs(x) < INF) & ~whole, m.const(NAN), r)
 
 
-def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
+def _power(m: Algebra, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
     """Return ``x**y``, where ``of_size`` computes it for ``|x|``; special cases as in C."""
     a = m.abs(x)
     r = _signed(m, x, y, of_size(m, a, y))

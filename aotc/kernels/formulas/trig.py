@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas.forms import INF, NAN, function, in_wide, polynomial, with_sign_of_first
+from aotc.kernels.formulas.llvm_algebra import Algebra
 
 # |x| of sin, cos and tan: above, the rounded x * 2/pi may be off the nearest quadrant, and a multi-word function is
 # called. A double has few bits left there for the fraction of a revolution.
@@ -17,14 +18,14 @@ _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.755731435139
         2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02)  # fmt: skip
 
 
-def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
+def sine_and_cosine(m: Algebra, r: Any) -> tuple[Any, Any]:
     """Return ``(sin r, cos r)`` for ``|r| <= pi / 4``."""
     z = r * r
     sine = m.multiply_add(r * z, polynomial(m, z, _SIN), r)
     return sine, m.multiply_add(z * z, polynomial(m, z, _COS), m.multiply_add(z, m.const(-0.5), m.const(1.0)))
 
 
-def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
+def _quadrant(m: Algebra, x: Any) -> tuple[Any, Any, Any]:
     """Return (quadrant, sin r, cos r) with ``x = quadrant * pi/2 + r``; arbitrary for ``|x| >= LARGE_ANGLE``."""
     n = m.rint(x * 0.63661977236758134308)
     r = m.fma(n, m.const(-1.57079632679489655800e00), x)
@@ -33,7 +34,7 @@ def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
     return (m.to_int(n), *sine_and_cosine(m, r))
 
 
-def _shifted_sine(m: Any, x: Any, turns: int) -> Any:
+def _shifted_sine(m: Algebra, x: Any, turns: int) -> Any:
     """Return ``sin(x + turns pi / 2)``."""
     n, sine, cosine = _quadrant(m, x)
     n = n + turns
@@ -45,20 +46,20 @@ def _shifted_sine(m: Any, x: Any, turns: int) -> Any:
 
 @function(f32=1, f64=2)
 @in_wide
-def sin(m: Any, x: Any) -> Any:
+def sin(m: Algebra, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return m.select(x == 0.0, x, _shifted_sine(m, x, 0))
 
 
 @function(f32=1, f64=2)
 @in_wide
-def cos(m: Any, x: Any) -> Any:
+def cos(m: Algebra, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return _shifted_sine(m, x, 1)
 
 
 @function(f32=1, f64=4)
-def tan(m: Any, x: Any) -> Any:
+def tan(m: Algebra, x: Any) -> Any:
     """``sin / cos`` of the reduced argument; in 64 bits the sine is that of a remainder in two words."""
     if m.bits == 32:
         wide = m.widen(x)
@@ -73,7 +74,7 @@ def tan(m: Any, x: Any) -> Any:
     return _tangent(m, x, m.to_int(n), sine, sine_and_cosine(m, r)[1])
 
 
-def _tangent(m: Any, x: Any, n: Any, s: Any, c: Any) -> Any:
+def _tangent(m: Algebra, x: Any, n: Any, s: Any, c: Any) -> Any:
     """Return the tangent of ``x``, which is n quarters of a revolution and an angle with the sine s, the cosine c."""
     odd = (n & 1) != 0
     large = (m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF)
@@ -97,7 +98,7 @@ ATAN_UPPER = 0.66
 @function(f32=1, f64=3)
 @with_sign_of_first
 @in_wide
-def atan2(m: Any, y: Any, x: Any) -> Any:
+def atan2(m: Algebra, y: Any, x: Any) -> Any:
     """The angle of the smaller over the larger side, moved to its octant."""
     a, b = m.abs(x), m.abs(y)
     swap = b > a

@@ -24,6 +24,7 @@ from aotc.vmfb.submit.fence import Fence
 
 State = list[Any]
 Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and the future of its result
+StateSizes = tuple[tuple[int, ...], ...]  # of each array of a state, without the batch dim
 
 
 class GrowingText:
@@ -110,7 +111,7 @@ class Decoder:
         self.crews.append(Crew(self, sizes))
         return self.crews[-1]
 
-    def sizes(self, state: State) -> Any:
+    def sizes(self, state: State) -> StateSizes:
         """Return the sizes of a state without the batch dim."""
         return tuple([x.shape[:at] + x.shape[at + 1 :] for x, at in zip(state, self.axes)])
 
@@ -148,7 +149,7 @@ class Crew:
         State sizes of each member.
     """
 
-    def __init__(self, decoder: Decoder, sizes: Any) -> None:
+    def __init__(self, decoder: Decoder, sizes: StateSizes) -> None:
         self.members: set[GrowingText] = set()
         self.sizes = sizes
         self._decoder = decoder

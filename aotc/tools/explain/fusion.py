@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,10 +200,9 @@ def _neighbour(verdict: Verdict) -> FusionNeighbour:
     return FusionNeighbour(verdict.taken, names, verdict.reason, _lines(verdict.ops))
 
 
-def _lines(ops: Any) -> tuple[str, ...]:
+def _lines(ops: Iterable[Op]) -> tuple[str, ...]:
     """Return the locations of ops: lines of Python if JAX recorded them, else lines of the model."""
-    places: list[Op] = list(ops)
-    return tuple(dict.fromkeys(op.loc.source or op.loc.traced_by or str(op.loc) for op in places))
+    return tuple(dict.fromkeys(op.loc.source or op.loc.traced_by or str(op.loc) for op in ops))
 
 
 def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
