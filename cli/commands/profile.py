@@ -157,6 +157,7 @@ def _traced(
         recording = module.profile()
     except VmError:
         return trace_events(stepped(module.loaded(name), values), (), f"{module.name} on {module.home}")
+    assert not isinstance(recording, dict)
     with recording:
         for number in range(calls):
             with recording.span(f"@{name}, call {number}"):

@@ -16,7 +16,7 @@ PARAMETERS = {
     "aotc/driver": 3,
     "aotc/frontend": 395,
     "aotc/ir": 18,
-    "aotc/kernels": 158,
+    "aotc/kernels": 159,
     "aotc/lowering": 4,
     "aotc/serve": 40,
     "aotc/source": 4,

@@ -34,7 +34,7 @@ def quotient(m: Algebra, a: Pair, b: Pair, *, roomy: bool) -> Pair:
     fades = [half[0] * unit[2] + half[1] * unit[3], half[1] * unit[2] - half[0] * unit[3]]
     x, y = (m.select(lost & infinite & finite_b & ~by_zero, g * INF, q) for g, q in zip(grows, (x, y)))
     x, y = (m.select(by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
-    return tuple(m.select(by_zero, pole * v, q) for v, q in zip(a, (x, y)))
+    return m.select(by_zero, pole * a[0], x), m.select(by_zero, pole * a[1], y)
 
 
 def _plain_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:

@@ -103,7 +103,7 @@ def _log(m: Algebra, x: Any) -> Any:
     return m.multiply_add(e, m.const(_LN2), m.multiply_add(f * f, polynomial_by_squares(m, f, _LOG), f))
 
 
-def _stirling(m: Algebra, x: Any, logarithm: Algebra) -> Any:
+def _stirling(m: Algebra, x: Any, logarithm: Any) -> Any:
     """Return ``log gamma(x)`` for ``x >= STIRLING_NARROW``."""
     inverse = 1.0 / m.select(x >= STIRLING_NARROW, x, m.const(STIRLING_NARROW))
     remainder = inverse * polynomial_by_squares(m, inverse * inverse, _NARROW_STIRLING)
