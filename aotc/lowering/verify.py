@@ -29,7 +29,7 @@ from aotc.vmfb.verify.program import check_commands, check_program
 
 
 def after_region(kernel: Kernel) -> None:
-    """Check the kernel of one region."""
+    """Verify the kernel that a region was lowered to."""
     _report("lower_region", kernel.name, _kernel(kernel))
 
 
@@ -41,7 +41,7 @@ def _kernel(kernel: Kernel) -> list[str]:
 
 
 def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
-    """Check the steps of one function, and its kernels that do not come from regions."""
+    """Verify the steps of one function, and the kernels that bufferization itself made, such as whole loops."""
     for name, kernel in program.kernels.items():
         if name not in functions:
             _report("bufferize", name, _kernel(kernel))
@@ -49,7 +49,10 @@ def after_bufferize(program: Buffered, function: Function, functions: Mapping[st
 
 
 def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Function]) -> None:
-    """Check the steps of all functions, and the merged kernels that get the offsets of parts of arrays."""
+    """Verify the result of ``merge_by_offsets``: the steps of all functions, and each merged kernel.
+
+    Kernels that differ only in offsets into arrays become one, which gets the offsets as arguments.
+    """
     for name, program in programs.items():
         for step in walk(program.steps):
             if isinstance(step, Launch) and step.begins:
@@ -66,7 +69,7 @@ def after_schedule(
     numbers: Mapping[str, int],
     sizes: Mapping[str, Sequence[int]],
 ) -> None:
-    """Check the memory plan and the command buffers of one function.
+    """Verify the memory plan and the command buffers of one function.
 
     ``numbers`` has the position of the kernel that runs for each kernel name, ``sizes`` the sizes with which that
     kernel is called.
@@ -79,7 +82,7 @@ def after_schedule(
 
 
 def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer], spaces: int) -> None:
-    """Check the host program of one function with the checks of the loader."""
+    """Verify the host program of one function by the rules of the loader."""
     donated = function.attrs.get("donated", ())
     signature = {
         "arguments": [{**_value(v), "donated": n in donated} for n, v in enumerate(function.body.params)],

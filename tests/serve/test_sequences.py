@@ -104,7 +104,7 @@ def test_an_error_ends_it(server):
         ({"tokens": [1], "sequence_id": True}, "sequence_id is not a name"),
         ({"tokens": [1], "sequence_id": "a", "sequence_start": 1}, "true or false"),
         ({"tokens": [1], "sequence_start": True}, "has no name"),
-        ({"sequence_id": "a", "sequence_start": True}, "tokens is no list"),
+        ({"sequence_id": "a", "sequence_start": True}, "tokens is not a list"),
     ],
 )
 def test_a_sequence_that_cannot_be(server, parameters, words):

@@ -61,22 +61,22 @@ Constraints = Callable[[Types, Attrs, Types], Iterable[Constraint]]
 
 
 def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constraint]:
-    """Return no constraints: any sizes are valid."""
+    """Default of ``OpSpec.constraints``: any operand sizes are valid."""
     return ()
 
 
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return that the op writes all results to separate memory."""
+    """Default of ``OpSpec.in_place``: no result overwrites an operand."""
     return ()
 
 
 def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return 1: no element of the result is a sum."""
+    """Default of ``OpSpec.terms``: no element of the result is a sum of several terms."""
     return 1
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return that the result overwrites the first operand."""
+    """``OpSpec.in_place`` of ops whose first result overwrites the first operand."""
     return (0,)
 
 

@@ -153,7 +153,7 @@ class Build:
         self._compilation.keep()
         for made in executors:
             _link_executor(self._target, made)
-        return SharedLibrary(self._linker.take(math_symbols() if self._calls_math() else ()), infos)
+        return SharedLibrary(self._linker.take(math_library_symbols() if self._calls_math() else ()), infos)
 
     def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
         """Return the manifest's entries of the kernels, and the object with their table."""
@@ -198,7 +198,7 @@ def check_native(native: NativeCall, target: Target, options: Options) -> None:
         raise _refused(native, refusal.reason) from None
 
 
-def math_symbols() -> frozenset[str]:
+def math_library_symbols() -> frozenset[str]:
     """Return the functions of the C math library that a user's function may call."""
     from aotc.kernels.cpu.custom import MATH_SYMBOLS
 

@@ -41,7 +41,7 @@ class Named(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the key of the object in the cache; empty for a user's module, which may import others."""
+        """Return the cache key of the object; "" (not cached) for a user's module, whose imports no digest covers."""
         if self.source:
             return ""
         return cache.key_of(self.text if self.compiler == DIRECT else f"{self.compiler}\n{self.text}", self.target)
@@ -130,11 +130,11 @@ class Compilation:
         return self
 
     def begin_ahead(self) -> None:
-        """Start compiling in the background, as far as that helps."""
+        """Start compiling in the background where it can overlap with other work (:meth:`.CompilerRun.begin_ahead`)."""
         self._run.begin_ahead()
 
     def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
-        """Return the objects; if anything is compiled, ``meanwhile`` may run at the same time."""
+        """Wait for all objects and return them; ``meanwhile`` is called while kernels compile, if any do."""
         found, count = len(self._finished), len(self._keys)
 
         def done(more: int) -> None:
@@ -145,7 +145,7 @@ class Compilation:
         return [self._finished[n] for n in range(count)]
 
     def keep(self) -> None:
-        """Write compiled objects to the cache."""
+        """Write the objects that were compiled, not found in the cache, to the cache."""
         for n in self._missing:
             if self._keys[n]:
                 cache.write(self._keys[n], self._finished[n])

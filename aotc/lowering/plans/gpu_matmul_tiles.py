@@ -392,14 +392,14 @@ def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
 
 
 def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
-    """Return the modelled nanoseconds of ``concurrent`` equal products that run together with the tiles of ``row``."""
+    """Return the modelled nanoseconds of ``concurrent`` equal matmuls that share the GPU, by the tiling of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
     taps = 1 if window is None else prod(window.taps)
     return _time(m, n, k, count * concurrent, product.operands, row, taps, _epilogue(product))
 
 
 def _epilogue(product: LoopProduct) -> tuple[int, int]:
-    """Return bytes and scalar operations of the epilogue of one sum: bytes stored, and read of whole-size operands."""
+    """Return the memory traffic in bytes and the scalar operations of the epilogue, for one element of the result."""
     stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
     read = work = 0
     for node in scalars_in(x for s in product.epilogue for x in operands(s)):

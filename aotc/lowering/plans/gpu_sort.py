@@ -119,12 +119,12 @@ def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
 
 def sorted_arrays(b: RegionBuilder, op: Op) -> tuple[list[int], list[int]]:
     """Return the numbers of the arrays that a sort moves, and of those among them that its comparator reads."""
-    compared = compared_arrays(op)
+    compared = comparator_operands(op)
     kept = [n for n, v in enumerate(op.results) if b.output_of(v) is not None or n in compared]
     return kept, compared
 
 
-def compared_arrays(op: Op) -> list[int]:
+def comparator_operands(op: Op) -> list[int]:
     """Return the numbers of the arrays that the comparator of ``op`` reads."""
     (region,) = op.regions
     inside = {v for op in region.ops for v in op.operands} | set(region.results)

@@ -86,7 +86,7 @@ def run_items(command, begin, end, slots, params, scratch, monitor):
 
 @njit
 def should_leave(pool, call, me):
-    """Should this participant leave the run? The caller is number 0."""
+    """Has the call been stopped? Only the caller (``me`` is 0) polls the host for that."""
     return poll(call) if me == 0 else is_stopped(pool, call)
 
 
@@ -112,7 +112,7 @@ def run_alone(node, pool, call, slots, params, scratch, monitor, who):
 
 @njit
 def is_small(node, params):
-    """Is a graph marked as serial, or a single command that one participant would claim whole?"""
+    """Is a graph serial, or a single command of one claim, so that a second thread would find nothing to do?"""
     if node[abi.GRAPH_SERIAL] == 1 or node[abi.GRAPH_COMMANDS] == 0:
         return True
     command = at(node, node[abi.GRAPH_HEADER])
@@ -128,7 +128,7 @@ def make_ready(run, cells, number):
 
 @njit
 def describe(run, node, call, cells):
-    """Say in the words of a run which graph it is; nothing of that has begun, and nobody looks at it yet."""
+    """Initialize the words of a run for a graph, and its ready list; no participant may have entered the run yet."""
     count = node[abi.GRAPH_COMMANDS]
     controls = 0
     run[TAIL] = 0
@@ -157,7 +157,7 @@ def describe(run, node, call, cells):
 
 @njit
 def finish(run, command, cells):
-    """Count down the successors of a finished command."""
+    """Mark a command as done: append successors to the ready list that wait for no other command."""
     for i in range(command[abi.SUCCESSORS]):
         successor = command[abi.COMMAND_HEADER + i]
         if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
@@ -167,7 +167,7 @@ def finish(run, command, cells):
 
 @njit
 def should_go(pool, run, who, role, is_new):
-    """Should this participant leave a run that is not done? Workers look who needs them in a new epoch."""
+    """Should this participant leave an unfinished run: is it stopped, or, in a new epoch, a worker needed elsewhere?"""
     if should_leave(pool, words_at(run[CALL]), who[SEAT]):
         return True
     return who[SEAT] != 0 and is_new and (role == HELPER or (role != OWNER and is_needed_elsewhere(pool, run)))
@@ -175,7 +175,7 @@ def should_go(pool, run, who, role, is_new):
 
 @njit
 def help_others(pool, run, who, idle, tally):
-    """Help with the inner runs of a graph's control commands; return the turns of waiting, fewer if there was any."""
+    """Help with the graphs inside of control commands; return the new count of idle turns, reset if there was work."""
     since = now_if_waiting(tally)
     if help_inside(pool, run, who) == 0:
         return idle
@@ -185,7 +185,7 @@ def help_others(pool, run, who, idle, tally):
 
 @njit
 def run_claim(pool, run, number, begin, end, who, dice):
-    """Run items of a command that were claimed; a trial notes it."""
+    """Run the claimed items of a command, and record the claim if there is a trial."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[abi.CALL_SLOTS]), words_at(call[abi.CALL_PARAMS])
     command = at(node, node[abi.GRAPH_HEADER + number])
@@ -206,7 +206,8 @@ def run_claim(pool, run, number, begin, end, who, dice):
 def take_part(pool, run, who, role, tally):
     """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
 
-    A helper leaves also when there is nothing to claim. Return how often something was found; ``tally`` counts.
+    A helper leaves also when there is nothing to claim. Return how often items were claimed; ``tally`` has the
+    counters of stolen items and waiting.
     """
     node, cells = words_at(run[NODE]), words_at(run[CELLS])
     params, count = words_at(words_at(run[CALL])[abi.CALL_PARAMS]), node[abi.GRAPH_COMMANDS]

@@ -54,39 +54,39 @@ NOTHING = -1  # can be claimed now
 
 @njit
 def tail_of(command):
-    """Return the words of a command that say what waits for its tiles, and for whose it waits."""
+    """Return the part of a command's words that lists its tile edges: followers, and producers it waits for."""
     places = abi.PLACE_WORDS * command[abi.PLACES]
     return at(command, abi.COMMAND_HEADER + command[abi.SUCCESSORS] + places + command[abi.DIMS])
 
 
 @njit
 def items_of(command, params):
-    """Return how many items a command has; one without any has one, in which nothing is done."""
+    """Return the number of items of a command; an empty command has one item, which does nothing."""
     return max(operand(command[abi.ITEMS], params), 1)
 
 
 @njit
 def claim_of(command, items, params):
-    """Return how many items are claimed at once."""
+    """Return the number of items of a claim."""
     return max(operand(command[abi.GRAIN], params), (items + (MOST_CLAIMS - 1)) // MOST_CLAIMS)
 
 
 @njit
 def bits_of(cells, count, number):
-    """Return the second cell of a command: a bit for each claim that has ended."""
+    """Return the bit set of a command (its second cell): a bit for each claim that has ended."""
     return at(cells, (count + number) * STATE)
 
 
 @njit
 def clear_bits(cells, count):
-    """Begin a run: no claim has ended."""
+    """Clear the bit sets of all commands, before a run."""
     for i in range(count * STATE):
         cells[count * STATE + i] = 0
 
 
 @njit
 def have_ended(bits, claims):
-    """Have the first ``claims`` of a command ended?"""
+    """Have all of the first ``claims`` claims of a command ended?"""
     for word in range(claims // BITS):
         if acquire(at(bits, word)) != -1:
             return False
@@ -97,7 +97,7 @@ def have_ended(bits, claims):
 
 @njit
 def may_run(node, cells, command, end, items, params):
-    """Has been done what the items of a command before ``end`` wait for?"""
+    """May the items before ``end`` run: have all items of producers ended that they wait for?"""
     tail = tail_of(command)
     for n in range(tail[abi.TILES]):
         tile = at(tail, abi.TILED_HEADER + tail[abi.FOLLOWERS] + abi.TILE_WORDS * n)
@@ -117,7 +117,7 @@ def may_run(node, cells, command, end, items, params):
 
 @njit
 def claim_items(node, cells, number, params):
-    """Return the first of the items of a command that are this participant's now, or NOTHING."""
+    """Claim items of a command; return the first of them, or NOTHING if none can be claimed now."""
     command = at(node, node[abi.GRAPH_HEADER + number])
     cell = at(cells, number * STATE)
     items = items_of(command, params)
@@ -144,7 +144,7 @@ def is_claimed(node, cells, entry, params):
 
 @njit
 def choose(node, cells, first, tail, params):
-    """Return a command of the list of which items were claimed, and the first of these; or NOTHING twice."""
+    """Claim items of some command of the ready list; return its number and the first item, or NOTHING twice."""
     for waits in range(2):
         for n in range(first, tail):
             entry = n if waits == 1 else first + tail - 1 - n
@@ -159,7 +159,7 @@ def choose(node, cells, first, tail, params):
 
 @njit
 def choose_own(trial, node, cells, first, tail, params, who, role):
-    """Do what :func:`choose` does in a trial without stealing: among the commands that are this participant's."""
+    """Claim as :func:`choose`, but only from this participant's commands: in a trial without stealing."""
     for entry in range(first, tail):
         number = acquire(at(cells, entry * STATE + READY)) - 1
         if number >= 0 and is_own(trial, number, who, role):
@@ -171,7 +171,7 @@ def choose_own(trial, node, cells, first, tail, params, who, role):
 
 @njit
 def note_end(run, node, cells, number, begin, end, items, claim):
-    """Note that claimed items are done; who waits for that may go on."""
+    """Mark a claim as ended, and append commands to the ready list that waited for it."""
     command = at(node, node[abi.GRAPH_HEADER + number])
     tail = tail_of(command)
     if tail[abi.FOLLOWERS] > 0:
@@ -188,7 +188,10 @@ def note_end(run, node, cells, number, begin, end, items, claim):
 
 @njit
 def take_tiles(pool, run, who, role, tally):
-    """Do what :func:`take_part` does, in a graph with tiles."""
+    """Claim and run items of a graph with tile edges until it is finished; return how often items were claimed.
+
+    Parameters, and reasons to leave earlier, are those of :func:`.run_graph.take_part`.
+    """
     node, cells = words_at(run[NODE]), words_at(run[CELLS])
     params, count = words_at(words_at(run[CALL])[abi.CALL_PARAMS]), node[abi.GRAPH_COMMANDS]
     epoch, dice = acquire(at(pool, EPOCH)), dice_words()
@@ -230,7 +233,7 @@ def take_tiles(pool, run, who, role, tally):
 
 @njit
 def run_tiles_alone(pool, node, call, cells, who):
-    """Run a graph on one thread: tile by tile too, for the sake of its caches."""
+    """Run a graph on one thread, tile by tile as well, so that tiles are read from cache."""
     run = run_words()
     prepare_inner(pool, run, call)
     describe(run, node, call, cells)

@@ -48,7 +48,7 @@ class SquareTileWriter(TileWriter):
         self.of_rows = [[x + row for n in by_four for x in (n, n + 1)] for row in (0, 2)]
 
     def write(self) -> None:
-        """Write the whole function."""
+        """Write the function of the tile: all products, then the stores of each row."""
         state = self.nest(0, [zeros(self.vector)] * self.accumulators, self.a, self.panel)
         for row in range(self.shape.rows):
             to = self.at(self.out, self.times(self.out_row, row))
@@ -59,7 +59,7 @@ class SquareTileWriter(TileWriter):
         self.b.ret_void()
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after all steps, two at a time."""
+        """Emit the loop over terms: two steps of a panel per iteration, then a single step if one remains."""
         _, a_step, b_step = self.levels[-1]
         by = unrolled(self.accumulators)
         twice = (self.times(a_step, 2), self.times(b_step, 2))
@@ -71,25 +71,25 @@ class SquareTileWriter(TileWriter):
         return self.loop(rest, state, a, panel, (a_step, b_step, 1), self.one_step)[0]
 
     def divided(self, value: ir.Value, by: int, rest: bool = False) -> ir.Value:
-        """Return a quotient or a remainder."""
+        """Return ``value // by``, or ``value % by`` if ``rest``; of a constant, a constant."""
         if isinstance(value, ir.Constant):
             return i64(value.constant % by if rest else value.constant // by)
         return (self.b.urem if rest else self.b.udiv)(value, i64(by))
 
     def two_steps(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after two steps."""
+        """Emit the products of two steps of a panel: all 8 bytes of an instruction are terms."""
         following = self.at(panel, self.levels[-1][2])
         both = [self.b_vectors(p, self.words, 4) for p in (panel, following)]
         return self.squares(state, [self.load(self.at(a, x), I64, 1) for x in self.row_offsets], *both)
 
     def one_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after a single step, padded with zeros."""
+        """Emit the products of one step of a panel: the other half of the 8 bytes of an instruction is zero."""
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
         first = self.b_vectors(panel, self.words, 4)
         return self.squares(state, rows, first, [zeros(self.words)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
-        """Return the accumulators plus the products of 8 bytes of each of ``rows`` and the columns of two steps."""
+        """Return the accumulators plus the products of 8 bytes of each row and the columns of two panel steps."""
         pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
         left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
         right = [
@@ -101,7 +101,7 @@ class SquareTileWriter(TileWriter):
         return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
 
     def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return a vector of the bytes of two rows, repeated for each 128 bits."""
+        """Return a left operand: 8 bytes of row ``x``, then 8 of row ``y``, repeated in each 128 bits."""
         kind = ir.VectorType(I64, 2)
         both = undefined(kind)
         for n, part in enumerate((x, y)):

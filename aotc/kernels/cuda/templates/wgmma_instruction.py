@@ -76,7 +76,7 @@ class Wgmma:
         return [b.extract_value(found, n) for n in range(self.count)]
 
 
-def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
+def wgmma_descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
     """Return the descriptor of a tile at ``place``, in units of 16 bytes.
 
     Groups of 8 lines are 1024 bytes apart, with the 128-byte swizzle. ``leading`` is the leading byte offset.

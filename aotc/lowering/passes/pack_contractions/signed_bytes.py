@@ -66,7 +66,7 @@ def without_sign(op: Op, b: Builder) -> Op:
     return b.op(op.name, (unsigned, rhs), op.attrs, (op.result.type,))
 
 
-def minus_shift(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
+def subtract_byte_offset(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
     """Return ``out`` without the effect of the offset of 128; the terms of sums are along ``dims`` of ``rhs``."""
     known, axes = constant_of(rhs, b.definitions), tuple(dims)
     if known is not None:

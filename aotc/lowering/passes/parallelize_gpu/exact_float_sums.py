@@ -28,7 +28,7 @@ _COUNT = 31
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """Conversion of terms of ``dtype`` to integers, and of their sums back to floats.
+    """Converts terms of ``dtype`` to fixed-point integers, and the sums of those back to floats.
 
     Attributes
     ----------
@@ -44,25 +44,25 @@ class ExactSum:
 
     @property
     def words(self) -> int:
-        """Return the number of integers of a sum."""
+        """Return the number of 64-bit integers that represent a sum: 1 for f32, 2 for f64."""
         return 1 if self.dtype == "f32" else 2
 
     @property
     def bits(self) -> int:
-        """Return the number of bits of a term in each integer."""
+        """Return the bits of a term that each integer has; the others are left for carries of the sum."""
         return 62 - (self.terms.bit_length() if isinstance(self.terms, int) else _COUNT)
 
     def magnitudes(self, x: Value) -> Value:
-        """Return unsigned integers in the order of the absolute values of terms.
+        """Return the bits of ``|x|`` as unsigned integers, which have the order of the absolute values.
 
-        The other methods take the largest of them.
+        Their maximum over the terms of a sum is the argument ``largest`` of the other methods.
         """
         width = DTYPES[self.dtype].bits
         m = Maths(self.b)
         return m("and", m.bits(x, f"u{width}"), 2 ** (width - 1) - 1)
 
     def parts(self, x: Value, largest: Value) -> list[Value]:
-        """Return the integers of each term, given the largest magnitude of its sum."""
+        """Return the fixed-point integers of each term, scaled by the largest magnitude among the terms of its sum."""
         m = Maths(self.b)
         wide = self.b.convert(x, "f64")
         scaled = self._scaled(wide, largest, up=True)
@@ -78,7 +78,7 @@ class ExactSum:
         return found
 
     def total(self, words: list[Value], largest: Value) -> Value:
-        """Return the float sums, given the sums of the integers."""
+        """Return the float sums: the sums of the integers, scaled back; infinities and NaN as IEEE 754 has them."""
         m = Maths(self.b)
         special = m("ge", largest, _INFINITY[self.dtype])
         scale = m.select(special, 0, largest)  # later ops read one value, and are one kernel

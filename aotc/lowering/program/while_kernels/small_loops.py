@@ -85,7 +85,7 @@ def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
 
 
 def copied_elements(op: Op, owners: Owners) -> list[int]:
-    """Return the number of elements of each value of static shape that an iteration copies."""
+    """Return the element counts of the values of static shape that an iteration copies."""
     return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
 
 
@@ -121,7 +121,7 @@ LOOP_BUFFERS = Limit(
 
 
 def is_whole(op: Op) -> bool:
-    """Return True if a ``while`` has no effects or transfers, and few enough values for one kernel's parameters."""
+    """Return True if one kernel can run a ``while``: no effects, no transfers, few enough values for its parameters."""
     if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
         return False
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
@@ -149,20 +149,20 @@ def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
 
 
 class LoopKernel(NamedTuple):
-    """A loop as one kernel.
+    """A kernel that runs a whole ``while``: condition, body and state.
 
     Attributes
     ----------
     kernel : Kernel
-        Its outputs are the results, then, if ``bounded``, whether there are more iterations, then the ``kept`` memory.
+        Outputs: the results of the loop; if ``bounded``, a flag that is true while iterations remain; then ``kept``.
     reads : tuple of Value
-        The values outside of the loop that it reads, in order.
+        Values from outside of the loop that the kernel reads, in the order of its inputs.
     kept : tuple of Buffer
-        Memory of its own. If the last one is a scalar, it must be 0 before the kernel runs.
+        Work memory that the caller allocates for the kernel. If the last buffer is a scalar, the caller sets it to 0.
     bounded : bool
-        Does it do a bounded number of iterations per launch?
+        True if a launch runs a bounded number of iterations, so that several launches may be needed.
     held : tuple of int
-        The outputs whose memory has the state when it begins.
+        Numbers of the outputs in whose memory the caller stores the initial state before the launch.
     """
 
     kernel: Kernel
@@ -174,16 +174,16 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopWriter:
-    """Writer of regions as statements.
+    """Writes the regions of a loop as statements of the loop IR.
 
     Attributes
     ----------
     memory : dict of Value to Buffer
-        The memory of each value.
+        The buffer of each value.
     places : dict of BufferOwner to Buffer
-        The memory of values that share it.
+        The buffer of each owner: values with the same owner share memory.
     kept : list of Buffer
-        Memory that the caller must allocate.
+        Work memory that the caller allocates.
     """
 
     functions: Mapping[str, Function]
@@ -200,11 +200,11 @@ class LoopWriter:
         return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        """Return memory for a carried value: local memory, or that of the result if it is too large."""
+        """Return the buffer of a carried value: private, or that of the result if it is too large."""
         return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
 
     def put(self, value: Value, place: Buffer) -> Buffer:
-        """Use ``place`` as the memory of ``value``, and of the values that share memory with it."""
+        """Store ``value``, and all values with the same owner, in ``place``."""
         self.memory[value] = self.places[self.owners.of(value)] = place
         return place
 
@@ -238,7 +238,7 @@ class LoopWriter:
         block.append(While(tuple(test), continue_while, tuple(step)))
 
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
-        """Return memory for ``value``: that of its owner, or else new local memory."""
+        """Return the buffer of ``value``: that of its owner if it has one, else new local memory."""
         owner = self.owners.of(value)
         place = self.places.get(owner)
         if place is None or not self.fits(value, place):

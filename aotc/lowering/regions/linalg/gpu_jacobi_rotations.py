@@ -53,7 +53,7 @@ class Rotations:
     # --- helpers ---
 
     def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
-        """Return a buffer for all threads."""
+        """Allocate a buffer in shared memory."""
         return self._computed(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
 
     def _registers(self) -> Buffer:
@@ -65,18 +65,18 @@ class Rotations:
         return buffer
 
     def real(self, x: float) -> Scalar:
-        """Return a real number."""
+        """Return a constant of the real dtype of the matrix (f32 for c64)."""
         return constant_scalar(x, self.c.real)
 
     def square(self, x: Scalar) -> Scalar:
-        """Return ``|x|^2``."""
+        """Return ``|x|^2`` of a real or complex scalar, as a real scalar."""
         x = self.e.bind(x)
         parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
         squares = [op2("mul", part, part) for part in map(self.e.bind, parts)]
         return op2("add", *squares) if len(squares) == 2 else squares[0]
 
     def times(self, x: Scalar, factor: Scalar) -> Scalar:
-        """Return ``x`` times a real number."""
+        """Return the product of ``x`` and a real scalar."""
         return op2("mul", x, self.wide(factor))
 
     def wide(self, x: Scalar) -> Scalar:
@@ -84,13 +84,13 @@ class Rotations:
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
     def summed(self, *held: Buffer) -> list[Stmt]:
-        """Return a reduction after which every lane of a group has the sums over the group."""
+        """Return an all-reduce by shuffles: each lane gets the sums of the buffers over the lanes of its group."""
         return self.c.among_lanes(
             held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
     def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
-        """Return a loop over threads, restricted to groups that satisfy a condition."""
+        """Return a loop over the threads of the block, masked by the condition ``there`` of their group."""
         inner = self.e.new_block()
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
@@ -104,7 +104,7 @@ class Rotations:
         return For(name, 0, count, tuple(body(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
-        """Append a loop over rows, distributed over the lanes of a group."""
+        """Append a loop over ``extent`` rows in which lane l of a group has rows l, l + lanes, ..."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
         inner += each(sym(name, 0, extent))
@@ -112,7 +112,10 @@ class Rotations:
         self.e.enter(block)
 
     def in_vectors(self, block: list[Stmt], rows: int, each: Rows) -> None:
-        """Append a loop over rows by vectors; ``each`` takes the row and its number among those of a lane."""
+        """Append a loop over rows in which a lane has vectors of adjacent rows.
+
+        ``each`` gets the row, and the index of its element in the registers of the lane.
+        """
         chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
         chunks = self.held.padded(rows) // (width * self.lanes)
         at, of = sym(chunk, 0, chunks), sym(u, 0, width)

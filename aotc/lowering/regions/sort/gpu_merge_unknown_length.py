@@ -15,7 +15,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import all_of, test_index
-from aotc.lowering.plans.gpu_sort import CountedRunPlan, compared_arrays
+from aotc.lowering.plans.gpu_sort import CountedRunPlan, comparator_operands
 
 
 def lower_counted_runs(b: RegionBuilder, plan: CountedRunPlan) -> Kernel:
@@ -31,7 +31,7 @@ class _CountedSort:
         self.op = b.the_op("sort_runs")
         *self.lead, self.n = self.op.operands[0].type.shape
         self.operands = range(len(self.op.operands))
-        self.compared = compared_arrays(self.op)
+        self.compared = comparator_operands(self.op)
         self.warps = plan.warps
         self.threads = self.warps * WARP
         self.t = sym("t", 0, self.threads)

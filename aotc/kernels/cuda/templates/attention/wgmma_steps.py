@@ -27,7 +27,7 @@ from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor, tied
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, tied, wgmma_descriptor
 from aotc.kernels.llvm_types import I32, I64, i32
 
 
@@ -79,7 +79,7 @@ def products(tiles: WarpgroupAttention) -> Any:
                 builder.add(begin, i32((chunk * lines * CHUNK + in_chunk * STEP_BYTES) // DESCRIPTOR_UNIT))
                 for begin, lines in ((q, tiles.rows), (k, tiles.terms))
             ]
-            operands = [descriptor(builder, p, NO_LEADING) for p in places]
+            operands = [wgmma_descriptor(builder, p, NO_LEADING) for p in places]
             held = Wgmma(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
         return context.make_tuple(builder, signature.return_type, held)
 
@@ -114,7 +114,7 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
         for step in range(tiles.terms // step_terms):
             place = builder.add(v, i32(step * step_terms * CHUNK // DESCRIPTOR_UNIT))
             left = weights[FRAGMENT_REGISTERS * step : FRAGMENT_REGISTERS * (step + 1)]
-            right = descriptor(builder, place, tiles.terms * CHUNK)
+            right = wgmma_descriptor(builder, place, tiles.terms * CHUNK)
             held = instruction.emit(builder, held, [*left, right])
         return context.make_tuple(builder, signature.return_type, held)
 

@@ -38,7 +38,7 @@ from aotc.kernels.cuda.templates.fragments import (
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
 from aotc.kernels.cuda.templates.threads import PIECE_BYTES, WARP_TILE, WARPGROUP_WARPS, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor, tied
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, tied, wgmma_descriptor
 from aotc.kernels.llvm_types import F32, I32, i32
 
 # Terms of a step, of f32; steps of a stage; registers of a thread for its rows of a stage.
@@ -136,7 +136,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
         place = part_of(b, other, DESCRIPTOR_UNIT)
         for n in range(_STEPS):
             own = rows[FRAGMENT_REGISTERS * n : FRAGMENT_REGISTERS * (n + 1)]
-            right = descriptor(b, b.add(place, i32(STEP_BYTES // DESCRIPTOR_UNIT * n)), NO_LEADING)
+            right = wgmma_descriptor(b, b.add(place, i32(STEP_BYTES // DESCRIPTOR_UNIT * n)), NO_LEADING)
             held = instruction.emit(b, held, [*own, right, i32(1) if n else iteration])
         return context.make_tuple(builder, signature.return_type, held)
 

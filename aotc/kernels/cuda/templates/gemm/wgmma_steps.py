@@ -30,7 +30,7 @@ from aotc.kernels.cuda.templates.steps import (
     store_meaning,
 )
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, descriptor
+from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, wgmma_descriptor
 from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
 
 _NUMBA = {
@@ -110,8 +110,8 @@ def multiply(tiles: WarpgroupTiles) -> Any:
         for n in range(CHUNK // STEP_BYTES):
             for part in range(tiles.parts):
                 operands = [
-                    descriptor(builder, builder.add(a, i32(a_step * n + part * part_units)), a_leading),
-                    descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                    wgmma_descriptor(builder, builder.add(a, i32(a_step * n + part * part_units)), a_leading),
+                    wgmma_descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
                     i32(1) if n else arguments[-1],
                 ]
                 held[part] = instruction.emit(builder, held[part], operands)
