@@ -1,8 +1,8 @@
 """Trials of the executor: shuffled order, no stealing, slow participants or commands, and a trace of claims.
 
-For tests (``AOTC_SHUFFLE``, see ``docs/debugging.md``): results must not depend on which order that the edges allow it
-was. For benchmarks: what stealing saves. The words are described in :mod:`aotc.vmfb.abi`. Without a trial a claim costs
-comparisons of a register with 0.
+Tests shuffle (``AOTC_SHUFFLE``, see ``docs/debugging.md``): results must be the same in any order that the edges allow.
+Benchmarks forbid stealing, to measure what it saves. The words of a trial are described in :mod:`aotc.vmfb.abi`, its
+*dice* are the state of a random generator. Without a trial a claim costs comparisons of a register with 0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def is_stealing(trial):
 
 @njit
 def is_own(trial, number, who, role):
-    """Is a command this participant's, in a trial without stealing?
+    """Does a command belong to this participant, in a trial without stealing?
 
     The graph of a control command is run by the participant that claimed the command: if it waited for others, two
     such graphs could wait for each other's participants.
@@ -73,7 +73,7 @@ def is_own(trial, number, who, role):
 
 @njit
 def number_run(pool, run):
-    """Give a graph that begins a number, if there is a trial."""
+    """Number a graph that begins, if there is a trial: its claims are recorded with that number."""
     trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
         run[NUMBER] = fetch_add(at(words_at(trial), abi.TRIAL_RUNS), 1)
@@ -88,7 +88,7 @@ def throw(dice):
 
 @njit
 def begin_trial(pool, run, dice, who):
-    """Return the address of the trial, or 0; the dice depend on seed, graph and number of the participant."""
+    """Return the address of the trial, or 0 without one; seed the dice by trial, graph and participant."""
     trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
         dice[0] = words_at(trial)[abi.TRIAL_ORDER] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
@@ -98,7 +98,7 @@ def begin_trial(pool, run, dice, who):
 
 @njit
 def pick_entry(trial, run, params, dice, cursor, who, role):
-    """Return which entry of the ready list to look at next: with a seed any, without stealing one of its own."""
+    """Return the ready list entry to claim from next: a random one if shuffled, else one of this participant."""
     if has_seed(trial):
         return pick_any(run, params, dice)
     return cursor if is_stealing(trial) else pick_own(trial, run, params, who, role)
@@ -106,14 +106,14 @@ def pick_entry(trial, run, params, dice, cursor, who, role):
 
 @njit
 def is_left(run, number, params):
-    """Has a command items that nobody claimed?"""
+    """Does a command have unclaimed items?"""
     items = operand(at(words_at(run[NODE]), words_at(run[NODE])[abi.GRAPH_HEADER + number])[abi.ITEMS], params)
     return acquire(at(words_at(run[CELLS]), number * STATE + NEXT)) < max(items, 1)
 
 
 @njit
 def pick_own(trial, run, params, who, role):
-    """Return the first entry of the ready list that is this participant's and has items left, or the list's end."""
+    """Return the first ready list entry of this participant with unclaimed items, or the end of the list."""
     for entry in range(acquire(at(run, TAIL))):
         number = acquire(at(words_at(run[CELLS]), entry * STATE + READY)) - 1
         if number >= 0 and is_own(trial, number, who, role) and is_left(run, number, params):
@@ -123,7 +123,7 @@ def pick_own(trial, run, params, who, role):
 
 @njit
 def pick_any(run, params, dice):
-    """Return a random entry of the ready list of which items are left, or the tail."""
+    """Return a random ready list entry with unclaimed items, or the end of the list."""
     tail = acquire(at(run, TAIL))
     if tail == 0:
         return 0
@@ -138,7 +138,7 @@ def pick_any(run, params, dice):
 
 @njit
 def pick_tail(trial, first, tail, dice):
-    """Return where the ready list ends for a look at it: with a seed anywhere behind its first entry."""
+    """Return the end of the ready list that a participant sees: if shuffled, a random one after the first entry."""
     if not has_seed(trial) or tail <= first:
         return tail
     return first + 1 + throw(dice) % (tail - first)
@@ -146,7 +146,7 @@ def pick_tail(trial, first, tail, dice):
 
 @njit
 def pick_claim(trial, items, grain, who, dice):
-    """Return how many items to claim: with a seed any number up to the grain."""
+    """Return the number of items to claim: if shuffled, a random one up to the grain."""
     return 1 + throw(dice) % grain if has_seed(trial) else claim_size(items, grain, who)
 
 
@@ -158,7 +158,7 @@ SHUFFLE_YIELDS = 4
 
 @njit
 def dawdle(trial, dice):
-    """Wait by chance: most often not at all, sometimes until others have run."""
+    """Wait for a random time: mostly none, sometimes long enough for other threads to run."""
     if not has_seed(trial):
         return
     kind = throw(dice) % 8
@@ -179,7 +179,7 @@ def begin_claim(trial, dice):
 
 @njit
 def slow_since(trial, command, who):
-    """Return the processor time of this thread as a claim begins that is to be slow, else 0.
+    """Return this thread's processor time if the claim that begins is to be slowed down, else 0.
 
     Wall-clock time would make a thread that the system suspends during a claim as many times slower.
     """
@@ -190,7 +190,7 @@ def slow_since(trial, command, who):
 
 @njit
 def end_claim(trial, run, command, first, last, began, since, who, dice):
-    """Write a row about a claim, after its delay if it began at processor time ``since``."""
+    """Record a claim that ended, first delaying it if it is slow: it began at processor time ``since``."""
     if since != 0:
         end = since + (processor_clock(time_words()) - since) * trial[abi.TRIAL_FACTOR]
         while processor_clock(time_words()) < end:

@@ -33,7 +33,7 @@ class ScaledTileWriter(TileWriter):
         self.scales: list[ir.Value] = []  # of the weights, if weights are scaled
 
     def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after all groups."""
+        """Emit the loops over k; the outermost level has the groups of terms that share a scale."""
         runs, a_step, b_step = self.levels[0]
         steps = self.levels[1][0]
         head = i64(self.shape.vectors * self.shape.lanes * SCALE_BYTES)
@@ -56,11 +56,11 @@ class ScaledTileWriter(TileWriter):
         return self.loop(runs, state, a, panel, (a_step, b_step, 1), run)[0]
 
     def scale_vectors(self, panel: ir.Value) -> list[ir.Value]:
-        """Load the scales of a group."""
+        """Load the scales of a group, one for each column, as vectors."""
         return [self.load(self.vector_at(panel, j, self.size), self.vector, 4) for j in range(self.shape.vectors)]
 
     def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after one term, or after two terms of 4 bits or in pairs."""
+        """Emit the products of one step: one term, or two terms for 4-bit weights and for pairs of bf16."""
         if self.bits == 8 and not self.pairs:
             return self.outer_product(state, a, self.numbers(self.integers(panel)))
         if self.pairs:

@@ -52,7 +52,7 @@ class Tie:
 
 @dataclass
 class Ties:
-    """The pairs of a function: ``copies`` would be made at run time, ``aliases`` only save memory."""
+    """All ties of a function: ``copies`` avoid a copy at run time, ``aliases`` only save memory."""
 
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
@@ -63,7 +63,7 @@ class Ties:
     _runs: dict[Op, int] = field(default_factory=dict)  # how often each loop starts in a call
 
     def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
-        """Add the pairs of a region that runs ``times`` times in a call."""
+        """Collect the ties of a region that runs ``times`` times per call, and of the regions inside of it."""
         for op in region.ops:
             match op.name:
                 case "constant":

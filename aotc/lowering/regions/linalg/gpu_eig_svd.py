@@ -69,7 +69,7 @@ class Jacobi(Rotations):
         self.own = c.own(c.real)
 
     def whole(self) -> list[Stmt]:
-        """Return all statements with their allocations."""
+        """Return the body of the kernel: the allocations of all buffers, then the statements."""
         c = self.c
         least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
         largest = self._over_all(self.scale, self._largest_parts, "max", least)

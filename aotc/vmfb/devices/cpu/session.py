@@ -43,7 +43,7 @@ class HostMemory:
         ctypes.memmove(address, data, len(data))
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the device kind; all CPU devices of the model share this memory."""
+        """Return ``("cpu",)``, without a device name: all CPU devices of a model share one memory."""
         return ("cpu",)
 
 
