@@ -12,6 +12,7 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.driver.compress_constants import compress_constants
 from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
@@ -275,6 +276,9 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
         return None
     if options.weights != "inline":
         return {"external": write_weights(options.weights, v.constants)}
+    small = compress_constants(v.constants)
+    if small is not None:
+        return {"compressed": small.entry(add("constants", small.parts))}
     return {"segment": add("constants", v.constants.parts())}
 
 

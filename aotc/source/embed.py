@@ -20,11 +20,11 @@ import numpy as np
 from aotc.ir.program.ir import Constants
 from aotc.ir.tensor.ir import TensorType
 from aotc.source.bytecode import large_elements
-from aotc.source.differences import WORDS, differences
 from aotc.source.limits import DIFFERENCES_BYTES, LARGE_BYTES
 from aotc.source.moves import Origin, Origins
 from aotc.source.record import VERSION, Embedded, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.weights.differences import differences
 
 # First bytes of a constant that serve as its key; constants with equal keys are compared in full.
 KEY_BYTES = 64
@@ -97,6 +97,9 @@ def _squeezed(sample: memoryview | bytes) -> float:
 # take 1 ms a megabyte when they are read. Of an f32 arange it is 0.02, of random weights 1.
 WORTH_DIFFERENCES = 0.5
 
+# Bytes of the words whose differences are tried: of most constants the first ones compress best.
+TRIED_WORDS = (4, 8, 2)
+
 
 def _word(elements: memoryview, ratio: float) -> int:
     """Return the bytes of the words whose differences should be stored in place of ``elements``, or 0.
@@ -104,7 +107,7 @@ def _word(elements: memoryview, ratio: float) -> int:
     ``ratio`` is the compressed size of the elements themselves.
     """
     sample = elements[:SAMPLE_BYTES]
-    words = [w for w in WORDS if elements.nbytes % w == 0 and sample.nbytes % w == 0]
+    words = [w for w in TRIED_WORDS if elements.nbytes % w == 0 and sample.nbytes % w == 0]
     sizes = {w: _squeezed(differences(sample, w)) for w in words}
     best = min(sizes, key=sizes.__getitem__, default=0)
     return best if best and sizes[best] < WORTH_DIFFERENCES * min(ratio, SQUEEZED) else 0

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from aotc.source.differences import from_differences
 from aotc.source.limits import DIFFERENCES_BYTES, MOST_SOURCE_BYTES
 from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
@@ -24,6 +23,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
 from aotc.vmfb.verify.unpack import unpack
 from aotc.vmfb.weights.constants import load_constants
+from aotc.vmfb.weights.differences import from_differences
 
 _AGAIN = "compile the model itself again"
 

@@ -185,4 +185,7 @@ def _weights(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, An
     external = entry.get("external")
     if external:
         return {"bytes": external["size"], "file": external["file"], "tensors": len(external["tensors"])}
+    if small := entry.get("compressed"):
+        stored = opened.segment(small["segment"]).nbytes
+        return {"bytes": small["size"], "segment": small["segment"], "stored": stored}
     return {"bytes": opened.segment(entry["segment"]).nbytes, "segment": entry["segment"]}

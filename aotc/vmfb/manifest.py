@@ -15,6 +15,8 @@ _EXTERNAL = {
     "tensors": [{"name": str, "dtype": str, "shape": [int], "offset": int, "size": int, "sha256": (bytes, str)}],
 }
 
+_COMPRESSED = {"segment": int, "size": int, "rows": [[int]]}
+
 _CODE = {
     "target": str,
     "kind": str,
@@ -111,7 +113,7 @@ _VARIANT = {
     "arena_peak?": (int, NONE),
     "memory_limit?": int,
     "memory?": dict,  # validated when it is shown, which makes loading faster
-    "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
+    "constants?": ({"segment?": int, "external?": _EXTERNAL, "compressed?": _COMPRESSED}, NONE),
 }
 
 SCHEMA: dict[Any, Any] = {

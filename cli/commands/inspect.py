@@ -102,6 +102,7 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
         lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
+        where += f", of which the bundle has {size_text(weights['stored'])}" if "stored" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")
     if variant["lapack"]:
         lines.append(f"calls LAPACK: {', '.join(variant['lapack'])}")

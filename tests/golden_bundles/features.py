@@ -213,6 +213,14 @@ def softmax_layer(x: Any) -> Any:
     return jax.nn.softmax(x @ W)
 
 
+def permuted(x: Any) -> Any:
+    """Operands of products and a sort that are stored compressed, next to one that is not."""
+    order = np.random.default_rng(6).permutation(200)
+    near = np.abs(np.subtract.outer(order, order[:100])) < 20
+    noise = np.random.default_rng(7).standard_normal((100, 9)).astype("f4")
+    return jnp.tanh(x @ np.eye(200, dtype="f4")[order] @ near.astype("f4")) @ noise, jnp.sort(near * x[0, :100], 1)
+
+
 def tensor_cores(x: Any) -> Any:
     """A product that tensor cores compute, on tiles that Hopper copies by tensor maps."""
     return x @ jnp.asarray(np.eye(128), jnp.bfloat16)
@@ -243,6 +251,7 @@ def of_weights() -> dict[str, Golden]:
             lambda x: x @ jnp.sin(noise), {"main": [[few[:, :64]], [few[:, 64:128]]]}, (few[:, :64],),
             options={"weights": "external.safetensors"},
         ),
+        "compressed": Golden(permuted, {"main": [[few[:, :200]], [few[:, 64:264]]]}, (few[:, :200],)),
         "state": Golden(
             decode, {"main": [[r] for r in rows]}, (cache, rows[0]), options={"state": ["cache"]},
             reference={"main": lambda: decoded(*rows)},

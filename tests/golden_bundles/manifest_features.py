@@ -28,12 +28,12 @@ EXPECTED = {
     *(f"target {name}" for name in TARGETS),
     *(f"option {name}" for name in OPTIONS),
     *(f"op {name}" for name in OPS),
-    "bound weights", "branch of commands", "buffers", "computed sizes", "constants", "constants in a file", "cubin",
-    "custom call in Python", "custom call in the library", "debug information", "devices", "donated argument",
-    "imports", "kernel resources", "launch", "loop in a kernel", "loop of commands", "mix of targets", "own weights",
-    "own weights in a file", "parameter names", "prepared", "ptx", "pytrees", "several functions", "several variants",
-    "signature", "source", "source with weights", "spaces", "specialized", "state", "symbols", "transfers",
-    "two symbols",
+    "bound weights", "branch of commands", "buffers", "compressed constants", "computed sizes", "constants",
+    "constants in a file", "cubin", "custom call in Python", "custom call in the library", "debug information",
+    "devices", "donated argument", "imports", "kernel resources", "launch", "loop in a kernel", "loop of commands",
+    "mix of targets", "own weights", "own weights in a file", "parameter names", "prepared", "ptx", "pytrees",
+    "several functions", "several variants", "signature", "source", "source with weights", "spaces", "specialized",
+    "state", "symbols", "transfers", "two symbols",
 }  # fmt: skip
 """Features that the golden bundles have together; rows are added, never removed, before version 1.0 of the format."""
 
@@ -90,6 +90,7 @@ def _of_variant(variant: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     parts = (variant, *variant.get("parts", ()))
     constants, kernels = variant.get("constants") or {}, variant["kernels"]
     yield "constants", "segment" in constants
+    yield "compressed constants", "compressed" in constants
     yield "constants in a file", "external" in constants
     yield "specialized", variant.get("specialized")
     yield "prepared", variant.get("prepared")

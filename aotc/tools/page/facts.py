@@ -138,6 +138,8 @@ def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str,
     if (external := held.get("external")) is not None:
         rows = [{"name": t["name"], "bytes": t["size"]} for t in external["tensors"]]
         return sorted(rows, key=lambda row: -row["bytes"])
+    if (small := held.get("compressed")) is not None:
+        return [{"name": "constants in the bundle, compressed", "bytes": small["size"]}]
     if held.get("segment") is None:
         return []
     return [{"name": "constants in the bundle", "bytes": opened.segment(held["segment"]).nbytes}]

@@ -7,6 +7,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import module_of
 from aotc.vmfb.errors import bundle_errors
 from aotc.vmfb.verify.program import check_functions
+from aotc.vmfb.weights.constants import check_compressed
 
 _LEAF = {"kind": "leaf"}
 
@@ -26,6 +27,8 @@ def check_bundle(source: bytes) -> None:
             trees.flattener(entry.get("in_tree") or _LEAF, bundle.where, "args")
             trees.unflattener(entry.get("out_tree") or _LEAF)
         for variant in bundle.manifest["variants"]:
+            if small := (variant.get("constants") or {}).get("compressed"):
+                check_compressed(bundle, small)
             module = module_of(variant)
             if module is not None:
                 module.check(bundle, variant)

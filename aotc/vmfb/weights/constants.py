@@ -1,7 +1,7 @@
 """The constants (weights) of a bundle in memory.
 
 Inline constants, and external ones whose file has the layout that the program needs, are used in place in the mapped
-file. Otherwise they are copied once, when the bundle is loaded.
+file. Otherwise they are copied once, when the bundle is loaded, and those that are stored compressed are expanded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.limits import MAX_BYTES
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.memory.pointers import aligned_bytes
+from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand
 
 
 class ConstantMemory:
@@ -48,10 +50,12 @@ def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> Consta
     Raises
     ------
     BundleError
-        If the file of external weights is missing or does not match.
+        If the file of external weights is missing or does not match, or compressed constants are damaged.
     """
     if entry and entry.get("external"):
         return _load_external(bundle, entry["external"])
+    if entry and entry.get("compressed"):
+        return _load_compressed(bundle, entry["compressed"])
     if not entry or entry.get("segment") is None:
         return ConstantMemory(0, 0, False, None)
     view = bundle.segment(entry["segment"])
@@ -79,15 +83,70 @@ def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemor
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
         size = min(entry["size"], base.nbytes - min(shifts))  # the last weight may end the file without padding
         return ConstantMemory(base.ctypes.data + min(shifts), size, False, base, file)
-    try:
-        memory, address = aligned_bytes(entry["size"], ALIGNMENT)
-    except (MemoryError, ValueError):
-        raise BundleError(bundle.where, f"the system has no memory for {entry['size']:,} bytes of constants") from None
+    memory, address = _allocate(bundle, entry["size"])
     origin = address - memory.ctypes.data
     for tensor, place in zip(entry["tensors"], places):
         to, source = origin + tensor["offset"], start + place
         memory[to : to + tensor["size"]] = base[source : source + tensor["size"]]
     return ConstantMemory(address, entry["size"], True, memory)
+
+
+def _load_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
+    """Copy or expand each row to its place."""
+    check_compressed(bundle, entry)
+    stored = bundle.segment(entry["segment"])
+    memory, address = _allocate(bundle, entry["size"])
+    whole = memory[address - memory.ctypes.data :]
+    for offset, size, at, length, word, distance in entry["rows"]:
+        piece, place = stored[at : at + length], whole[offset : offset + size]
+        if not word:
+            place[:] = np.frombuffer(piece, np.uint8)
+            continue
+        try:
+            expand(piece, word, distance, place)
+        except ValueError as error:
+            raise BundleError(bundle.where, f"the constants at {offset} are damaged: {error}") from None
+    return ConstantMemory(address, entry["size"], True, memory)
+
+
+def _allocate(bundle: OpenedBundle, size: int) -> tuple[np.ndarray, int]:
+    try:
+        return aligned_bytes(size, ALIGNMENT)
+    except (MemoryError, ValueError):
+        raise BundleError(bundle.where, f"the system has no memory for {size:,} bytes of constants") from None
+
+
+def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
+    """Check the places of compressed constants, and that their sizes are possible.
+
+    Raises
+    ------
+    BundleError
+        Its message has the first row that is wrong.
+    """
+    stored, end = bundle.segment(entry["segment"]).nbytes, 0
+    if entry["size"] > MAX_BYTES:
+        raise BundleError(bundle.where, f"{entry['size']:,} bytes of constants", expected=f"at most {MAX_BYTES:,}")
+    for row in entry["rows"]:
+        if problem := _row_problem(row, end, entry["size"], stored):
+            raise BundleError(bundle.where, f"the compressed constants {row} {problem}")
+        end = row[0] + row[1]
+
+
+def _row_problem(row: list[int], begin: int, end: int, stored: int) -> str:
+    """Return the problem of a row of compressed constants, which must lie between two offsets, or an empty string."""
+    if len(row) != 6:
+        return f"are {len(row)} numbers, expected 6"
+    offset, size, at, length, word, distance = row
+    if not begin <= offset <= offset + size <= end:
+        return f"lie outside of {begin} to {end}"
+    if at + length > stored:
+        return f"end at {at + length} of the {stored} bytes that are stored"
+    if not word:
+        return "" if length == size and not distance else f"are {length} bytes as they are, expected {size}"
+    if word not in WORDS or size % word:
+        return f"have words of {word} bytes"
+    return "" if size <= MOST_GROWTH * length else f"expand {length} bytes to {size}, which no stream does"
 
 
 def find_file(bundle: OpenedBundle, name: str) -> str:

@@ -1,0 +1,172 @@
+"""Constants of a bundle that compress to little, in place of their elements.
+
+Kernels read masks, tables of indices, one-hot rows and weights packed with zeros from memory: each call would have to
+compute them first. So the loader expands them once (:mod:`aotc.vmfb.weights.constants`), and calls take the same time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.program.ir import Constants
+from aotc.vmfb.limits import EAGER_BYTES
+from aotc.vmfb.weights.differences import differences
+
+# Bytes of an array, at most, that is stored as it is without trials, which take a fifth of a millisecond.
+SMALL_BYTES = 1 << 14
+
+# Bytes of each of two samples that trials compress.
+SAMPLE_BYTES = 1 << 12
+
+# Bytes of a first sample, and the ratio above which it is the last one: of most weights it is 0.95.
+FIRST_BYTES = 1 << 9
+FIRST_RATIO = 0.7
+
+# Ratio of compressed to original size of samples, at most, for which the whole array is compressed. Codes of the
+# samples take 100 bytes.
+TRIED_RATIO = 0.25
+
+# Bytes of an array, at least, for each stored byte. Masks, steps, repeated rows and one-hot rows reach 14 to 1000;
+# weights of which a tenth is not zero 5, of four values 3, others 1. The loader expands 200 to 600 MB/s.
+WORTH_RATIO = 8
+
+# Share of the constants that must be saved if the rest is mapped from the file: it is then copied into memory.
+WORTH_SHARE = 0.1
+
+# Compressed size relative to the best one so far, below which differences with words further away are taken: the
+# loader adds them up.
+BETTER = 0.6
+
+
+@dataclass(frozen=True)
+class CompressedConstants:
+    """The constants of a variant as they are stored.
+
+    Attributes
+    ----------
+    size : int
+        Bytes when they are expanded.
+    rows : list of list of int
+        Offset, bytes, offset in the segment, stored bytes, word, distance: see ``docs/bundle.md``.
+    parts : list of memoryview
+        The contents of the segment.
+    """
+
+    size: int
+    rows: list[list[int]] = field(default_factory=list)
+    parts: list[memoryview] = field(default_factory=list)
+    stored: int = 0
+
+    def entry(self, segment: int) -> dict[str, Any]:
+        """Return the entry of the manifest."""
+        return {"segment": segment, "size": self.size, "rows": self.rows}
+
+
+@dataclass(frozen=True)
+class _Stream:
+    data: bytes
+    word: int
+    distance: int
+
+
+def compress_constants(constants: Constants) -> CompressedConstants | None:
+    """Return ``constants`` with arrays compressed, or None if they should be stored as they are."""
+    streams = {n: s for n, (_, array, _) in enumerate(constants.arrays) if (s := _compressed(array)) is not None}
+    saved = sum(constants.arrays[n][1].nbytes - len(s.data) for n, s in streams.items())
+    rest = constants.size - saved
+    if not saved or (rest > EAGER_BYTES and saved < WORTH_SHARE * rest):
+        return None
+    rows: list[list[int]] = []
+    parts: list[memoryview] = []
+    stored = 0
+    for offset, size, stream, pieces in _runs(constants, streams):
+        length = len(stream.data) if stream else size
+        rows.append([offset, size, stored, length, *((stream.word, stream.distance) if stream else (0, 0))])
+        parts += pieces
+        stored += length
+    return CompressedConstants(constants.size, rows, parts)
+
+
+def _runs(
+    constants: Constants, streams: dict[int, _Stream]
+) -> Iterator[tuple[int, int, _Stream | None, list[memoryview]]]:
+    """Yield offset, bytes, stream and stored pieces of each compressed array, and of each run of others."""
+    pieces: list[memoryview] = []
+    begin = end = 0
+    for n, (_, array, offset) in enumerate(constants.arrays):
+        if (stream := streams.get(n)) is not None:
+            if pieces:
+                yield begin, end - begin, None, pieces
+                pieces = []
+            yield offset, array.nbytes, stream, [memoryview(stream.data)]
+            continue
+        if not pieces:
+            begin = end = offset
+        pieces += [memoryview(bytes(offset - end))] if offset > end else []
+        pieces.append(array.reshape(-1).view(np.uint8).data)
+        end = offset + array.nbytes
+    if pieces:
+        yield begin, end - begin, None, pieces
+
+
+def _compressed(array: np.ndarray) -> _Stream | None:
+    """Return ``array`` compressed, or None if that is not worth it."""
+    if array.nbytes <= SMALL_BYTES:
+        return None
+    word = min(array.itemsize, 8)
+    elements = array.reshape(-1).view(np.uint8)
+    words = elements.view(f"<u{word}")
+    best, ratio = -1, TRIED_RATIO / BETTER
+    for distance in _distances(array.shape, array.itemsize // word):
+        if (found := _trial(words, distance)) < BETTER * ratio:
+            best, ratio = distance, found
+    if best < 0:
+        return None
+    data = _stream(elements, word, best)
+    return None if data is None else _Stream(data, word, best)
+
+
+def _distances(shape: Sequence[int], words: int) -> list[int]:
+    """Return the distances of words that are tried: none, neighbours along each dim, diagonals."""
+    strides = [words * prod(shape[d + 1 :]) for d in range(len(shape)) if shape[d] > 1][::-1]
+    diagonals = [s + strides[0] for s in strides[1:]]
+    return [*dict.fromkeys([0, *strides, *diagonals])]
+
+
+def _trial(words: np.ndarray, distance: int) -> float:
+    """Return the ratio of compressed to original size of samples from the beginning and the middle."""
+    ratio, middle = 0.0, max(distance, len(words) // 2)
+    for begin, size in ((distance, FIRST_BYTES), (distance, SAMPLE_BYTES), (middle, SAMPLE_BYTES)):
+        sample = words[begin : begin + size // words.itemsize]
+        if not len(sample):
+            return 1.0
+        sample = sample - words[begin - distance : begin - distance + len(sample)] if distance else sample
+        found = len(zlib.compress(sample.tobytes(), 1)) / sample.nbytes
+        if found > FIRST_RATIO:
+            return found
+        ratio += found / 2 if size == SAMPLE_BYTES else 0
+    return ratio
+
+
+# Bytes that are compressed between two looks at the ratio, so that an array whose samples deceived costs little.
+STEP_BYTES = 1 << 18
+
+
+def _stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
+    """Return the compressed differences of an array, or None if they are not small enough."""
+    data = differences(elements, word, distance)
+    packer, found, size = zlib.compressobj(6), list[bytes](), 0
+    for begin in range(0, len(data), STEP_BYTES):
+        found.append(packer.compress(data[begin : begin + STEP_BYTES]))
+        size += len(found[-1])
+        if WORTH_RATIO * size > min(len(data), begin + 4 * STEP_BYTES):
+            return None
+    found.append(packer.flush())
+    whole = b"".join(found)
+    return whole if WORTH_RATIO * len(whole) <= len(data) else None
