@@ -70,6 +70,9 @@ MAY_IMPORT = {
     ),
     "aotc.driver": (),
     "aotc.support": (),
+    "aotc.driver.compress_constants": (
+        "numpy", "aotc.ir.program", "aotc.vmfb.limits", "aotc.vmfb.weights.differences",
+    ),
     "aotc.driver.weights": ("aotc.guard", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.driver.declare_state": (
         "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.result_names", *COMMON,

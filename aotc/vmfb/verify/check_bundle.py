@@ -7,7 +7,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import module_of
 from aotc.vmfb.errors import bundle_errors
 from aotc.vmfb.verify.program import check_functions
-from aotc.vmfb.weights.constants import check_compressed
+from aotc.vmfb.weights.compressed import check_compressed
 
 _LEAF = {"kind": "leaf"}
 

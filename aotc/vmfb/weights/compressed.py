@@ -1,0 +1,65 @@
+"""Constants that a bundle stores compressed: checked, and expanded into the memory of the constants at load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.limits import MAX_BYTES
+from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand
+
+
+def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
+    """Check the places of compressed constants, and that their sizes are possible.
+
+    Raises
+    ------
+    BundleError
+        Its message has the first row that is wrong.
+    """
+    stored, end = bundle.segment(entry["segment"]).nbytes, 0
+    if entry["size"] > MAX_BYTES:
+        raise BundleError(bundle.where, f"{entry['size']:,} bytes of constants", expected=f"at most {MAX_BYTES:,}")
+    for row in entry["rows"]:
+        if problem := _row_problem(row, end, entry["size"], stored):
+            raise BundleError(bundle.where, f"the compressed constants {row} {problem}")
+        end = row[0] + row[1]
+
+
+def _row_problem(row: list[int], begin: int, end: int, stored: int) -> str:
+    """Return the problem of a row of compressed constants, which must lie between two offsets, or an empty string."""
+    if len(row) != 6:
+        return f"are {len(row)} numbers, expected 6"
+    offset, size, at, length, word, distance = row
+    if not begin <= offset <= offset + size <= end:
+        return f"lie outside of {begin} to {end}"
+    if at + length > stored:
+        return f"end at {at + length} of the {stored} bytes that are stored"
+    if not word:
+        return "" if length == size and not distance else f"are {length} bytes as they are, expected {size}"
+    if word not in WORDS or size % word:
+        return f"have words of {word} bytes"
+    return "" if size <= MOST_GROWTH * length else f"expand {length} bytes to {size}, which no stream does"
+
+
+def write_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -> None:
+    """Copy or expand each row to its place in ``whole``; the entry has been checked.
+
+    Raises
+    ------
+    BundleError
+        If a stream is damaged.
+    """
+    stored = bundle.segment(entry["segment"])
+    for offset, size, at, length, word, distance in entry["rows"]:
+        piece, place = stored[at : at + length], whole[offset : offset + size]
+        if not word:
+            place[:] = np.frombuffer(piece, np.uint8)
+            continue
+        try:
+            expand(piece, word, distance, place)
+        except ValueError as error:
+            raise BundleError(bundle.where, f"the constants at {offset} are damaged: {error}") from None
