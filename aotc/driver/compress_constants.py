@@ -18,7 +18,7 @@ from aotc.ir.program.ir import Constants
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.weights.differences import differences
 
-# Bytes of an array, at most, that is stored as it is without trials, which take a fifth of a millisecond.
+# Bytes of an array, at most, that is stored as it is without trials, which take a third of a millisecond.
 SMALL_BYTES = 1 << 14
 
 # Bytes of each of two samples that trials compress.
@@ -33,7 +33,7 @@ FIRST_RATIO = 0.7
 TRIED_RATIO = 0.25
 
 # Bytes of an array, at least, for each stored byte. Masks, steps, repeated rows and one-hot rows reach 14 to 1000;
-# weights of which a tenth is not zero 5, of four values 3, others 1. The loader expands 200 to 600 MB/s.
+# weights of which a tenth is not zero 5, of four values 3, others 1. The loader expands 300 to 900 MB/s.
 WORTH_RATIO = 8
 
 # Share of the constants that must be saved if the rest is mapped from the file: it is then copied into memory.

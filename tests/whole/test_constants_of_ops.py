@@ -13,6 +13,7 @@ from aotc.ir.opset import ELEMENTWISE, OPS
 from aotc.ir.tensor.ir import walk
 from aotc.lowering.passes.inline import inline
 from aotc.options import Options
+from aotc.vmfb.devices.cuda import driver
 
 pytestmark = pytest.mark.cpu
 
@@ -169,6 +170,16 @@ def test_programs_have_constants_as_each_operand_of_each_op():
     assert SEVERAL - found == set()
 
 
-@pytest.mark.parametrize("name", ["product from the right", "scatter of updates", "sort", "fft", "window"])
+ON_GPU = ["product from the right", "scatter of updates", "sort", "fft", "window", "results", "gather"]
+
+
+@pytest.mark.parametrize("name", ON_GPU)
 def test_gpu_bundle_holds_no_described_constant(name):
     assert len(bundle_of(name, target="cuda:sm_90", source=False)) < 1.5 * CODE
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
+@pytest.mark.parametrize("name", ON_GPU)
+def test_results_on_a_gpu(name):
+    close(aotc.load(bundle_of(name, target="cuda"))(np.asarray(X)), PROGRAMS[name](X), factor=1024)

@@ -91,13 +91,13 @@ def _pieces(packed: memoryview | bytes) -> Iterator[bytes]:
 ROW_WORDS = 128
 
 
-def _accumulate(words: np.ndarray, distance: int) -> None:
+def _accumulate(items: np.ndarray, distance: int) -> None:
     """Add to each word the one ``distance`` words before, in order, block by block: blocks fit a cache."""
-    step = distance * max(EXPANDED_BYTES // (distance * words.itemsize), 1)
-    for begin in range(0, len(words), step):
-        block = words[begin : begin + step]
+    step = distance * max(EXPANDED_BYTES // (distance * items.itemsize), 1)
+    for begin in range(0, len(items), step):
+        block = items[begin : begin + step]
         if begin:
-            block[:distance] += words[begin - distance : begin][: len(block)]
+            block[:distance] += items[begin - distance : begin][: len(block)]
         full = len(block) // distance * distance
         if distance < ROW_WORDS:
             rows = block[:full] if distance == 1 else block[:full].reshape(-1, distance)
