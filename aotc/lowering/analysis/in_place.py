@@ -6,13 +6,68 @@ Such an operand and its result share memory, which holds the values of the opera
 
 from __future__ import annotations
 
-from aotc.ir.opset import OPS
-from aotc.ir.tensor.ir import Function, Op
+from collections.abc import Iterable
+
+from aotc.ir.dims.algebra import product
+from aotc.ir.dims.compare import certain
+from aotc.ir.opset import FREE, OPS
+from aotc.ir.opset.control import VIEWS
+from aotc.ir.tensor.ir import Function, Op, TensorType, Value
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:
     """Return the positions of the operands that the results 0, 1... of ``op`` overwrite, in this order."""
     return OPS[op.name].in_place(op.attrs)
+
+
+class UpdatedArrays:
+    """The arrays of a region that ops update in place, and who reads them.
+
+    A kernel that reads an array after its update needs a copy of the array as it was before.
+
+    Parameters
+    ----------
+    ops : iterable of Op
+        The ops of a region, in order.
+    """
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self._updates: dict[Value, list[Op]] = {}
+        self._makers: dict[Value, Op] = {}
+        for op in ops:
+            self._makers.update((v, op) for v in op.results)
+            updated = range(len(op.operands)) if op.name == "while" else updated_operands(op)
+            for n in updated:
+                self._updates.setdefault(self._viewed(op.operands[n]), []).append(op)
+
+    def _viewed(self, v: Value) -> Value:
+        while (maker := self._makers.get(v)) is not None and maker.name in VIEWS:
+            v = maker.operands[0]
+        return v
+
+    def read_by(self, ops: Iterable[Op]) -> set[Value]:
+        """Return the updated arrays that ``ops`` read, directly or through movement ops, but do not update."""
+        if not self._updates:
+            return set()
+        left = [v for op in ops for n, v in enumerate(op.operands) if n not in updated_operands(op)]
+        found: set[Value] = set()
+        seen: set[Value] = set()
+        while left:
+            v = left.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            if v in self._updates:
+                found.add(v)
+            elif (maker := self._makers.get(v)) is not None and maker.name in FREE:
+                left += maker.operands
+        return found
+
+    def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
+        """Return the updates of arrays that are larger than ``type_`` and that ``ops`` read as before the update."""
+        size = product(type_.shape)
+        read = [v for v in self.read_by(ops) if certain(">", product(v.type.shape), size)]
+        return [op for v in read for op in self._updates[v]]
 
 
 def overwritten(function: Function) -> int:

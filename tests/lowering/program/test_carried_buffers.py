@@ -22,6 +22,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
+from aotc.lowering.passes.canonicalize import limits
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.owners import alternate_buffers, exchange_buffers
 from aotc.options import Options
@@ -105,13 +106,26 @@ CASES = {
     "a choice between two updates and one": Carried(
         (Repeat(4, (X,), (Choose(X, ((put(X), put(X, place=4)), (put(X, place=1, adds=True),)), True),)),), (X,)
     ),
+    "a choice that swaps": Carried(
+        (Repeat(4, (X, Y), (put(X), Choose(X, ((SWAP,), ()), True), put(Y, X))),), (X, Y)
+    ),
+    "a choice that rotates three": Carried(
+        (Repeat(4, NAMES, (put(X), Choose(X, ((Assign(((X, Y), (Y, Z), (Z, X))),), (SWAP,)), True))),), NAMES
+    ),
+    "a choice of another array": Carried(
+        (Repeat(4, (X, Y), (put(X), Choose(X, ((Assign(((Y, X),)), put(Y)), (put(Y, X, 2),)), True))),), (X, Y)
+    ),
+    "a choice of an array from outside of the loop": Carried(
+        (Repeat(4, (X, Y), (put(X), put(Y, X), Choose(Y, ((Assign(((X, Z),)),), ()), True))),), (X, Y)
+    ),
     "a choice of two updates": Carried((Repeat(4, (X,), (Choose(X, ((put(X), put(X, place=4)), ()), True),)),), (X,)),
 }  # fmt: skip
 
 
 def unroll_small_arrays(monkeypatch):
-    """Let no array be too small to unroll loops for, or to exchange roles of buffers."""
-    for module, begin in ((alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES")):
+    """Let no array be too small to unroll loops for, to exchange roles of buffers, or for a branch."""
+    rows = (alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES"), (limits, "BRANCHED_BYTES")
+    for module, begin in rows:
         for name in (begin, f"{begin}_CUDA"):
             monkeypatch.setattr(module, name, replace(getattr(module, name), value=0))
 
@@ -242,6 +256,20 @@ def one_of_many(x):
     return lax.fori_loop(0, 9, step, x)
 
 
+def moved_element(x):
+    """An element is read before an update, and another one after it, for the same value."""
+
+    def step(i, x):
+        y = x.at[i].set(0)
+        return y.at[i + 1].set(y[i + 1] * 2 + x[i])
+
+    return lax.fori_loop(0, 9, step, x)
+
+
+def reset(x):
+    return lax.fori_loop(0, 9, lambda i, x: jnp.where(x[i] > 5, 0, x.at[i + 1].add(x[i])), x)
+
+
 def union_find(x):
     def root(p, i):
         return lax.while_loop(lambda i: p[i] != i, lambda i: p[i].astype(int), i)
@@ -259,8 +287,8 @@ def while_of_branches(x):
 
 
 IN_PLACE = [
-    branch, nested, swapped_elements, chosen, chosen_slice, either_element, either_update, one_of_many, union_find,
-    while_of_branches,
+    branch, nested, swapped_elements, chosen, chosen_slice, either_element, either_update, one_of_many, moved_element,
+    union_find, while_of_branches,
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from aotc.ir.opset import FREE, OPS, SCALARS
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, TensorType, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors, anchors_of
-from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import estimated_dim
@@ -34,6 +34,8 @@ from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target, resolve
 from aotc.vmfb.dtypes import size_of
+
+READS_LATE = "it would read an array after its update, so the array would have to be copied"
 
 ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
 
@@ -160,6 +162,7 @@ class Absorber:
     record : FusionRecord
     widened : set of Value
         The values that products compute as they read them.
+    updated : UpdatedArrays
     """
 
     readers: Mapping[Value, Sequence[Op]]
@@ -167,6 +170,7 @@ class Absorber:
     budget: Budget
     record: FusionRecord
     widened: Set[Value]
+    updated: UpdatedArrays
 
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
         """Go through ``groups``, the last one first, and update ``group_of``."""
@@ -211,7 +215,8 @@ class Absorber:
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
         if not self.budget.most_ops.holds(count):
             return f"{count} ops > {self.budget.most_ops.value}"
-        buffers = self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed])
+        ops = [*group.members, *group.absorbed, *reader.members, *reader.absorbed]
+        buffers = self._buffers_of(ops)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         made = {v for op in group.members for v in op.results}
@@ -220,6 +225,9 @@ class Absorber:
             return "it is updated in place"
         if reader.kind == "update" and self._reads_updated(group, first):
             return "it reads what is updated, which would have to be copied"
+        updates = self.updated.updates_before(ops, group.members[-1].results[0].type)
+        if any((group.before | reader.before) >> self.budget.group_of[u].number & 1 for u in updates):
+            return READS_LATE
         if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
         if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):

@@ -26,12 +26,12 @@ from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PER
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
-from aotc.lowering.analysis.in_place import updated_operands
+from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
 from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.analysis.parallel_scatters import is_side_by_side
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import with_measured_work
-from aotc.lowering.passes.fuse.absorb import Absorber, Budget, target_of
+from aotc.lowering.passes.fuse.absorb import READS_LATE, Absorber, Budget, target_of
 from aotc.lowering.passes.fuse.outline import Group, Outliner
 from aotc.lowering.passes.fuse.recompute import Recomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
@@ -135,6 +135,7 @@ class _Fuser:
         for op in region.ops:
             for v in op.operands:
                 self.users.setdefault(v, []).append(op)
+        self.updated = UpdatedArrays(region.ops)
         self.views = product_views(region.ops, self.budget.target)
         kind = self.budget.target.kind
         self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
@@ -150,7 +151,7 @@ class _Fuser:
             for op in self.group_of:
                 for v in self._behind(list(op.operands)):
                     readers.setdefault(v, []).append(op)
-            absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands)
+            absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands, self.updated)
             absorber.run(self.groups, self.group_of)
             Recomputer(absorber, self.group_of).run(self.groups)
         outer, taken = self.outer, self.functions
@@ -313,6 +314,10 @@ class _Fuser:
             return f"a reduction joins no region of kind {group.kind}"
         if _before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
+        earlier = group.before | _before(group, sources)
+        updates = self.updated.updates_before((*group.members, op), op.results[0].type)
+        if any(earlier >> self.group_of[u].number & 1 for u in updates if u in self.group_of):
+            return READS_LATE
         if self._writes_apart(op, group):
             return "it would be written with other elements of the group's in between"
         buffers = len(group.reads) + sum(self._producer_groups(v, group) for v in set(op.operands) - group.reads)

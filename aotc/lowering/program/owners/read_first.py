@@ -96,7 +96,7 @@ class _ReadsFirst:
             return ops
         first = _with_makers(needed, makers)
         rest = [op for op in ops[at + 1 :] if op not in first]
-        if self._spoils(ops, first):
+        if self._spoils(ops[at:], first):
             return ops
         return [*ops[:at], *(op for op in ops[at + 1 :] if op in first), update, *rest]
 
