@@ -99,6 +99,11 @@ def swapped(a: Any, b: Any) -> Any:
     return lax.fori_loop(0, 3, lambda i, s: (*step(i, s), -s[2]), (a, b, a[0]))
 
 
+def chosen(a: Any, b: Any) -> Any:
+    """Return the states of a loop of which a select takes one."""
+    return lax.fori_loop(0, 3, lambda i, s: (jnp.where(s[0][i] > s[1][i], s[1], s[0]), s[1].at[i].add(i)), (a, b))
+
+
 def taken(x: Any, y: Any) -> Any:
     """Return elements of ``x`` at places that ``y`` says."""
     return lax.gather(
@@ -267,6 +272,7 @@ LOOPS = {
     "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
     "alternated_bytes": pair(loop(lambda a, b: (b, a + b[::-1])), [(8,)] * 2, [(5000,)] * 2),
     "exchanged_bytes": pair(swapped, [(8,)] * 2, [(5000,)] * 2),
+    "branched_bytes": pair(chosen, [(8,)] * 2, [(5000,)] * 2),
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, loop, pair, repeated, sizes, solve, swapped
+from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, chosen, loop, pair, repeated, sizes, solve, swapped
 
 lax = jax.lax
 
@@ -79,6 +79,7 @@ LOOPS = {
     "loop_flops_cuda": (case(SINE, (8,), target=GPU), case(MANY, (8,), target=GPU)),
     "alternated_bytes_cuda": pair(until_large, (8,), (1 << 22,), target=GPU),
     "exchanged_bytes_cuda": pair(swapped, [(8,)] * 2, [(3 << 20,)] * 2, target=GPU),
+    "branched_bytes_cuda": pair(chosen, [(8,)] * 2, [(3 << 20,)] * 2, target=GPU),
     "loop_block_flops": pair(MANY, (100,), (4000,), target=GPU),
     "loop_block_bytes": pair(loop(row_of), [(100,), (10, 100)], [(100,), (1000, 100)], target=GPU),
     "loop_block_value": pair(loop(lambda x: (x + 1,)), (100,), (3000,), target=GPU),

@@ -149,5 +149,8 @@ VIEWS = frozenset({"reshape", "transfer"})
 HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape", "on", "transfer"})
 """Ops of a function whose other ops are in regions: the order of kernels, with the buffers and views that they read."""
 
+RUNS_ONCE = "runs_once"
+"""The attribute of a branch with the number of the side that runs about once in a run of the loop around it."""
+
 JUDGED = frozenset({"assert", "bind_dim"})
 """Ops of the host program that read their operands from any device's memory, and wait for them."""

@@ -31,7 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, is_static, product, static
-from aotc.ir.opset import PARTIAL_WRITES, SCALARS
+from aotc.ir.opset import PARTIAL_WRITES
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, uses, walk
@@ -39,26 +39,30 @@ from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
+from aotc.lowering.passes.canonicalize.negative_zeros import combined, track_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
+from aotc.lowering.passes.canonicalize.state_branches import branch_on_states
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-_COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
-
-
 def update_in_place(module: Module, options: Options) -> Module:
     """Return ``module`` with updates of neutral values, and of slices, as updates of the arrays they enter."""
-    functions = {name: _rewritten(update_slices(stack_in_place(f))) for name, f in module.functions.items()}
+    functions = {}
+    for name, function in module.functions.items():
+        function = sums_into_branches(update_slices(stack_in_place(function)))
+        function = _rewritten(track_negative_zeros(function, options))
+        functions[name] = branch_on_states(function, options)
     return module.with_functions(functions)
 
 
 def _rewritten(function: Function) -> Function:
-    if function.body.names.isdisjoint(PARTIAL_WRITES):
+    if function.body.names.isdisjoint(PARTIAL_WRITES | {"case"}):
         return function
-    return rewrite_function(function, _UpdateRewriter(function).rule, _COMBINERS)
+    return rewrite_function(function, _UpdateRewriter(function).rule, COMBINERS)
 
 
 @dataclass
@@ -90,6 +94,8 @@ class _UpdateRewriter:
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the update that replaces the result of ``op``, or None."""
         for x, part in (op.operands, op.operands[::-1]):
+            if self._is_neutral_fill(op.name, part, x, b):
+                return (x,)
             update = b.definitions.get(part)
             shape = x.type.shape
             if update is not None and update.name == "reshape" and self.readers.get(part) == 1:
@@ -111,9 +117,12 @@ class _UpdateRewriter:
         """Tell if ``name`` leaves ``x`` unchanged where ``update``, which nothing else reads, writes nothing."""
         if update.name not in PARTIAL_WRITES or len(update.results) != 1 or self.readers.get(update.result) != 1:
             return False
+        return self._is_neutral_fill(name, update.operands[1 if update.name == "pad" else 0], x, b)
+
+    def _is_neutral_fill(self, name: str, part: Value, x: Value, b: Builder) -> bool:
+        """Tell if all elements of ``part`` are one value, with which ``name`` leaves ``x`` unchanged."""
         dtype = x.type.dtype
-        fill = splat_of(update.operands[1 if update.name == "pad" else 0], b.definitions)
-        neutral = neutral_value(name, dtype)
+        fill, neutral = splat_of(part, b.definitions), neutral_value(name, dtype)
         if fill is None or neutral is None or fill != neutral or (kind_of(dtype) == "c" and name != "add"):
             return False
         is_exact = name != "add" or kind_of(dtype) not in "fc" or x in self.unsigned
@@ -127,7 +136,7 @@ class _UpdateRewriter:
             case "pad":
                 return _padded(name, update, x, b) if x in self.state else None
         _, part, *starts = update.operands
-        return _combined(name, part, b.reshape(x, update.result.type.shape), starts, b)
+        return combined(name, part, b.reshape(x, update.result.type.shape), starts, b)
 
 
 def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
@@ -138,12 +147,6 @@ def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
         return None
     target = b.reshape(x, op.result.type.shape)
     return b.make("scatter", (target, *op.operands[1:]), op.attrs, target.type, regions=(region,))
-
-
-def _combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder) -> Value:
-    """Return ``x`` with ``part`` combined into the slice that begins at ``starts``."""
-    old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
-    return b.make("dynamic_update_slice", (x, b.make(name, (old, part)), *starts))
 
 
 PADDED_PART = Limit(
@@ -162,4 +165,4 @@ def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     if PADDED_PART.holds(static(product(op.result.type.shape)) // max(static(product(part.type.shape)), 1)):
         return None
     starts = [b.constant(n, TensorType("i64")) for n in map(static, low)]
-    return _combined(name, part, b.reshape(x, op.result.type.shape), starts, b)
+    return combined(name, part, b.reshape(x, op.result.type.shape), starts, b)

@@ -22,7 +22,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel
-from aotc.ir.opset.control import JUDGED
+from aotc.ir.opset.control import JUDGED, RUNS_ONCE
 from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
@@ -30,7 +30,7 @@ from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.order_ops import acts
 from aotc.lowering.program.owners.owners import Owners, owners_of
-from aotc.lowering.program.owners.ties import ENDS_LOOP, NEXT_STATE, UNROLLED, iterations_in
+from aotc.lowering.program.owners.ties import NEXT_STATE, UNROLLED, iterations_in
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import to_numpy
@@ -198,7 +198,7 @@ class _Unroller:
             inner += more
         regions = Region((), (), tuple(state)), Region((), tuple(inner), results)
         made = tuple([Value(self.names.fresh(v.name), v.type) for v in loop.results])
-        ops.append(Op("case", (index,), made, {ENDS_LOOP: 0}, regions, loop.loc))
+        ops.append(Op("case", (index,), made, {RUNS_ONCE: 0}, regions, loop.loc))
         return ops, made
 
     def _index_region(self) -> str:

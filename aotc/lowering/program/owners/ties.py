@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aotc.ir.loop.ir import Kernel
+from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.tensor.ir import Function, Op, Region, Value
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.cost_model.work import estimated_bytes, expected_iterations
 
 NEXT_STATE = "the next state"
-
-ENDS_LOOP = "ends_loop"
-"""The attribute of a branch with the number of the side that ends the loop around it, so runs once for the loop."""
 
 UNROLLED = "unrolled"
 """The attribute of a loop with the number of iterations that its body does."""
@@ -74,8 +72,8 @@ class Ties:
                     self._while(op, loops, times)
                 case "case":
                     for n, branch in enumerate(op.regions):
-                        ends = op.attrs.get(ENDS_LOOP) == n
-                        inside = (loops[:-1], self._runs[loops[-1]]) if ends else (loops, times)
+                        once = op.attrs.get(RUNS_ONCE) == n and loops
+                        inside = (loops[:-1], self._runs[loops[-1]]) if once else (loops, times)
                         self.region(branch, *inside)
                         rows = zip(op.results, branch.results, strict=True)
                         self.copies += self._ties(rows, "the result of a branch", op, *inside)

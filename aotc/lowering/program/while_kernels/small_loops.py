@@ -31,6 +31,7 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.loop.ir import walk as walk_statements
 from aotc.ir.opset import EFFECTS
+from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.in_place import overwritten
@@ -72,11 +73,22 @@ class CandidateLoop:
 
 def is_small(loop: CandidateLoop, limit: Limit) -> bool:
     """Return True if an iteration does so little work that dispatching it would dominate."""
-    work = kernels_in(loop.op, loop.kernels)
-    if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners) or any(needs_block(k) for k in work):
+    if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners):
         return False
-    total = sum(static(k.flops) for k in work) + sum(copied_elements(loop.op, loop.owners))
+    if any(needs_block(k) for k in kernels_in(loop.op, loop.kernels)):
+        return False
+    often = [loop.kernels[o.attrs["callee"]] for r in loop.op.regions for o in _often(r) if o.name == "dispatch"]
+    total = sum(static(k.flops) for k in often) + sum(copied_elements(loop.op, loop.owners))
     return limit.holds(total // iterations_in(loop.op))
+
+
+def _often(region: Region) -> Iterator[Op]:
+    """Yield the ops of ``region``, nested ones included, without sides of branches that run once in the loop."""
+    for op in region.ops:
+        yield op
+        for n, inner in enumerate(op.regions):
+            if op.attrs.get(RUNS_ONCE) != n:
+                yield from _often(inner)
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
@@ -99,13 +111,15 @@ def is_closed(
     """
     if not is_whole(op) or not all(is_static(v.type.shape) for v in computed_in(op)):
         return False
-    inner = [o for r in op.regions for o in walk(r)]
+    often = {o for r in op.regions for o in _often(r)}
+    carried = {owners.of(v) for v in op.results}
     made = [
         static(product(v.type.shape))
-        for o in inner
-        if o.name == "dispatch"
+        for r in op.regions
+        for o in walk(r)
+        if o.name == "dispatch" and not _updates(o, functions)
         for v in o.results
-        if not _updates(o, functions)
+        if o in often or owners.of(v) not in carried
     ]
     made += copied_elements(op, owners)
     if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // iterations_in(op)):

@@ -1,0 +1,101 @@
+"""Move a sum with the result of a branch into the branch, where one side has nothing to add.
+
+Before::
+
+    t = case p { yield zeros } { yield dynamic_update_slice zeros, g, i }
+    y = add x, t                        // fills, copies and adds whole arrays
+After::
+
+    y = case p { yield add x, zeros } { yield add x, (dynamic_update_slice zeros, g, i) }
+
+Each sum is then left out, or an update in place (:mod:`aotc.lowering.passes.update_in_place`). The backward pass of a
+scan whose body has a branch returns zeros in the branches that do not read an array. The same holds for the other ops
+with a neutral value. The same operations run on the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from aotc.ir.opset import PARTIAL_WRITES, SCALARS
+from aotc.ir.tensor.copies import Names
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.prefix_scans import neutral_value
+
+COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
+
+
+def sums_into_branches(function: Function) -> Function:
+    """Return ``function`` with sums of branches' results inside of the branches, where that leaves some of them out."""
+    names = function.body.names
+    if "case" not in names or names.isdisjoint(COMBINERS):
+        return function
+    return function.doing(_Mover(function).region(function.body))
+
+
+class _Mover:
+    def __init__(self, function: Function) -> None:
+        self.counts = uses(function.body)
+        self.makers = {v: op for op in walk(function.body) for v in op.results}
+        self.names = Names(function.body)
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with its sums moved, outer ones first, as a branch may return the result of another."""
+        ops = list(region.ops)
+        while (found := self._next(ops)) is not None:
+            ops = self._moved(ops, *found)
+        inner = [op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op for op in ops]
+        return region.holding(inner, region.results)
+
+    def _next(self, ops: Sequence[Op]) -> tuple[int, int, int] | None:
+        """Return the places of a branch and of a sum with one of its results, and the number of that operand."""
+        places = {op: n for n, op in enumerate(ops)}
+        for n, op in enumerate(ops):
+            for number, part in enumerate(op.operands if op.name in COMBINERS else ()):
+                branch = self.makers.get(part)
+                if branch in places and branch.name == "case" and self.counts[part] == 1:
+                    at = branch.results.index(part)
+                    sides = [r.results[at] for r in branch.regions]
+                    if any(self._adds_little(op.name, v) for v in sides) and self._is_free(ops, places[branch], n):
+                        return places[branch], n, number
+        return None
+
+    def _adds_little(self, name: str, v: Value) -> bool:
+        """Return True if ``v`` is neutral for the op ``name``, in all elements or in those without an update."""
+        maker = self.makers.get(v)
+        while maker is not None and maker.name == "reshape":
+            maker = self.makers.get(maker.operands[0])
+        if maker is not None and maker.name in PARTIAL_WRITES:
+            v = maker.operands[1 if maker.name == "pad" else 0]
+        elif maker is not None and maker.name == "case":
+            at = maker.results.index(v) if v in maker.results else 0
+            return any(self._adds_little(name, r.results[at]) for r in maker.regions)
+        fill, neutral = splat_of(v, self.makers), neutral_value(name, v.type.dtype)
+        return fill is not None and neutral is not None and bool(fill == neutral)
+
+    def _is_free(self, ops: Sequence[Op], branch: int, end: int) -> bool:
+        """Return True if the branch can run where its sum is computed: nothing in between reads its results."""
+        results = set(ops[branch].results)
+        return all(results.isdisjoint((*op.operands, *captures(op))) for op in ops[branch + 1 : end])
+
+    def _moved(self, ops: Sequence[Op], place: int, end: int, number: int) -> list[Op]:
+        branch, total = ops[place], ops[end]
+        at = branch.results.index(total.operands[number])
+        regions = []
+        for region in branch.regions:
+            operands = list(total.operands)
+            operands[number] = region.results[at]
+            made = Value(self.names.fresh(total.result.name), total.result.type)
+            self.makers[made] = inner = Op(total.name, tuple(operands), (made,), total.attrs, loc=total.loc)
+            results = (*region.results[:at], made, *region.results[at + 1 :])
+            regions.append(Region(region.params, (*region.ops, inner), results))
+        results = (*branch.results[:at], total.result, *branch.results[at + 1 :])
+        new = Op(branch.name, branch.operands, results, branch.attrs, tuple(regions), branch.loc)
+        self.makers.update((v, new) for v in results)
+        self.counts = _with(self.counts, {v: len(regions) for v in total.operands if v is not total.operands[number]})
+        return [*ops[:place], *ops[place + 1 : end], new, *ops[end + 1 :]]
+
+
+def _with(counts: Mapping[Value, int], more: Mapping[Value, int]) -> dict[Value, int]:
+    return {**counts, **{v: counts.get(v, 0) + n - 1 for v, n in more.items()}}

@@ -1,0 +1,282 @@
+"""Carry with the arrays of a loop whether they have a -0.0, so that sums with updates of zeros write their parts only.
+
+Before::
+
+    while c { x = add x, (dynamic_update_slice zeros, g, i) }       // changes each -0.0 of x to 0.0
+After::
+
+    clean = false                                                   // whether x has no -0.0
+    while c {
+        y = case clean { yield add x, zeros } { yield x }           // the first side runs about once in the loop
+        s = add (dynamic_slice x, i), g
+        x = dynamic_update_slice y, s, i
+        clean = or clean, (no element of s is -0.0)
+    }
+
+The bits of all elements are those of the sum. The gradient of a loop that updates an array begins with the gradient of
+the loss, of whose signs nothing is known; after one iteration it has no -0.0, with few exceptions. Arrays that never
+have one need no such state (:mod:`aotc.lowering.analysis.signed_zeros`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aotc.ir.opset import PARTIAL_WRITES
+from aotc.ir.opset.control import RUNS_ONCE
+from aotc.ir.tensor.copies import Names, copy_region
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
+from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.lowering.passes.rewrite import Builder
+from aotc.options import Options
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+FLAG = TensorType("i1")
+
+
+def track_negative_zeros(function: Function, options: Options) -> Function:
+    """Return ``function`` with a flag for each large array of a loop that is summed with updates of zeros."""
+    names = function.body.names
+    if "while" not in names or "add" not in names:
+        return function
+    tracker = _Tracker(function.body, options)
+    return function.doing(tracker.rewrite()) if tracker.find() else function
+
+
+def combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder, base: Value | None = None) -> Value:
+    """Return ``base``, else ``x``, with ``part`` combined into the slice of ``x`` that begins at ``starts``."""
+    old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
+    return b.make("dynamic_update_slice", (base or x, b.make(name, (old, part)), *starts))
+
+
+@dataclass
+class _Tracker:
+    """Finds the states whose signs of zeros change what a loop does, and adds their flags.
+
+    Attributes
+    ----------
+    unsigned : set of Value
+        The values that never have a -0.0.
+    states : set
+        The numbers of states with a flag, with their loops.
+    tracked : set of Value
+        The values that have a flag.
+    flags : dict of Value to Value
+        The flags of values: scalars that are true if the value has no -0.0.
+    """
+
+    body: Region
+    options: Options
+    unsigned: set[Value] = field(init=False)
+    states: set[tuple[Value, int]] = field(init=False)
+    tracked: set[Value] = field(default_factory=set)
+    sums: dict[Op, tuple[Value, Op | None]] = field(default_factory=dict)
+    flags: dict[Value, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.unsigned = values_without_negative_zeros(self.body)
+        self.makers = {v: op for op in walk(self.body) for v in op.results}
+        self.counts = uses(self.body)
+        loops = [op for op in walk(self.body) if op.name == "while" and op.results]
+        self.states = {(op.results[0], n) for op in loops for n, v in enumerate(op.results) if self._is_eligible(v)}
+
+    def _is_eligible(self, v: Value) -> bool:
+        return kind_of(v.type.dtype) == "f" and v not in self.unsigned and pays_a_branch(v, self.options)
+
+    # --- analysis ---
+
+    def find(self) -> bool:
+        """Find the values that can have flags; return True if a sum needs one of them."""
+        loops = [op for op in walk(self.body) if op.name == "while"]
+        while True:
+            self.tracked, self.sums = set(), {}
+            for op in loops:
+                for n in self._numbers(op):
+                    self.tracked.update((op.results[n], *(r.params[n] for r in op.regions)))
+            self._visit(self.body)
+            rows = [(op, n) for op in loops for n in self._numbers(op)]
+            failing = {(op.results[0], n) for op, n in rows if not self._is_known(op.regions[1].results[n])}
+            if not failing:
+                hopeful = self._hopeful(rows)
+                failing = {(op.results[0], n) for op, n in rows if op.results[n] not in hopeful}
+            if not failing:
+                return bool(self.sums)
+            self.states -= failing
+
+    def _hopeful(self, states: Sequence[tuple[Op, int]]) -> set[Value]:
+        """Return the tracked values whose flags can be true: after a sum, or because they begin without a -0.0."""
+        hopeful, count = set(self.unsigned), -1
+        while len(hopeful) != count:
+            count = len(hopeful)
+            for op, n in states:
+                if not hopeful.isdisjoint((op.operands[n], op.regions[1].results[n])):
+                    hopeful.update((op.results[n], *(r.params[n] for r in op.regions)))
+            for op in walk(self.body):
+                if op in self.sums or (op.name != "case" and hopeful.issuperset(self._arrays(op) or [None])):
+                    hopeful.update(op.results[:1])
+                elif op.name == "case":
+                    rows = zip(op.results, zip(*(r.results for r in op.regions)))
+                    hopeful.update(v for v, row in rows if not hopeful.isdisjoint(row))
+        return hopeful
+
+    def _numbers(self, loop: Op) -> list[int]:
+        return [n for n in range(len(loop.results)) if (loop.results[0], n) in self.states]
+
+    def _is_known(self, v: Value) -> bool:
+        return v in self.unsigned or v in self.tracked
+
+    def _visit(self, region: Region) -> None:
+        for op in region.ops:
+            for inner in op.regions:
+                if op.name in ("while", "case"):
+                    self._visit(inner)
+            if op.name == "case":
+                rows = enumerate(zip(*(r.results for r in op.regions)))
+                self.tracked.update(op.results[n] for n, row in rows if self._are_tracked(op.results[n], row))
+            elif len(op.results) == 1 and self._are_tracked(op.result, self._arrays(op)):
+                self.tracked.add(op.result)
+            if op.name == "add" and (found := self._sum(op)) is not None:
+                self.sums[op] = found
+
+    def _are_tracked(self, v: Value, arrays: Sequence[Value]) -> bool:
+        """Return True if ``v`` has a flag because each of ``arrays`` has one or needs none."""
+        return bool(arrays) and v not in self.unsigned and all(map(self._is_known, arrays)) and self._is_eligible(v)
+
+    def _arrays(self, op: Op) -> Sequence[Value]:
+        """Return the operands of ``op`` of which all must be free of -0.0, so that its result is; none if unknown."""
+        match op.name:
+            case "reshape":
+                return op.operands
+            case "dynamic_update_slice":
+                return op.operands[:1]
+            case "scatter" if overwrites(op) or combiner(op) == "add":
+                return op.operands[:1]
+            case "select":
+                return op.operands[1:]
+            case "add":
+                return [v for v in op.operands if v in self.tracked][:1]
+        return ()
+
+    def _sum(self, op: Op) -> tuple[Value, Op | None] | None:
+        """Return the array with a flag to which ``op`` adds zeros, and the update of them, if any."""
+        for x, part in (op.operands, op.operands[::-1]):
+            if x not in self.tracked:
+                continue
+            if self._is_zero(part):
+                return x, None
+            update = self.makers.get(part)
+            if update is not None and update.name == "reshape" and self.counts.get(part) == 1:
+                update = self.makers.get(update.operands[0])
+            if update is not None and self._is_update(update):
+                return x, update
+        return None
+
+    def _is_zero(self, v: Value) -> bool:
+        fill = splat_of(v, self.makers)
+        return fill is not None and bool(fill == 0) and not np.signbit(fill)
+
+    def _is_update(self, op: Op) -> bool:
+        """Return True if ``op`` is an update of zeros whose elements can be added one by one."""
+        if op.name not in PARTIAL_WRITES - {"pad"} or len(op.results) != 1 or self.counts.get(op.result) != 1:
+            return False
+        if op.name == "scatter":
+            is_wide = DTYPES[op.result.type.dtype].bits >= 32
+            if overwrites(op) or combiner(op) != "add" or not (is_wide or is_apart(op)):
+                return False
+        return self._is_zero(op.operands[0])
+
+    # --- rewriting ---
+
+    def rewrite(self) -> Region:
+        """Return the function's body with flags."""
+        return self._region(self.body, Builder(Names(self.body)))
+
+    def _region(self, region: Region, outer: Builder, flagged: Sequence[int] = ()) -> Region:
+        """Return ``region`` rewritten; flags of the results with the numbers ``flagged`` follow its results."""
+        b = Builder(outer.names, outer.definitions)
+        for op in region.ops:
+            b.loc = op.loc
+            if op.name == "while":
+                self._loop(op, b)
+            elif op.name == "case":
+                self._case(op, b)
+            elif op in self.sums:
+                self._add(op, *self.sums[op], b)
+            else:
+                b.append(op)
+                if op.results and op.result in self.tracked:
+                    self.flags[op.result] = self._flag_after(op, b)
+        more = [self._flag(region.results[n], b) for n in flagged]
+        return Region(region.params, tuple(b.ops), (*region.results, *more))
+
+    def _flag(self, v: Value, b: Builder) -> Value:
+        """Return the flag of ``v``; of an array of which nothing is known, it is false."""
+        return self.flags.get(v) or b.constant(v in self.unsigned, FLAG)
+
+    def _loop(self, op: Op, b: Builder) -> None:
+        numbers = self._numbers(op)
+        begin = [self._flag(op.operands[n], b) for n in numbers]
+        regions = []
+        for region, results in zip(op.regions, ([], numbers)):
+            flags = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
+            self.flags.update((region.params[n], flag) for n, flag in zip(numbers, flags))
+            inner = self._region(region, b, results)
+            regions.append(Region((*region.params, *flags), inner.ops, inner.results))
+        ends = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
+        self.flags.update((op.results[n], flag) for n, flag in zip(numbers, ends))
+        b.append(Op(op.name, (*op.operands, *begin), (*op.results, *ends), op.attrs, tuple(regions), op.loc))
+
+    def _case(self, op: Op, b: Builder) -> None:
+        numbers = [n for n, v in enumerate(op.results) if v in self.tracked]
+        regions = tuple([self._region(r, b, numbers) for r in op.regions])
+        ends = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
+        self.flags.update((op.results[n], flag) for n, flag in zip(numbers, ends))
+        b.append(Op(op.name, op.operands, (*op.results, *ends), op.attrs, regions, op.loc))
+
+    def _flag_after(self, op: Op, b: Builder) -> Value:
+        """Return the flag of the result of ``op``."""
+        flags = [self._flag(v, b) for v in self._arrays(op)]
+        flag = flags[0] if len(flags) == 1 else b.make("and", flags)
+        written = op.operands[1 if op.name == "dynamic_update_slice" else 2] if op.name in PARTIAL_WRITES else None
+        if written is None or written in self.unsigned or (op.name == "scatter" and not overwrites(op)):
+            return flag
+        return b.make("and", (flag, self._is_clean(written, b)))
+
+    def _is_clean(self, v: Value, b: Builder) -> Value:
+        """Append the test that no element of ``v`` is -0.0."""
+        bits = DTYPES[v.type.dtype].bits
+        words = b.make("bitcast", (v,), {}, TensorType(f"i{bits}", v.type.shape))
+        least = b.constant(-1 << (bits - 1), words.type)
+        differs = b.make("ne", (words, least))
+        return b.reduce(differs, b.constant(True, FLAG), range(v.type.rank), b.combiner("and", "i1"))
+
+    def _add(self, op: Op, x: Value, update: Op | None, b: Builder) -> None:
+        """Append the sum of ``x`` and an update of zeros."""
+        flag, inner = self._flag(x, b), Builder(b.names, b.definitions, loc=op.loc)
+        index = b.convert(flag, "i32")
+        added = inner.make("add", (x, inner.constant(0, x.type)))
+        regions = Region((), tuple(inner.ops), (added,)), Region((), (), (x,))
+        base = op.result if update is None else Value(b.names.fresh("base"), x.type)
+        b.append(Op("case", (index,), (base,), {RUNS_ONCE: 0}, regions, op.loc))
+        if update is None:
+            self.flags[op.result] = b.constant(True, FLAG)
+            return
+        shape = update.result.type.shape
+        whole = b.reshape(base, shape)
+        if update.name == "scatter":
+            region = copy_region(update.regions[0], b.names)
+            made = b.make("scatter", (whole, *update.operands[1:]), update.attrs, whole.type, regions=(region,))
+            clean = b.constant(True, FLAG)
+        else:
+            _, part, *starts = update.operands
+            made = combined("add", part, b.reshape(x, shape), starts, b, whole)
+            clean = b.make("or", (flag, self._is_clean(b.definitions[made].operands[1], b)))
+        b.append(Op("reshape", (made,), (op.result,), {}, loc=op.loc))
+        self.flags[op.result] = clean

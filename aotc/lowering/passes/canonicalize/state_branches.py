@@ -1,0 +1,95 @@
+"""Turn a choice between whole arrays that a loop carries into a branch.
+
+Before::
+
+    while c { a, b = select(p, b, a), select(p, a, b) }     // reads and writes both arrays in each iteration
+After::
+
+    while c { a, b = case p { yield a, b } { yield b, a } }
+
+The sides exist in memory, so a branch copies at most what the select would read and write. The branch that keeps an
+array copies nothing, and states that swap exchange the roles of their buffers
+(:mod:`aotc.lowering.program.owners.exchange_buffers`). A side that is computed for the choice alone stays a select,
+since it needs no memory there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from aotc.ir.opset import PARTIAL_WRITES
+from aotc.ir.opset.control import VIEWS
+from aotc.ir.tensor.copies import Names
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, captures, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.options import Options
+
+_SAME_ARRAY = (PARTIAL_WRITES | VIEWS) - {"pad"}
+_READS_OF_PARTS = frozenset({"dynamic_slice", "gather", "slice"})
+
+
+def branch_on_states(function: Function, options: Options) -> Function:
+    """Return ``function`` with branches instead of selects of large arrays that its loops carry."""
+    if "while" not in function.body.names or "select" not in function.body.names:
+        return function
+    return function.doing(_Brancher(function.body, options).region(function.body))
+
+
+class _Brancher:
+    def __init__(self, body: Region, options: Options) -> None:
+        self.options, self.names = options, Names(body)
+        self.makers = {v: op for op in walk(body) for v in op.results}
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with the loops in it rewritten."""
+        ops = []
+        for op in region.ops:
+            if op.regions:
+                regions = [self.region(r) for r in op.regions]
+                if op.name == "while":
+                    regions[1] = self._body(regions[1])
+                op = op.on(op.operands, tuple(regions))
+            ops.append(op)
+        return region.holding(ops, region.results)
+
+    def _body(self, body: Region) -> Region:
+        groups: dict[Value, list[Op]] = {}
+        stored = {*body.params, *captured(body)}
+        for op in body.ops:
+            if op.name == "select" and op.result in body.results and pays_a_branch(op.result, self.options):
+                test = self._scalar(op.operands[0])
+                if test is not None and all(self._is_stored(v, stored) for v in op.operands[1:]):
+                    groups.setdefault(test, []).append(op)
+        ops = list(body.ops)
+        for test, selects in groups.items():
+            ops = self._branched(ops, test, selects)
+        return body.holding(ops, body.results)
+
+    def _scalar(self, p: Value) -> Value | None:
+        """Return the scalar that is in all elements of ``p``, or None."""
+        maker = self.makers.get(p)
+        if maker is not None and maker.name in ("broadcast", "reshape"):
+            return self._scalar(maker.operands[0])
+        return p if p.type.rank == 0 else None
+
+    def _is_stored(self, v: Value, stored: Collection[Value]) -> bool:
+        """Return True if ``v`` is one of the arrays ``stored``, updated or not, or filled with one number."""
+        while v not in stored and (maker := self.makers.get(v)) is not None and maker.name in _SAME_ARRAY:
+            v = maker.operands[0]
+        return v in stored or splat_of(v, self.makers) is not None
+
+    def _branched(self, ops: Sequence[Op], test: Value, selects: Sequence[Op]) -> list[Op]:
+        """Return ``ops`` with one branch in place of ``selects``, unless other ops read a result as a whole."""
+        results = {op.result for op in selects}
+        readers = [op for op in ops if not results.isdisjoint((*op.operands, *captures(op)))]
+        last = max(map(ops.index, selects))
+        if any(op.name not in _READS_OF_PARTS or ops.index(op) < last for op in readers):
+            return list(ops)
+        index = Value(self.names.fresh("index"), TensorType("i32"))
+        sides = (Region((), (), tuple(op.operands[n] for op in selects)) for n in (2, 1))
+        convert = Op("convert", (test,), (index,), loc=selects[0].loc)
+        branch = Op("case", (index,), tuple(op.result for op in selects), {}, tuple(sides), selects[0].loc)
+        self.makers.update((v, op) for op in (convert, branch) for v in op.results)
+        rest = [op for op in ops[: last + 1] if op not in selects]
+        return [*rest, convert, branch, *ops[last + 1 :]]
