@@ -104,6 +104,17 @@ def chosen(a: Any, b: Any) -> Any:
     return lax.fori_loop(0, 3, lambda i, s: (jnp.where(s[0][i] > s[1][i], s[1], s[0]), s[1].at[i].add(i)), (a, b))
 
 
+def nested_lookups(x: Any) -> Any:
+    """Return the gradient of lookups in a loop in a loop."""
+
+    def loss(x: Any) -> Any:
+        inner = lambda i: lambda c, k: (jnp.sin(c + x[i + k]), None)
+        outer = lambda c, i: (lax.scan(inner(i), c, jnp.arange(2))[0], None)
+        return lax.scan(outer, jnp.ones(x.shape[1]), jnp.arange(3))[0].sum()
+
+    return jax.grad(loss)(x)
+
+
 def taken(x: Any, y: Any) -> Any:
     """Return elements of ``x`` at places that ``y`` says."""
     return lax.gather(
@@ -272,6 +283,7 @@ LOOPS = {
     "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
     "alternated_bytes": pair(loop(lambda a, b: (b, a + b[::-1])), [(8,)] * 2, [(5000,)] * 2),
     "exchanged_bytes": pair(swapped, [(8,)] * 2, [(5000,)] * 2),
+    "inner_sum": pair(nested_lookups, (8, 1000), (80, 1000)),
     "branched_bytes": pair(chosen, [(8,)] * 2, [(5000,)] * 2),
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip

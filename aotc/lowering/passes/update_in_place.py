@@ -40,6 +40,7 @@ from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
+from aotc.lowering.passes.canonicalize.inner_sums import add_inner_sums
 from aotc.lowering.passes.canonicalize.negative_zeros import combined, track_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
@@ -49,13 +50,14 @@ from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
+
 def update_in_place(module: Module, options: Options) -> Module:
     """Return ``module`` with updates of neutral values, and of slices, as updates of the arrays they enter."""
     functions = {}
     for name, function in module.functions.items():
         function = sums_into_branches(update_slices(stack_in_place(function)))
         function = _rewritten(track_negative_zeros(function, options))
-        functions[name] = branch_on_states(function, options)
+        functions[name] = branch_on_states(add_inner_sums(function, options), options)
     return module.with_functions(functions)
 
 

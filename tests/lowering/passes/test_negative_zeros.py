@@ -4,6 +4,7 @@ Random lists of statements run on NumPy, and as a JAX function whose program is 
 """
 
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ NUMBERS = np.array([-0.0, -0.0, 0.0, 1.0, -1.0, np.nan, np.inf], np.float32)
 def small_arrays(monkeypatch):
     """Let no array be too small for a flag."""
     for name in ("BRANCHED_BYTES", "BRANCHED_BYTES_CUDA"):
-        monkeypatch.setattr(limits, name, limits.BRANCHED_BYTES.__class__(0, "bytes", "a test"))
+        monkeypatch.setattr(limits, name, replace(getattr(limits, name), value=0))
 
 
 # ---------------------------------------------------------------- statements: (kind, number, inner lists)

@@ -15,7 +15,7 @@ with a neutral value. The same operations run on the same values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from aotc.ir.opset import PARTIAL_WRITES, SCALARS
 from aotc.ir.tensor.copies import Names
@@ -31,10 +31,10 @@ def sums_into_branches(function: Function) -> Function:
     names = function.body.names
     if "case" not in names or names.isdisjoint(COMBINERS):
         return function
-    return function.doing(_Mover(function).region(function.body))
+    return function.doing(_SumMover(function).region(function.body))
 
 
-class _Mover:
+class _SumMover:
     def __init__(self, function: Function) -> None:
         self.counts = uses(function.body)
         self.makers = {v: op for op in walk(function.body) for v in op.results}

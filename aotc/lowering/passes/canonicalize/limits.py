@@ -1,4 +1,4 @@
-"""Limits of rewrites that put a pass over an array into a branch."""
+"""Limits of rewrites that replace a pass over an array by a branch around it, or by small updates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BRANCHED_BYTES_CUDA = Limit(
 )
 
 
-def pays_a_branch(v: Value, options: Options) -> bool:
-    """Return True if a pass over ``v`` takes longer than a branch around it."""
+def pays_a_branch(v: Value, options: Options, times: int = 1) -> bool:
+    """Return True if a pass over ``v`` takes longer than a branch around it, or than ``times`` small updates."""
     kinds = {resolve(target)[0].kind for target in (options.target, *options.devices.values())}
     limit = BRANCHED_BYTES_CUDA if "cuda" in kinds else BRANCHED_BYTES
-    return not limit.holds(estimated_bytes(v))
+    return not limit.holds(estimated_bytes(v) // times)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aotc.ir.opset import PARTIAL_WRITES
+from aotc.ir.opset import CONTROL_FLOW, PARTIAL_WRITES
 from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.tensor.copies import Names, copy_region
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
@@ -135,7 +135,7 @@ class _Tracker:
     def _visit(self, region: Region) -> None:
         for op in region.ops:
             for inner in op.regions:
-                if op.name in ("while", "case"):
+                if op.name in CONTROL_FLOW:
                     self._visit(inner)
             if op.name == "case":
                 rows = enumerate(zip(*(r.results for r in op.regions)))

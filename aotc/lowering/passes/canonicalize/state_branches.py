@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aotc.ir.opset import PARTIAL_WRITES
+from aotc.ir.opset import FREE, PARTIAL_WRITES
 from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, captures, walk
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.canonicalize.limits import pays_a_branch
 from aotc.options import Options
 
 _SAME_ARRAY = (PARTIAL_WRITES | VIEWS) - {"pad"}
-_READS_OF_PARTS = frozenset({"dynamic_slice", "gather", "slice"})
 
 
 def branch_on_states(function: Function, options: Options) -> Function:
@@ -58,20 +59,13 @@ class _Brancher:
         stored = {*body.params, *captured(body)}
         for op in body.ops:
             if op.name == "select" and op.result in body.results and pays_a_branch(op.result, self.options):
-                test = self._scalar(op.operands[0])
-                if test is not None and all(self._is_stored(v, stored) for v in op.operands[1:]):
+                test = unmoved(op.operands[0], self.makers)
+                if test.type.rank == 0 and all(self._is_stored(v, stored) for v in op.operands[1:]):
                     groups.setdefault(test, []).append(op)
         ops = list(body.ops)
         for test, selects in groups.items():
             ops = self._branched(ops, test, selects)
         return body.holding(ops, body.results)
-
-    def _scalar(self, p: Value) -> Value | None:
-        """Return the scalar that is in all elements of ``p``, or None."""
-        maker = self.makers.get(p)
-        if maker is not None and maker.name in ("broadcast", "reshape"):
-            return self._scalar(maker.operands[0])
-        return p if p.type.rank == 0 else None
 
     def _is_stored(self, v: Value, stored: Collection[Value]) -> bool:
         """Return True if ``v`` is one of the arrays ``stored``, updated or not, or filled with one number."""
@@ -84,7 +78,7 @@ class _Brancher:
         results = {op.result for op in selects}
         readers = [op for op in ops if not results.isdisjoint((*op.operands, *captures(op)))]
         last = max(map(ops.index, selects))
-        if any(op.name not in _READS_OF_PARTS or ops.index(op) < last for op in readers):
+        if any(ops.index(op) < last or not _reads_part(op) for op in readers):
             return list(ops)
         index = Value(self.names.fresh("index"), TensorType("i32"))
         sides = (Region((), (), tuple(op.operands[n] for op in selects)) for n in (2, 1))
@@ -93,3 +87,8 @@ class _Brancher:
         self.makers.update((v, op) for op in (convert, branch) for v in op.results)
         rest = [op for op in ops[: last + 1] if op not in selects]
         return [*rest, convert, branch, *ops[last + 1 :]]
+
+
+def _reads_part(op: Op) -> bool:
+    """Return True if ``op`` moves a part of its operand, as a slice or a gather does."""
+    return op.name in FREE and estimated_bytes(op.results[0]) < estimated_bytes(op.operands[0])

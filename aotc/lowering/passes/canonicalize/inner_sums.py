@@ -1,0 +1,309 @@
+"""Add the sum of an inner loop to that of an outer one where the inner loop has written, not everywhere.
+
+Before::
+
+    while c { t = zeros; while d { t = dynamic_update_slice t, s, i }; x = add x, t }     // fills and adds whole arrays
+After::
+
+    t = zeros
+    while c {
+        while d { t = dynamic_update_slice t, s, i; places = dynamic_update_slice places, i, k }
+        for k { i = places[k]; x[i] = add x[i], t[i]; t[i] = 0 }
+    }
+
+So the gradient of a lookup in a scan in a scan writes the rows that the inner scan has read. All elements are the same
+terms in the same order: ``t`` is zero elsewhere, and ``x`` has no -0.0, which a sum with zero would change
+(:mod:`aotc.lowering.analysis.signed_zeros`). A place that was written twice is added once, as ``t`` is zero then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.dims.algebra import is_static, product, static
+from aotc.ir.opset import PARTIAL_WRITES
+from aotc.ir.tensor.copies import Names, copy_region
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.analysis.trip_counts import counters, trip_count
+from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.lowering.passes.rewrite import Builder
+from aotc.lowering.threshold import Limit
+from aotc.options import Options
+
+INDEX = TensorType("i32")
+INNER_SUM = Limit(
+    7,
+    "size of an array, in multiples of what an inner loop writes of it, up to which the inner sum is added whole",
+    "a written element is read and written twice more, and each update takes a few commands",
+)
+
+
+def add_inner_sums(function: Function, options: Options) -> Function:
+    """Return ``function`` with sums of inner loops added where these have written."""
+    if "while" not in function.body.names or "add" not in function.body.names:
+        return function
+    found = _InnerSumFinder(function.body, options).sums()
+    return function.doing(_InnerSumRewriter(function.body, found).region(function.body)) if found else function
+
+
+@dataclass(frozen=True)
+class _InnerSum:
+    """A loop whose state ``number`` begins with zeros and is added by ``total`` to the array ``x``.
+
+    Attributes
+    ----------
+    loop, total : Op
+    number : int
+    x : Value
+    writes : list of Op
+        The updates of the state, in order.
+    counter : Value
+        The parameter of the loop's body that counts its iterations from 0.
+    iterations : int
+    """
+
+    loop: Op
+    total: Op
+    number: int
+    x: Value
+    writes: list[Op]
+    counter: Value
+    iterations: int
+
+
+class _InnerSumFinder:
+    def __init__(self, body: Region, options: Options) -> None:
+        self.body, self.options = body, options
+        self.counts = uses(body)
+        self.makers = {v: op for op in walk(body) for v in op.results}
+        self.unsigned = values_without_negative_zeros(body)
+        self.constants = {v: op for v, op in self.makers.items() if op.name == "constant"}
+
+    def sums(self) -> dict[Op, _InnerSum]:
+        """Return one sum of an inner loop for each loop that has one, by the outer loop."""
+        found: dict[Op, _InnerSum] = {}
+        inside: set[Op] = set()
+        for outer in reversed([op for op in walk(self.body) if op.name == "while"]):
+            body = outer.regions[1]
+            one = next(filter(None, (self._sum(op, body) for op in body.ops if op.name == "add")), None)
+            if one is not None and one.loop not in found and not inside & {one.loop}:
+                found[outer] = one
+                inside.add(one.loop)
+        return found
+
+    def _sum(self, total: Op, body: Region) -> _InnerSum | None:
+        for x, t in (total.operands, total.operands[::-1]):
+            loop = self.makers.get(t)
+            if loop is None or loop.name != "while" or loop not in body.ops or self.counts[t] != 1:
+                continue
+            number = loop.results.index(t)
+            fill = splat_of(loop.operands[number], self.makers)
+            is_zero = fill is not None and bool(fill == 0) and not np.signbit(fill)
+            iterations = trip_count(loop, self.constants, {})
+            counter = self._counter(loop)
+            writes = self._writes(loop.regions[1], number)
+            exact = x in self.unsigned and loop.regions[0].params[number] not in uses(loop.regions[0])
+            if is_zero and exact and iterations and counter and writes and self._pays(writes, iterations):
+                return _InnerSum(loop, total, number, x, writes, counter, iterations)
+        return None
+
+    def _counter(self, loop: Op) -> Value | None:
+        return next((v for v, row in counters(loop, self.constants, {}).items() if row == (0, 1)), None)
+
+    def _writes(self, body: Region, number: int) -> list[Op]:
+        """Return the updates that make the next state ``number``, in order; none if it is made otherwise."""
+        found: list[Op] = []
+        v = body.results[number]
+        while v is not body.params[number]:
+            op = self.makers.get(v)
+            if op is None or op not in body.ops or op.name not in PARTIAL_WRITES - {"pad"} or len(op.results) != 1:
+                return []
+            found.append(op)
+            v = op.operands[0]
+        return found[::-1]
+
+    def _pays(self, writes: Sequence[Op], iterations: int) -> bool:
+        parts = [part_of(op).type.shape for op in writes]
+        shape = writes[0].result.type.shape
+        if not is_static((*shape, *(n for part in parts for n in part))):
+            return False
+        if not pays_a_branch(writes[0].result, self.options, iterations * len(writes)):
+            return False
+        written = iterations * sum(static(product(part)) for part in parts)
+        return not INNER_SUM.holds(static(product(shape)) // max(written, 1))
+
+
+def part_of(write: Op) -> Value:
+    """Return the values that an update writes."""
+    return write.operands[1 if write.name == "dynamic_update_slice" else 2]
+
+
+def _places(write: Op) -> Sequence[Value]:
+    """Return the indices of an update."""
+    return write.operands[2:] if write.name == "dynamic_update_slice" else write.operands[1:2]
+
+
+class _InnerSumRewriter:
+    def __init__(self, body: Region, found: Mapping[Op, _InnerSum]) -> None:
+        self.found, self.names = found, Names(body)
+        self.definitions = {v: op for op in walk(body) for v in op.results}
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with its loops rewritten."""
+        b = Builder(self.names, self.definitions)
+        for op in region.ops:
+            self._append(op, b)
+        return region.holding(b.ops, region.results)
+
+    def _append(self, op: Op, b: Builder) -> None:
+        b.loc = op.loc
+        if op in self.found:
+            self._outer(op, self.found[op], b)
+        else:
+            b.append(op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op)
+
+    def _value(self, hint: str, type_: TensorType) -> Value:
+        return Value(self.names.fresh(hint), type_)
+
+    def _outer(self, op: Op, one: _InnerSum, before: Builder) -> None:
+        """Append the outer loop, which carries the zeros."""
+        zeros = before.constant(0, one.x.type)
+        at_condition, inside, last = (self._value("zeros", one.x.type) for _ in range(3))
+        b = Builder(self.names, self.definitions)
+        recorded: list[list[_UpdateIndex]] = []
+        written = again = inside
+        for inner in op.regions[1].ops:
+            if inner is one.loop:
+                recorded, written = self._recorded(one, inside, b)
+            elif inner is one.total:
+                again = self._replay(one, recorded, written, b)
+            else:
+                self._append(inner, b)
+        condition, body = op.regions
+        regions = (
+            Region((*condition.params, at_condition), condition.ops, condition.results),
+            Region((*body.params, inside), tuple(b.ops), (*body.results, again)),
+        )
+        before.append(Op(op.name, (*op.operands, zeros), (*op.results, last), op.attrs, regions, op.loc))
+
+    def _recorded(self, one: _InnerSum, zeros: Value, outer: Builder) -> tuple[list[list[_UpdateIndex]], Value]:
+        """Append the inner loop, which records the indices of its updates; return them, and the sum."""
+        loop, (condition, body) = one.loop, one.loop.regions
+        own = {*body.params, *(v for op in body.ops for v in op.results)}
+        rows = [[_UpdateIndex(v, self.definitions.get(v), v in own) for v in _places(op)] for op in one.writes]
+        kept = [place for row in rows for place in row if place.is_recorded]
+        outer.loc = loop.loc
+        types = [TensorType(p.value.type.dtype, (one.iterations, *p.value.type.shape)) for p in kept]
+        begin = [outer.constant(0, type_) for type_ in types]
+        params, unread, ends = ([self._value("places", type_) for type_ in types] for _ in range(3))
+        b = Builder(self.names, self.definitions, loc=loop.loc)
+        for op in body.ops:
+            self._append(op, b)
+        zero = b.constant(0, one.counter.type)
+        after = []
+        for place, param in zip(kept, params):
+            row = b.reshape(place.value, (1, *place.value.type.shape))
+            starts = (one.counter, *[zero] * place.value.type.rank)
+            after.append(b.make("dynamic_update_slice", (param, row, *starts)))
+        for place, end in zip(kept, ends):
+            place.all = end
+        operands = list(loop.operands)
+        operands[one.number] = zeros
+        regions = (
+            Region((*condition.params, *unread), condition.ops, condition.results),
+            Region((*body.params, *params), tuple(b.ops), (*body.results, *after)),
+        )
+        outer.append(Op(loop.name, (*operands, *begin), (*loop.results, *ends), loop.attrs, regions, loop.loc))
+        return rows, loop.results[one.number]
+
+    def _replay(self, one: _InnerSum, rows: Sequence[Sequence[_UpdateIndex]], written: Value, outer: Builder) -> Value:
+        """Append the loop that adds the written elements to the outer sum; return the array that it leaves zero."""
+        outer.loc = one.total.loc
+        begin = outer.constant(0, INDEX)
+        tested, k, end = (self._value("k", INDEX) for _ in range(3))
+        type_ = one.x.type
+        unread, states, left = ([self._value(hint, type_) for hint in ("sum", "zeros")] for _ in range(3))
+        test = Builder(self.names, self.definitions, loc=outer.loc)
+        more = test.make("lt", (tested, test.constant(one.iterations, INDEX)))
+        b = Builder(self.names, self.definitions, loc=outer.loc)
+        x, t = states
+        for write, row in zip(one.writes, rows):
+            indices = [place.at(k, b) for place in row]
+            x, t = (_add_slice if write.name == "dynamic_update_slice" else _add_scatter)(write, x, t, indices, b)
+        following = b.make("add", (k, b.constant(1, INDEX)))
+        body = Region((k, *states), tuple(b.ops), (following, x, t))
+        regions = Region((tested, *unread), tuple(test.ops), (more,)), body
+        results = (end, one.total.result, left[1])
+        outer.append(Op("while", (begin, one.x, written), results, {}, regions, outer.loc))
+        return left[1]
+
+
+@dataclass
+class _UpdateIndex:
+    """An index of an update, and how it is known after the loop.
+
+    Attributes
+    ----------
+    value : Value
+    maker : Op or None
+    is_own : bool
+        Is it computed in the loop?
+    all : Value or None
+        The indices of all iterations, if they are recorded.
+    """
+
+    value: Value
+    maker: Op | None
+    is_own: bool
+    all: Value | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Return True if the loop must record it."""
+        return self.is_own and (self.maker is None or self.maker.name != "constant")
+
+    def at(self, k: Value, b: Builder) -> Value:
+        """Return the index of iteration ``k``."""
+        if self.all is None:
+            if self.maker is None or not self.is_own:
+                return self.value
+            return b.constant(self.maker.attrs["value"], self.value.type)
+        starts = (k, *[b.constant(0, INDEX)] * self.value.type.rank)
+        row = b.make("dynamic_slice", (self.all, *starts), {"sizes": (1, *self.value.type.shape)})
+        return b.reshape(row, self.value.type.shape)
+
+
+def _add_slice(write: Op, x: Value, t: Value, starts: Sequence[Value], b: Builder) -> tuple[Value, Value]:
+    """Return ``x`` with the slice of ``t`` that ``write`` has written, and ``t`` without it."""
+    sizes = {"sizes": part_of(write).type.shape}
+    old, part = (b.make("dynamic_slice", (v, *starts), sizes) for v in (x, t))
+    added = b.make("dynamic_update_slice", (x, b.make("add", (old, part)), *starts))
+    return added, b.make("dynamic_update_slice", (t, b.constant(0, part.type), *starts))
+
+
+def _add_scatter(write: Op, x: Value, t: Value, indices: Sequence[Value], b: Builder) -> tuple[Value, Value]:
+    """Return ``x`` with the elements of ``t`` that the scatter ``write`` has written, and ``t`` without them."""
+    a, shape = write.attrs, part_of(write).type.shape
+    sizes = [1] * x.type.rank
+    skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
+    window = (d for d in range(x.type.rank) if d not in skipped)
+    for d, u in zip(window, a["update_window_dims"], strict=True):
+        sizes[d] = shape[u]
+    reads = {
+        "offset_dims": a["update_window_dims"], "collapsed_slice_dims": a["inserted_window_dims"],
+        "operand_batching_dims": a["input_batching_dims"],
+        "start_indices_batching_dims": a["scatter_indices_batching_dims"],
+        "start_index_map": a["scatter_dims_to_operand_dims"], "index_vector_dim": a["index_vector_dim"],
+        "slice_sizes": tuple(sizes),
+    }  # fmt: skip
+    old, part = (b.make("gather", (v, *indices), reads) for v in (x, t))
+    one, other = (Value(b.names.fresh("s"), TensorType(x.type.dtype)) for _ in range(2))
+    region = Region((one, other), (), (other,))
+    added, cleared = b.make("add", (old, part)), b.constant(0, part.type)
+    made = b.make("scatter", (x, *indices, added), a, x.type, regions=(region,))
+    return made, b.make("scatter", (t, *indices, cleared), a, t.type, regions=(copy_region(region, b.names),))
