@@ -24,6 +24,7 @@ ROW = RANDOM.standard_normal(COUNT).astype(np.float32)
 EDGES = RANDOM.integers(0, 100_000, (3000, 2)).astype(np.int32)
 PARENTS = np.arange(100_000, dtype=np.int32)
 CACHE, LINES = (RANDOM.standard_normal((n, 512)).astype(np.float32) for n in (2048, 500))
+COSTS = RANDOM.random((60, 80)).astype(np.float32)
 WORDS = tuple(RANDOM.integers(0, 4, n).astype(np.int32) for n in (300, 400))
 
 
@@ -124,6 +125,65 @@ def edit_distance_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return table
 
 
+def least_cost(costs: Any) -> Any:
+    """Return the cost of the best alignment, by a table that is filled in place."""
+    n, m = costs.shape
+    table = jnp.zeros((n + 1, m + 1)).at[0].set(jnp.arange(m + 1.0)).at[:, 0].set(jnp.arange(n + 1.0))
+
+    def outer(table: Any, i: Any) -> Any:
+        def inner(table: Any, j: Any) -> Any:
+            least = jnp.minimum(table[i, j + 1], table[i + 1, j]) + 1
+            return table.at[i + 1, j + 1].set(jnp.minimum(least, table[i, j] + costs[i, j])), None
+
+        return lax.scan(inner, table, jnp.arange(m))[0], None
+
+    return lax.scan(outer, table, jnp.arange(n))[0][n, m]
+
+
+def least_cost_gradient_numpy(costs: np.ndarray) -> np.ndarray:
+    n, m = costs.shape
+    one, half = np.float32(1), np.float32(0.5)
+    table = np.zeros((n + 1, m + 1), np.float32)
+    table[0], table[:, 0] = np.arange(m + 1), np.arange(n + 1)
+    for i in range(n):
+        for j in range(m):
+            least = min(table[i, j + 1], table[i + 1, j]) + one
+            table[i + 1, j + 1] = min(least, table[i, j] + costs[i, j])
+    given, gradient = np.zeros_like(table), np.zeros_like(costs)
+    given[n, m] = 1
+    for i in range(n - 1, -1, -1):
+        for j in range(m - 1, -1, -1):
+            whole, given[i + 1, j + 1] = given[i + 1, j + 1], 0
+            left, up, step = table[i, j + 1], table[i + 1, j], table[i, j] + costs[i, j]
+            least = min(left, up) + one
+            edge = whole if least < step else whole * half if least == step else np.float32(0)
+            first = edge if left < up else edge * half if left == up else np.float32(0)
+            gradient[i, j] += whole - edge
+            given[i, j] += whole - edge
+            given[i, j + 1] += first
+            given[i + 1, j] += edge - first
+    return gradient
+
+
+def chosen_swap(a: Any, b: Any) -> Any:
+    def step(i: Any, state: Any) -> Any:
+        a, b = state
+        b = b.at[i].set(a[i + 1] + 1)
+        swaps = b[i] > 0.5
+        return jnp.where(swaps, b, a), jnp.where(swaps, a, b)
+
+    return lax.fori_loop(0, 200, step, (a, b))
+
+
+def chosen_swap_numpy(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    a, b = a.copy(), b.copy()
+    for i in range(200):
+        b[i] = a[i + 1] + np.float32(1)
+        if b[i] > np.float32(0.5):
+            a, b = b, a
+    return a, b
+
+
 def choice(x: Any) -> Any:
     return lax.fori_loop(0, TURNS, lambda i, x: jnp.where(x[i] > 0, x.at[i].set(1.0), x), x)
 
@@ -205,6 +265,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarr
     "cache under a cond in a scan": (cache, cache_numpy, (CACHE, LINES)),
     "loop in a loop": (nested, nested_numpy, (ROW,)),
     "scan in a scan, edit distance": (edit_distance, edit_distance_numpy, WORDS),
+    "edit distance, gradient": (jax.grad(least_cost), least_cost_gradient_numpy, (COSTS,)),
+    "where that swaps": (chosen_swap, chosen_swap_numpy, tuple(ROW.reshape(4, -1)[:2])),
     "where of an update": (choice, choice_numpy, (ROW,)),
     "union-find": (union_find, union_find_numpy, (PARENTS, EDGES)),
     "bubble sort": (bubble_sort, bubble_sort_numpy, (ROW[:100_000],)),

@@ -22,6 +22,7 @@ from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.prefix_scans import neutral_value
+from aotc.lowering.passes.dce import has_effect
 
 COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
 
@@ -54,7 +55,7 @@ class _SumMover:
         for n, op in enumerate(ops):
             for number, part in enumerate(op.operands if op.name in COMBINERS else ()):
                 branch = self.makers.get(part)
-                if branch in places and branch.name == "case" and self.counts[part] == 1:
+                if branch in places and branch.name == "case" and self.counts[part] == 1 and not has_effect(branch):
                     at = branch.results.index(part)
                     sides = [r.results[at] for r in branch.regions]
                     if any(self._adds_little(op.name, v) for v in sides) and self._is_free(ops, places[branch], n):
@@ -63,13 +64,12 @@ class _SumMover:
 
     def _adds_little(self, name: str, v: Value) -> bool:
         """Return True if ``v`` is neutral for the op ``name``, in all elements or in those without an update."""
-        maker = self.makers.get(v)
-        while maker is not None and maker.name == "reshape":
-            maker = self.makers.get(maker.operands[0])
+        while (maker := self.makers.get(v)) is not None and maker.name == "reshape":
+            v = maker.operands[0]
         if maker is not None and maker.name in PARTIAL_WRITES:
             v = maker.operands[1 if maker.name == "pad" else 0]
         elif maker is not None and maker.name == "case":
-            at = maker.results.index(v) if v in maker.results else 0
+            at = maker.results.index(v)
             return any(self._adds_little(name, r.results[at]) for r in maker.regions)
         fill, neutral = splat_of(v, self.makers), neutral_value(name, v.type.dtype)
         return fill is not None and neutral is not None and bool(fill == neutral)

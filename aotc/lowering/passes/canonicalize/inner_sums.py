@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from aotc.lowering.passes.canonicalize.limits import pays_a_branch
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
+from aotc.vmfb.dtypes import kind_of
 
 INDEX = TensorType("i32")
 INNER_SUM = Limit(
@@ -81,8 +83,12 @@ class _InnerSumFinder:
         self.body, self.options = body, options
         self.counts = uses(body)
         self.makers = {v: op for op in walk(body) for v in op.results}
-        self.unsigned = values_without_negative_zeros(body)
         self.constants = {v: op for v, op in self.makers.items() if op.name == "constant"}
+
+    @cached_property
+    def unsigned(self) -> set[Value]:
+        """Return the values without a -0.0."""
+        return values_without_negative_zeros(self.body)
 
     def sums(self) -> dict[Op, _InnerSum]:
         """Return one sum of an inner loop for each loop that has one, by the outer loop."""
@@ -107,8 +113,10 @@ class _InnerSumFinder:
             iterations = trip_count(loop, self.constants, {})
             counter = self._counter(loop)
             writes = self._writes(loop.regions[1], number)
-            exact = x in self.unsigned and loop.regions[0].params[number] not in uses(loop.regions[0])
-            if is_zero and exact and iterations and counter and writes and self._pays(writes, iterations):
+            tested = loop.regions[0].params[number] in uses(loop.regions[0])
+            if not (is_zero and iterations and counter and writes) or tested or not self._pays(writes, iterations):
+                continue
+            if kind_of(x.type.dtype) not in "fc" or x in self.unsigned:
                 return _InnerSum(loop, total, number, x, writes, counter, iterations)
         return None
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -62,8 +63,6 @@ class _Tracker:
 
     Attributes
     ----------
-    unsigned : set of Value
-        The values that never have a -0.0.
     states : set
         The numbers of states with a flag, with their loops.
     tracked : set of Value
@@ -74,26 +73,33 @@ class _Tracker:
 
     body: Region
     options: Options
-    unsigned: set[Value] = field(init=False)
     states: set[tuple[Value, int]] = field(init=False)
     tracked: set[Value] = field(default_factory=set)
     sums: dict[Op, tuple[Value, Op | None]] = field(default_factory=dict)
     flags: dict[Value, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.unsigned = values_without_negative_zeros(self.body)
         self.makers = {v: op for op in walk(self.body) for v in op.results}
         self.counts = uses(self.body)
         loops = [op for op in walk(self.body) if op.name == "while" and op.results]
-        self.states = {(op.results[0], n) for op in loops for n, v in enumerate(op.results) if self._is_eligible(v)}
+        sums = any(self._added(v) for op in walk(self.body) if op.name == "add" for v in op.operands)
+        rows = [(op, n) for op in loops for n in range(len(op.results))] if sums else []
+        self.states = {(op.results[0], n) for op, n in rows if self._is_eligible(op.results[n])}
+
+    @cached_property
+    def unsigned(self) -> set[Value]:
+        """Return the values that never have a -0.0."""
+        return values_without_negative_zeros(self.body)
 
     def _is_eligible(self, v: Value) -> bool:
-        return kind_of(v.type.dtype) == "f" and v not in self.unsigned and pays_a_branch(v, self.options)
+        return kind_of(v.type.dtype) == "f" and pays_a_branch(v, self.options) and v not in self.unsigned
 
     # --- analysis ---
 
     def find(self) -> bool:
         """Find the values that can have flags; return True if a sum needs one of them."""
+        if not self.states:
+            return False
         loops = [op for op in walk(self.body) if op.name == "while"]
         while True:
             self.tracked, self.sums = set(), {}
@@ -167,16 +173,19 @@ class _Tracker:
     def _sum(self, op: Op) -> tuple[Value, Op | None] | None:
         """Return the array with a flag to which ``op`` adds zeros, and the update of them, if any."""
         for x, part in (op.operands, op.operands[::-1]):
-            if x not in self.tracked:
-                continue
-            if self._is_zero(part):
-                return x, None
-            update = self.makers.get(part)
-            if update is not None and update.name == "reshape" and self.counts.get(part) == 1:
-                update = self.makers.get(update.operands[0])
-            if update is not None and self._is_update(update):
-                return x, update
+            found = self._added(part) if x in self.tracked else None
+            if found is not None:
+                return x, found if found.name in PARTIAL_WRITES else None
         return None
+
+    def _added(self, part: Value) -> Op | None:
+        """Return the op that makes ``part`` if that is an update of zeros, or zeros alone."""
+        op = self.makers.get(part)
+        if op is not None and op.name == "reshape" and self.counts.get(part) == 1:
+            op = self.makers.get(op.operands[0])
+        if op is None or len(op.results) != 1:
+            return None
+        return op if self._is_zero(op.result) or self._is_update(op) else None
 
     def _is_zero(self, v: Value) -> bool:
         fill = splat_of(v, self.makers)
