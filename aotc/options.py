@@ -111,8 +111,9 @@ class Options:
     callbacks : str
         Calls back into Python without a registered function: ``refuse`` them, or ``drop`` those with unused results.
     kernel_compiler : str
-        ``direct``: emit the LLVM IR of a CPU kernel from the loop IR. ``numba``: print the kernel as a Python function
-        and compile it by Numba's front end, much slower; an independent check of ``direct``.
+        ``direct``: emit the LLVM IR of a kernel from the loop IR. ``numba``: print the kernel as a Python function
+        and compile it by Numba's front end (``numba.cuda`` for GPUs), much slower; an independent check of
+        ``direct``. Templates for tensor cores are the same by either.
     replace : mapping of str to function, str or path
         Python functions in place of CPU kernels, with the parameters that ``aotc dump --kernels -o`` prints:
         ``{"k3_row": my_kernel}``, or a module (its path, or its text) that defines ``k3_row``. Numba compiles the

@@ -79,7 +79,8 @@ that to machine code.
 """
 PRINTED = """`aotc dump --kernels -o kernels.py` prints kernels for Numba: each operation has its type, small floats are
 codes in unsigned integers. `python kernels.py` compares each with the bundle's machine code on random arguments.
-`aotc compile --kernel-compiler=numba` compiles CPU kernels from this text, `--kernel k1_row=my.py` one from yours."""
+`aotc compile --kernel-compiler=numba` compiles kernels from this text, `--kernel k1_row=my.py` a CPU kernel from yours.
+Kernels for GPUs print as functions of `numba.cuda`."""
 
 
 def _summary(step: pipeline.Pass) -> str:

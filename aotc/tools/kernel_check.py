@@ -6,19 +6,31 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import ExternalCall, Kernel, walk
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.numba_front.trial import Arguments, NoTrial, call_native, call_printed, difference, random_arguments
+from aotc.kernels.numba_front.trial import (
+    Arguments,
+    NoTrial,
+    call_loops,
+    call_native,
+    call_printed,
+    difference,
+    is_for_cpus,
+    random_arguments,
+)
 from aotc.lowering.analysis.fft_tables import real_twiddles, twiddles
+from aotc.targets import TARGETS
+from aotc.tools.gpu_kernels import GpuKernels
 from aotc.vmfb.abi import TABLE_SYMBOL
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.devices.cpu.device import obstacle
+from aotc.vmfb.devices.cpu import device as cpu_device
 from aotc.vmfb.devices.cpu.native import SharedObject
+from aotc.vmfb.devices.cuda import device as cuda_device
 from aotc.vmfb.errors import BundleError
 
 
@@ -30,48 +42,123 @@ class Checked(NamedTuple):
     skipped: str = ""
 
 
-class NativeKernels:
-    """The machine code of a variant's kernels, by their names."""
+class KernelCode(Protocol):
+    """The code of one part of a variant, and the printed functions for it.
 
-    def __init__(self, opened: OpenedBundle, variant: Mapping[str, Any]) -> None:
-        names = [row["name"] for row in variant["kernels"]]
-        self._library = SharedObject(opened.checked(variant["library"]))
+    Attributes
+    ----------
+    is_native : bool
+        True if the kernels are for a CPU.
+    """
+
+    is_native: bool
+
+    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+        """Run the bundle's kernel on all of its grid, which overwrites the outputs."""
+
+    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+        """Run a printed function, which overwrites the outputs."""
+
+
+class NativeKernels:
+    """The machine code of a part's CPU kernels, by their names."""
+
+    is_native = True
+
+    def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], names: list[str]) -> None:
+        self._library = SharedObject(opened.checked(part["library"]))
         table = list((ctypes.c_int64 * len(names)).in_dll(self._library.library, TABLE_SYMBOL))
         self._addresses = dict(zip(names, table, strict=True))
 
-    def call(self, kernel: Kernel, arguments: Arguments) -> None:
-        """Run all of the kernel's grid on ``arguments``."""
+    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+        """Run the bundle's kernel."""
         call_native(self._addresses[kernel.name], kernel, arguments)
 
+    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+        """Run a printed function for a CPU."""
+        call_printed(function, kernel, arguments)
 
-def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Callable[..., Any]]) -> Iterator[Checked]:
-    """Yield the check of each kernel of the first CPU variant that this machine runs, as far as it has a function.
+
+class CudaKernels:
+    """The images of a part's GPU kernels. Without a GPU that runs them, printed functions are only compiled."""
+
+    is_native = False
+
+    def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+        self._target = TARGETS[part["target"]]
+        self.obstacle = cuda_device.obstacle(dict(part))
+        self._kernels = None if self.obstacle else GpuKernels(opened, {**part, "kernels": rows})
+
+    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+        """Run the bundle's kernel, if a GPU can."""
+        if self._kernels is not None:
+            self._kernels.run_own(kernel, arguments)
+
+    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+        """Compile a printed function for the target and run it; the loops of a template run on the CPU.
+
+        Raises
+        ------
+        NoTrial
+            If no GPU runs it.
+        """
+        from aotc.kernels.numba_front.gpu_compile import compile_function
+
+        if hasattr(function, "tiles"):
+            if self._kernels is None:
+                raise NoTrial(f"a template computes it; {self.obstacle}")
+            call_loops(function.py_func, kernel, arguments)
+            return
+        image = compile_function(kernel, self._target, function)
+        if self._kernels is None:
+            raise NoTrial(f"it compiles for {self._target.name}; {self.obstacle}")
+        self._kernels.run(image.data, kernel.name, kernel, arguments)
+
+
+def _codes(opened: OpenedBundle, variant: Mapping[str, Any]) -> Iterator[tuple[KernelCode, list[dict[str, Any]]]]:
+    """Yield each part of a variant that this machine can check, with its kernels."""
+    begin = 0
+    for part in variant.get("parts", [variant]):
+        end = begin + part.get("count", len(variant["kernels"]))
+        rows, begin = variant["kernels"][begin:end], end
+        if part.get("library") is None:
+            yield CudaKernels(opened, part, rows), rows
+        elif not cpu_device.obstacle(part):
+            yield NativeKernels(opened, part, [row["name"] for row in rows]), rows
+
+
+def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Iterator[Checked]:
+    """Yield the check of each kernel that has a function, of the first variant with such kernels.
 
     Raises
     ------
     BundleError
-        If the bundle has no such variant, or no text of its kernels.
+        If the bundle has no such variant for this machine, or no text of its kernels.
     """
     texts = (opened.manifest.get("debug") or {}).get("kernels", {})
-    variants = [v for v in opened.manifest["variants"] if v.get("library") is not None and not obstacle(v)]
-    if not variants:
-        raise BundleError(opened.where, "no variant with CPU kernels runs on this machine")
-    variant = variants[0]
-    native = NativeKernels(opened, variant)
-    for row in variant["kernels"]:
-        name = row["name"]
-        if name not in functions:
-            continue
-        kernel = parse_kernel(texts[f"{variant['target']}/{name}"]["text"])
-        try:
-            arguments = random_arguments(kernel, tables=_tables(kernel))
-        except NoTrial as reason:
-            yield Checked(name, skipped=str(reason))
-            continue
+    for variant in opened.manifest["variants"]:
+        known = [
+            (code, row["name"], functions[row["name"]])
+            for code, rows in _codes(opened, variant)
+            for row in rows
+            if row["name"] in functions and is_for_cpus(functions[row["name"]]) == code.is_native
+        ]
+        for code, name, function in known:
+            yield _checked(parse_kernel(texts[f"{variant['target']}/{name}"]["text"]), function, code)
+        if known:
+            return
+    raise BundleError(opened.where, "no variant has such kernels that this machine runs")
+
+
+def _checked(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
+    try:
+        arguments = random_arguments(kernel, tables=_tables(kernel))
         expected, found = arguments.copied(), arguments.copied()
-        native.call(kernel, expected)
-        call_printed(functions[name], kernel, found)
-        yield Checked(name, difference(kernel, expected, found))
+        code.printed(function, kernel, found)
+        code.expected(kernel, expected)
+    except NoTrial as reason:
+        return Checked(kernel.name, skipped=str(reason))
+    return Checked(kernel.name, difference(kernel, expected, found))
 
 
 def _tables(kernel: Kernel) -> dict[str, np.ndarray]:

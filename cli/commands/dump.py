@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.abi import Command, Control, Node, Place
     from aotc.vmfb.bundle import OpenedBundle
 
-OUTPUT_HELP = "With --kernels: write the CPU kernels as Numba functions to this .py file; running it checks them."
+OUTPUT_HELP = "With --kernels: write the kernels as Numba functions to this .py file; running it checks them."
 SUMMARY = "Print kernels, host programs and command buffers."
 EXAMPLES = """
 aotc dump model.vmfb --kernels
@@ -94,9 +94,10 @@ def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iter
 
 
 def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str) -> None:
-    """Write the kernels of the first variant with CPU kernels as a Python module."""
+    """Write the kernels of the first variant that has such kernels as a Python module."""
     from aotc.ir.loop.parser import parse_kernel
     from aotc.kernels.numba_front.module_text import module_text
+    from aotc.targets import resolve
     from aotc.vmfb.errors import BundleError
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
@@ -104,19 +105,21 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     check_output(output, opened.where)
     texts = _texts(opened)
     parts = [
-        (v["target"], row["name"])
+        (v["target"], part, row["name"])
         for v in opened.manifest["variants"]
         if target in v["target"]
         for part, rows in _code_parts(v)
-        if part.get("library") is not None
         for row in rows
         if wanted in row["name"]
     ]
     if not parts:
-        raise BundleError(opened.where, "no variant has CPU kernels with such names", hint="leave out -o to print them")
-    first = parts[0][0]
-    rows = [texts[f"{variant}/{name}"] for variant, name in parts if variant == first]
-    kernels = [(parse_kernel(row["text"]), _comments(row)) for row in rows]
+        raise BundleError(opened.where, "no variant has kernels with such names", hint="leave out -o to print them")
+    first, kernels = parts[0][0], []
+    for variant, part, name in parts:
+        if variant == first:
+            row = texts[f"{variant}/{name}"]
+            (own,) = resolve("cpu" if part.get("library") is not None else part["target"])
+            kernels.append((parse_kernel(row["text"]), own, _comments(row)))
     write_atomically(str(output), [module_text(kernels, opened.where).encode()])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,8 @@ class ThreadBlock:
         The blocks that access each other's memory.
     rank : int
         The number of the block in its cluster.
+    arrays : dict
+        Arrays in shared memory that are not in ``memory``.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class ThreadBlock:
         self.cluster, self.rank = cluster, len(cluster.blocks)
         cluster.blocks.append(self)
         self.memory = np.full(shared, 0xFF, np.uint8)  # NaN in every float dtype: uninitialized elements show
+        self.arrays: dict[int, np.ndarray] = {}
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
         self.named: dict[int, PhaseBarrier] = {}
@@ -268,12 +271,19 @@ def run(
         Blocks of a cluster.
     """
     with _replaced(module, _Cuda(blocks, threads)):
-        kernel = make()
-        for first in range(0, blocks, cluster):
-            together = Cluster(cluster * threads)
-            for number in range(first, first + cluster):
-                ThreadBlock(number, threads, shared, functions, together)
-            _run_cluster(kernel, together, threads, arguments)
+        run_blocks(make(), blocks, threads, shared, arguments, functions, cluster)
+
+
+def run_blocks(
+    kernel: Callable[..., None], blocks: int, threads: int, shared: int, arguments: Sequence[Any],
+    functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}), cluster: int = 1,
+) -> None:  # fmt: skip
+    """Call ``kernel`` once for each thread, one cluster of blocks after the other; parameters are those of :func:`run`."""
+    for first in range(0, blocks, cluster):
+        together = Cluster(cluster * threads)
+        for number in range(first, first + cluster):
+            ThreadBlock(number, threads, shared, functions, together)
+        _run_cluster(kernel, together, threads, arguments)
 
 
 def _run_cluster(kernel: Callable[..., None], together: Cluster, threads: int, arguments: Sequence[Any]) -> None:

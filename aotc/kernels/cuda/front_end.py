@@ -7,7 +7,9 @@ loads NVRTC to look up the name of an architecture.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,9 @@ from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
 if not hasattr(np, "row_stack"):  # NumPy 2.5 removed a name that numba-cuda registers
     np.row_stack = np.vstack
 
-from numba.cuda import types
+from numba.cuda import dispatcher, types
 from numba.cuda.compiler import compile_cuda, kernel_fixup
+from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv.nvvm import set_launch_bounds
 
 ENTRY = "aotc_kernel"
@@ -28,6 +31,18 @@ ENTRY = "aotc_kernel"
 _FRONT = (8, 0)  # the compute capability that Numba types for; kernels use nothing that depends on it
 _BY_VALUE = re.compile(r"byval\([^)]*\)")  # in LLVM 7 the pointer's type has the operand
 _ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
+
+
+@contextmanager
+def _without_a_driver() -> Iterator[None]:
+    """Let dispatchers of device functions compile, which would ask the driver for its GPU's compute capability."""
+    with global_compiler_lock:
+        asked = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=_FRONT)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = asked
 
 
 def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: int, maps: int = 0) -> list[str]:
@@ -44,7 +59,8 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
     maps : int
         How many of the first parameters are tensor maps, which are passed by value.
     """
-    compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
+    with _without_a_driver():
+        compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
     name = compiled.fndesc.llvm_func_name
     kernel = compiled.library.get_function(name)
     _pass_by_value(kernel, maps)

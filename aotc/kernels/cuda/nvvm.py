@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.vmfb.host.install import install_command
 
 _VERSION = re.compile(rb"^\.version (\d+)\.(\d+)", re.MULTILINE)
 _AHEAD = 4  # CUDA's major version minus PTX's: CUDA 13.0 has PTX 9.0
+_DEVICE_LIBRARY = "__nv_"
+"""Its functions' names begin with this."""
 _OPTIONS = ("-opt=3", "-fma=0")
 """Multiplications and additions are fused only where the IR allows it (``contract``)."""
 
@@ -49,6 +53,14 @@ def driver_of(text: bytes) -> tuple[int, int]:
     return int(found[1]) + _AHEAD, int(found[2])
 
 
+@cache
+def _device_library() -> bytes:
+    """Return NVIDIA's library of functions such as ``exp``, which Numba calls, as LLVM bitcode."""
+    from cuda.pathfinder import find_bitcode_lib
+
+    return Path(find_bitcode_lib("device")).read_bytes()
+
+
 def _compile(texts: Sequence[str], options: list[str]) -> bytes:
     from cuda.bindings import nvvm
 
@@ -57,6 +69,9 @@ def _compile(texts: Sequence[str], options: list[str]) -> bytes:
         for text in texts:
             data = text.encode()
             nvvm.add_module_to_program(program, data, len(data), "kernel")
+        if any(_DEVICE_LIBRARY in text for text in texts):
+            library = _device_library()
+            nvvm.lazy_add_module_to_program(program, library, len(library), "libdevice")
         nvvm.compile_program(program, len(options), options)
         found = bytearray(nvvm.get_compiled_result_size(program))
         nvvm.get_compiled_result(program, found)

@@ -61,11 +61,17 @@ def shell_text(kernel: Kernel) -> str:
     """Return the function of the kernel's C signature, which calls ``function`` with arrays."""
     buffers = (*kernel.inputs, *kernel.outputs)
     lines = [f"    {name} = dims[{n}]" for n, name in enumerate(kernel.dims)]
-    lines += [f"    x{n} = array_at(buffers[{n}], {storage(b.dtype)}, {_shape(b)})" for n, b in enumerate(buffers)]
+    lines += buffer_arrays(kernel)
     lines.append(f"    memory = array_at(scratch, u8, ({max(scratch_bytes(kernel), 1)},))")
     arguments = [f"x{n}" for n in range(len(buffers))] + [*kernel.dims, "memory", "begin", "end"]
     lines.append(f"    function({', '.join(arguments)})")
     return "\n".join(["def shell(buffers, dims, begin, end, scratch, monitor):", *lines]) + "\n"
+
+
+def buffer_arrays(kernel: Kernel) -> list[str]:
+    """Return the lines that make arrays ``x0``, ``x1``... of pointers to the kernel's buffers."""
+    rows = enumerate((*kernel.inputs, *kernel.outputs))
+    return [f"    x{n} = array_at(buffers[{n}], {storage(b.dtype)}, {_shape(b)})" for n, b in rows]
 
 
 def _shape(buffer: Buffer) -> str:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from aotc.diagnostics import InternalError
@@ -51,8 +53,10 @@ from aotc.ir.loop.scratch import scratch_layout
 from aotc.kernels.numba_front.scalars import ScalarPrinter, bare, storage
 from aotc.vmfb.dtypes import DTYPES
 
+GPU_NAMES = ("grid_barrier", "template")
+"""Functions of :mod:`aotc.kernels.runtime.gpu`."""
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")
-_BUILTINS = {*dir(builtins), "scratch", "begin", "end"}
+_RESERVED = frozenset({*dir(builtins), "cuda", "items", "scratch", "begin", "end"})
 _MASKED = {"i2", "i4", "u2", "u4"}
 
 
@@ -65,11 +69,20 @@ class NumbaSource(NamedTuple):
     @property
     def module(self) -> str:
         """Return the text of a module with the function."""
-        return f"{import_line(self.names)}\n\n\n{self.text}"
+        cuda = "from numba import cuda\n\n" if self.is_for_gpus else ""
+        return f"{cuda}{import_line(self.names)}\n\n\n{self.text}"
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """Does the function have the words of numba.cuda?"""
+        return "cuda." in self.text
 
 
 def import_line(names: tuple[str, ...]) -> str:
     """Return the import of ``names`` from the runtime."""
+    for_gpus = [f"from aotc.kernels.runtime.gpu import {name}" for name in names if name in GPU_NAMES]
+    if for_gpus:
+        return "\n".join([import_line(tuple(name for name in names if name not in GPU_NAMES)), *for_gpus])
     if not names:
         return "import aotc.kernels.runtime"
     line = f"from aotc.kernels.runtime import {', '.join(names)}"
@@ -86,14 +99,29 @@ def numba_source(kernel: Kernel) -> NumbaSource:
     InternalError
         If the kernel needs threads of a GPU.
     """
-    first = _SourcePrinter(kernel, frozenset())
+    return printed(partial(SourcePrinter, kernel))
+
+
+def printed(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
+    """Return the text of a printer, whose local names hide no function that the text calls."""
+    first = printer_of(frozenset())
     first.function()
-    printer = _SourcePrinter(kernel, frozenset(first.scalars.used) | _BUILTINS)
+    printer = printer_of(frozenset(first.scalars.used) | _RESERVED)
     text = printer.function()
     return NumbaSource(text, tuple(sorted(printer.scalars.used)))
 
 
-class _SourcePrinter:
+def grid_loop(kernel: Kernel) -> For:
+    """Return the loop over a kernel's grid."""
+    match kernel.body:
+        case (For(kind="parallel") as loop,):
+            return loop
+    return For("item", 0, 1, kernel.body, "parallel")
+
+
+class SourcePrinter:
+    """Prints the function of a kernel for a CPU, statement by statement."""
+
     def __init__(self, kernel: Kernel, reserved: frozenset[str]) -> None:
         self.kernel, self.reserved, self.scalars = kernel, reserved, ScalarPrinter()
         self.lines: list[str] = []
@@ -105,13 +133,9 @@ class _SourcePrinter:
 
     def function(self) -> str:
         kernel = self.kernel
-        arrays = [f'{self.bind_buffer(b)}: "{_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        arrays = [f'{self.bind_buffer(b)}: "{type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
         dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
-        match kernel.body:
-            case (For(kind="parallel") as loop,):
-                pass
-            case body:
-                loop = For("item", 0, 1, body, "parallel")
+        loop = grid_loop(kernel)
         var = self.bind(loop.var, "i64")
         begin, step = self.dim(loop.begin), loop.step
         first, last = (f"{n} * {step}" if step != 1 else n for n in ("begin", "end"))
@@ -311,7 +335,7 @@ class _SourcePrinter:
         return place
 
 
-def _type_text(buffer: Buffer) -> str:
+def type_text(buffer: Buffer) -> str:
     return f"{buffer.dtype}[{', '.join(map(str, buffer.shape))}]"
 
 

@@ -39,8 +39,13 @@ MOST_OPERATIONS = 300_000
 # Units in the last place by which two correct results of a scalar function may differ, when each result is rounded from
 # operands that may differ, too.
 ULPS = 32.0
+# The same for results of at most 16 bits that are rounded from wider numbers: a few roundings, whatever the operations.
+SHORT_ULPS = 8.0
 # Part of the integers and truth values that may differ if they depend on rounded floats: a tie decides otherwise.
 FLIPPED = 0.02
+
+
+_SHORT_BITS = 16
 
 
 class NoTrial(Exception):
@@ -174,6 +179,20 @@ def call_printed(function: Callable[..., Any], kernel: Kernel, arguments: Argume
     function(*arguments.arrays, *arguments.dims, scratch, 0, arguments.grid)
 
 
+def call_loops(function: Callable[..., Any], kernel: Kernel, arguments: Arguments) -> None:
+    """Compile a Python function for this CPU, and call it on ``arguments``."""
+    import numba
+
+    call_printed(numba.njit(error_model="numpy")(function), kernel, arguments)
+
+
+def is_for_cpus(function: Any) -> bool:
+    """Is a printed kernel a function of ``njit``? Others are functions of ``cuda.jit``, or templates."""
+    from numba.core.dispatcher import Dispatcher
+
+    return isinstance(function, Dispatcher)
+
+
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 2)
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda monitor: 0)
 
@@ -193,12 +212,19 @@ def difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
 
     Integers, truth values and moved elements must have equal bits; computed floats may differ by rounding.
     """
-    ulps = _ulps(kernel)
+    ulps, sums_short = _ulps(kernel), _sums_short_floats(kernel)
     first = len(kernel.inputs)
     for buffer, a, b in zip(kernel.outputs, expected.arrays[first:], found.arrays[first:], strict=True):
-        if said := _array_difference(a, b, buffer.dtype, ulps):
+        rounded = DTYPES[buffer.dtype].bits <= _SHORT_BITS and not sums_short
+        if said := _array_difference(a, b, buffer.dtype, min(ulps, SHORT_ULPS) if rounded else ulps):
             return f"{buffer.name}: {said}"
     return ""
+
+
+def _sums_short_floats(kernel: Kernel) -> bool:
+    """Are sums kept in floats of at most 16 bits, so that their rounding errors add up?"""
+    kept = (s.buffer.dtype for s in walk(kernel.body) if isinstance(s, Store) and s.reduce)
+    return any(kind_of(dtype) == "f" and DTYPES[dtype].bits <= _SHORT_BITS for dtype in kept)
 
 
 def _ulps(kernel: Kernel) -> float:
@@ -206,10 +232,11 @@ def _ulps(kernel: Kernel) -> float:
     scalars = scalars_in(x for s in walk(kernel.body) for x in operands(s))
     operations = [x for x in scalars if isinstance(x, Apply)]
     applied = {x.fn for x in operations}
-    of_floats = any(kind_of(dtype) in "fc" for x in operations for dtype in (x.dtype, *(a.dtype for a in x.args)))
+    kinds = {kind_of(dtype) for x in operations for dtype in (x.dtype, *(a.dtype for a in x.args))}
+    exact = not kinds & set("fc") or ("c" not in kinds and all(SCALARS[f].tolerance == 0 for f in applied if f in SCALARS))
     tiles = any(isinstance(s, Tile | ExternalCall) for s in walk(kernel.body))
     reduces = any(isinstance(s, Store) and s.reduce for s in walk(kernel.body))
-    if not tiles and not reduces and (not of_floats or all(SCALARS[f].tolerance == 0 for f in applied if f in SCALARS)):
+    if not tiles and not reduces and exact:
         return 0.0
     worst = max([SCALARS[f].tolerance for f in applied if f in SCALARS], default=0.0)
     terms = 1

@@ -4,8 +4,8 @@ A printed kernel (``aotc dump --kernels -o kernels.py``) imports its functions f
 and element types: ``f32(x)``, ``private((4,), f32)``. :mod:`aotc.kernels.numba_front.source` prints kernels.
 """
 
-from aotc.kernels.runtime import complexes, formats, integers, memory, reals, tiles
+from aotc.kernels.runtime import complexes, formats, integers, memory, reals, rounding, tiles
 
-for _module in (formats, integers, reals, complexes, memory, tiles):
+for _module in (formats, integers, rounding, reals, complexes, memory, tiles):
     globals().update({name: value for name, value in vars(_module).items() if not name.startswith("_")})
 globals().update(formats.small_float_functions())

@@ -30,6 +30,7 @@ from numba import (
 from numba.extending import intrinsic
 
 from aotc.ir.opset.elementwise_scalars import total_order_key
+from aotc.kernels.runtime.rounding import round_even
 from aotc.vmfb.dtypes import limits, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
@@ -135,7 +136,7 @@ def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
             return nan_code if signless else overflow | sign
         exponent = max((bits_as(size, int64) >> 52) - 1023, least)
         unit = bits_as((exponent - mantissa + 1023) << 52, float64)
-        code = (exponent - least) * per_unit + int64(np.rint(size / unit))
+        code = (exponent - least) * per_unit + int64(round_even(size / unit))
         if code > largest:
             return nan_code if signless else overflow | sign
         return 0 if signless and code == 0 else code | sign

@@ -28,6 +28,12 @@ def _filled(context, builder, kind, data, shape):
     return array._getvalue()
 
 
+def array_over(context, builder, kind, data, shape):
+    """Return a row-major array of type ``kind`` at ``data`` with a constant shape."""
+    sizes = context.make_tuple(builder, types.UniTuple(types.int64, len(shape)), [_I64(size) for size in shape])
+    return _filled(context, builder, kind, data, sizes)
+
+
 def _address(context, builder, kind, value, index):
     """Return the address of element ``index`` of an array, counted in memory order, as a pointer to bytes."""
     array = context.make_array(kind)(context, builder, value)
@@ -84,10 +90,7 @@ def private(typing_context, shape, kind):
         with builder.goto_entry_block():
             local = builder.alloca(ir.ArrayType(item, max(count, 1)))
             local.align = ALIGNMENT
-        sizes = context.make_tuple(
-            builder, types.UniTuple(types.int64, len(shape)), [_I64(size.literal_value) for size in shape]
-        )
-        return _filled(context, builder, array, local, sizes)
+        return array_over(context, builder, array, local, [size.literal_value for size in shape])
 
     return array(shape, kind), generate
 

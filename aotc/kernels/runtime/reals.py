@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from numba import float64, int64, njit
 
 from aotc.kernels.runtime.formats import bits_as
+from aotc.kernels.runtime.rounding import floor, round_even
 
 
 @njit
@@ -126,7 +126,7 @@ def erf_inv(x):
 def lgamma(x):
     """Return the logarithm of the absolute value of the gamma function."""
     x = float64(x)
-    if abs(x) == math.inf or (x <= 0 and x == np.floor(x)):
+    if abs(x) == math.inf or (x <= 0 and x == floor(x)):
         return math.inf
     return math.lgamma(x)
 
@@ -135,11 +135,11 @@ def lgamma(x):
 def digamma(x):
     """Return the derivative of lgamma: reflection, recurrence, then the asymptotic series."""
     x = float64(x)
-    if x != x or x == -math.inf or (x <= 0 and x == np.floor(x)):
+    if x != x or x == -math.inf or (x <= 0 and x == floor(x)):
         return math.nan
     total = 0.0
     if x < 0:
-        fraction = x - np.rint(x)
+        fraction = x - round_even(x)
         total = -math.pi / math.tan(math.pi * fraction)
         x = 1 - x
     while x < 12:
@@ -149,32 +149,6 @@ def digamma(x):
     for coefficient in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
         series = inverse * (coefficient + series)
     return total + math.log(x) - 0.5 / x - series
-
-
-@njit
-def floor(x):
-    """Return the largest whole number that is not above."""
-    return np.floor(float64(x))
-
-
-@njit
-def ceil(x):
-    """Return the smallest whole number that is not below."""
-    return np.ceil(float64(x))
-
-
-@njit
-def round_even(x):
-    """Return the nearest whole number, ties to even."""
-    return np.rint(float64(x))
-
-
-@njit
-def round_afz(x):
-    """Return the nearest whole number, ties away from 0."""
-    size = abs(float64(x))
-    whole = np.trunc(size)
-    return math.copysign(whole + 1 if size - whole >= 0.5 else whole, float64(x))
 
 
 @njit
@@ -198,8 +172,18 @@ def power(x, y):
 
 @njit
 def remainder(x, y):
-    """Return the remainder of a division rounded towards 0."""
-    return np.fmod(float64(x), float64(y))
+    """Return the remainder of a division rounded towards 0: long division, whose differences are exact."""
+    rest, divisor = abs(float64(x)), abs(float64(y))
+    if not rest < math.inf or not divisor > 0:
+        return math.nan
+    multiple = divisor
+    while multiple <= rest / 2:
+        multiple *= 2
+    while multiple >= divisor and rest >= divisor:
+        if rest >= multiple:
+            rest -= multiple
+        multiple /= 2
+    return math.copysign(rest, float64(x))
 
 
 @njit
@@ -253,7 +237,7 @@ def reduce_precision(x, exponent_bits, mantissa_bits, own_exponent):
     if mantissa_bits < 52 and size < math.inf:
         unit = 2.0 ** max(exponent, lowest)
         scale = 2.0 ** (min(mantissa_bits, 10) if own_exponent == 5 and exponent < least else mantissa_bits)
-        size = np.rint(size / unit * scale) / scale * unit
+        size = round_even(size / unit * scale) / scale * unit
     kept = min(exponent_bits, own_exponent)
     bias = (1 << (kept - 1)) - 1
     if exponent_bits < own_exponent and size < 2.0 ** (1 - bias):

@@ -1,0 +1,159 @@
+"""Print a kernel for a GPU as a Python function for numba.cuda: the words of :mod:`numba.cuda` and of the runtime.
+
+A thread runs an item of the grid by itself, or a block of threads runs one together::
+
+    def k0(x: "f32[3, 64]", o: "f32[3]", items):
+        i = i64(cuda.blockIdx.x)
+        sums = cuda.shared.array((64,), f32)
+        t = i64(cuda.threadIdx.x)
+        if t < 64:
+            sums[t] = x[i, t]
+        cuda.syncthreads()
+        ...
+
+The parameters are the arrays, the kernel's dims, and the items of the grid.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.loop.ir import (
+    Alloc,
+    Barrier,
+    Buffer,
+    For,
+    GridBarrier,
+    Kernel,
+    Shuffle,
+    Stmt,
+    Store,
+    WarpMatch,
+    thread_count,
+)
+from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes, shared_layout
+from aotc.kernels.numba_front.scalars import bare, storage
+from aotc.kernels.numba_front.source import NumbaSource, SourcePrinter, grid_loop, printed, type_text
+from aotc.targets import Target
+from aotc.vmfb.dtypes import DTYPES, real_of
+
+_WARP = "0xFFFFFFFF"  # the threads of a warp that exchange values: all
+_DYNAMIC = "shared_memory"
+
+
+def gpu_source(kernel: Kernel, target: Target) -> NumbaSource:
+    """Return ``kernel`` as a Python function for numba.cuda, as it is launched on ``target``."""
+    return printed(partial(_GpuPrinter, kernel, target))
+
+
+class _GpuPrinter(SourcePrinter):
+    """Prints the function of one thread."""
+
+    def __init__(self, kernel: Kernel, target: Target, reserved: frozenset[str]) -> None:
+        super().__init__(kernel, reserved | {_DYNAMIC})
+        self.threads = thread_count(kernel)
+        self.dynamic = shared_layout(kernel)[0] if dynamic_shared_bytes(kernel, target) else {}
+        self.parts: set[str] = set()  # private buffers of which a thread has one element of the first dim
+        self.inside = False  # a loop over threads?
+
+    def function(self) -> str:
+        kernel, indent = self.kernel, "    "
+        arrays = [f'{self.bind_buffer(b)}: "{type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
+        loop = grid_loop(kernel)
+        var = self.bind(loop.var, "i64")
+        plain = (loop.begin, loop.step) == (0, 1)
+        item = var if plain else self.bind("item_number", "i64")
+        number = "cuda.blockIdx.x" if self.threads else "cuda.grid(1)"
+        self.lines.append(f"{indent}{item} = {self.scalars.cast(number, 'i64')}")
+        if not self.threads:
+            self.lines.append(f"{indent}if {item} < items:")
+            indent += "    "
+        if not plain:
+            self.lines.append(f"{indent}{var} = {self.dim(loop.begin)} + {item} * {loop.step}")
+        if self.dynamic:
+            memory = f"cuda.shared.array(0, {self.scalars.name('u8')})"
+            self.lines.append(f"{indent}{_DYNAMIC} = {memory}  # its size is a parameter of the launch")
+        self.block(loop.body, indent)
+        header = f"def {kernel.name}({', '.join([*arrays, *dims, 'items'])}):"
+        return "\n".join([header, *self.lines]) + "\n"
+
+    # --- buffers ---
+
+    def bind_buffer(self, buffer: Buffer) -> str:
+        rank = len(buffer.shape) - (buffer.name in self.parts)
+        return self.bind(buffer.name, f"{storage(buffer.dtype)}_{max(rank, 1)}")
+
+    def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        return super().place(buffer, index[1:] if buffer.name in self.parts else index)
+
+    def _allocation(self, buffer: Buffer) -> str:
+        kind, shape = self.scalars.name(storage(buffer.dtype)), buffer.shape
+        if buffer.space == "shared":
+            if buffer.name in self.dynamic:
+                at = str(self.dynamic[buffer.name])
+                text = self.scalars.call("scratch_at", _DYNAMIC, at, self.shape(shape), kind)
+            else:
+                text = f"cuda.shared.array({self.shape(shape)}, {kind})"
+            return f"{self.bind_buffer(buffer)} = {text}"
+        if not self.inside and self.threads and shape and shape[0] == self.threads:
+            self.parts.add(buffer.name)
+            shape = shape[1:]
+        return f"{self.bind_buffer(buffer)} = cuda.local.array({self.shape(shape)}, {kind})"
+
+    # --- statements ---
+
+    def statement(self, stmt: Stmt, indent: str) -> None:
+        match stmt:
+            case For(kind="thread"):
+                self._threads(stmt, indent)
+            case For(kind="blocks"):
+                own, count = (self.scalars.cast(f"cuda.{n}.x", "i64") for n in ("blockIdx", "gridDim"))
+                begin = f"{self.dim(stmt.begin)} + {own}" if stmt.begin != 0 else own
+                bounds = f"{begin}, {self.dim(stmt.end)}, {count}"
+                self.lines.append(f"{indent}for {self.bind(stmt.var, 'i64')} in range({bounds}):")
+                self.block(stmt.body, indent + "    ")
+            case Alloc(buffer):
+                self.lines.append(indent + self._allocation(buffer))
+            case Barrier(warp=warp):
+                self.lines.append(f"{indent}cuda.{'syncwarp' if warp else 'syncthreads'}()")
+            case GridBarrier(counter):
+                self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer(counter)))
+            case Shuffle(to, source, mask):
+                old, new = (f"{self.buffer(b)}[0]" for b in (source, to))
+                self.lines.append(f"{indent}{new} = {self._exchanged(old, storage(to.dtype), mask)}")
+            case WarpMatch(to, source, bits):
+                word = self.scalars.cast(f"{self.buffer(source)}[0] & {(1 << bits) - 1}", "i32")
+                same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")
+                self.lines.append(f"{indent}{self.buffer(to)}[0] = {same}")
+            case Store(buffer, index, value, reduce, atomic=True):
+                name = f"{reduce}_" if reduce in ("and", "or") else reduce
+                at = f"({self.dims(index)})" if len(index) > 1 else self.dims(index)
+                self.lines.append(
+                    f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {bare(self.scalar(value))})"
+                )
+            case _:
+                super().statement(stmt, indent)
+
+    def _threads(self, loop: For, indent: str) -> None:
+        """Print a loop whose iterations the threads of the block run, one each."""
+        var, own = self.bind(loop.var, "i64"), self.scalars.cast("cuda.threadIdx.x", "i64")
+        self.lines.append(f"{indent}{var} = {f'{self.dim(loop.begin)} + ' if loop.begin != 0 else ''}{own}")
+        if (loop.begin, loop.end) != (0, self.threads):
+            self.lines.append(f"{indent}if {var} < {self.dim(loop.end)}:")
+            indent += "    "
+        self.inside = True
+        self.block(loop.body, indent)
+        self.inside = False
+
+    def _exchanged(self, value: str, dtype: str, mask: int) -> str:
+        """Return a value of thread ``t ^ mask`` of the warp; numba.cuda exchanges numbers of 32 and 64 bits."""
+        row = DTYPES[dtype]
+        if row.kind == "c":
+            parts = [self._exchanged(f"{value}.{part}", real_of(dtype), mask) for part in ("real", "imag")]
+            return self.scalars.cast(f"complex({', '.join(parts)})", dtype)
+        carrier = dtype if row.kind == "f" else "i64" if row.bits == 64 else "i32"
+        given = value if carrier == dtype else self.scalars.cast(value, carrier)
+        moved = f"cuda.shfl_xor_sync({_WARP}, {given}, {mask})"
+        return moved if carrier == dtype else self.scalars.cast(moved, dtype)

@@ -1,0 +1,65 @@
+"""Single kernels of a bundle on a GPU, outside of its programs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.ir.loop.ir import Kernel
+from aotc.kernels.numba_front.trial import Arguments
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.devices.cuda.driver import Gpu
+from aotc.vmfb.devices.cuda.launch import launch_of
+from aotc.vmfb.devices.cuda.loaded_kernels import images
+from aotc.vmfb.devices.cuda.tensor_map import encode_map
+
+
+class GpuKernels:
+    """The kernels of one part of a bundle on the first GPU.
+
+    Parameters
+    ----------
+    opened : OpenedBundle
+    part : mapping
+        The part's entry of the manifest, with its kernels.
+    """
+
+    def __init__(self, opened: OpenedBundle, part: Mapping[str, Any]) -> None:
+        self._where = opened.where
+        rows = part["kernels"]
+        self._rows = {row["name"]: row for row in rows}
+        self._images = dict(zip(self._rows, images(opened, dict(part)), strict=True))
+        self._gpu = Gpu(0)
+
+    def run_own(self, kernel: Kernel, arguments: Arguments) -> None:
+        """Run the bundle's kernel on ``arguments``; the outputs are overwritten."""
+        row = self._rows[kernel.name]
+        self._launch(bytes(self._images[kernel.name]), row["symbol"], row, kernel, arguments)
+
+    def run(self, image: bytes, symbol: str, kernel: Kernel, arguments: Arguments) -> None:
+        """Run another image on ``arguments``, as the bundle launches its kernel; the outputs are overwritten."""
+        self._launch(image, symbol, self._rows[kernel.name], kernel, arguments)
+
+    def _launch(
+        self, image: bytes, symbol: str, row: Mapping[str, Any], kernel: Kernel, arguments: Arguments
+    ) -> None:
+        gpu, launch = self._gpu, row.get("launch", {})
+        gpu.enter()
+        function = gpu.function(gpu.load(image), symbol)
+        gpu.let_share(function, launch.get("shared", 0))
+        places = [gpu.allocate(max(a.nbytes, 1)) for a in arguments.arrays]
+        for place, array in zip(places, arguments.arrays, strict=True):
+            gpu.upload(place, array.ctypes.data, array.nbytes)
+        dims, items = arguments.dims, arguments.grid
+        shape = launch_of(self._where, row, dims, items, gpu.multiprocessors)
+        maps = [encode_map(self._where, m, places[m["buffer"]], dims) for m in launch.get("maps", ())]
+        values = (ctypes.c_int64 * (len(places) + len(dims) + 1))(*places, *dims, items)
+        start = ctypes.addressof(values)
+        pointers = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
+        gpu.launch(function, shape, (ctypes.c_void_p * len(pointers))(*pointers))
+        outputs = list(zip(places, arguments.arrays, strict=True))[len(kernel.inputs) :]
+        for place, array in outputs:
+            gpu.download(array.ctypes.data, place, array.nbytes)
+        gpu.wait()
+        gpu.free(places)
