@@ -87,12 +87,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         if "custom" in request:
             return {"id": request["id"], **_custom(request, target)}
         kernel = parse_kernel(request["text"])
+        if request.get("compiler") == NUMBA:
+            return {"id": request["id"], **_by_numba(kernel, target, request)}
         if target.kind == "cuda":
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
             return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
-        if request.get("compiler") == NUMBA:
-            return {"id": request["id"], **_by_numba(kernel, target, request)}
         return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
@@ -113,6 +113,10 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
     """Compile a kernel's printed function, or the user's function in place of it, unless that is refused."""
     from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
 
+    if target.kind == "cuda":
+        from aotc.kernels.numba_front.gpu_compile import compile_kernel as compile_cuda_kernel
+
+        return {"object": compile_cuda_kernel(kernel, target).packed()}
     source, name = request["source"], request["symbol"]
     if not source:
         return {"object": compile_kernel(kernel, target)}

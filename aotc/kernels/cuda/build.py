@@ -108,7 +108,7 @@ def build_images(
 
     :func:`aotc.kernels.cuda.nvvm.need_packages` says first whether that is possible.
     """
-    symbols, named = name_kernels(kernels, [target] * len(kernels))
+    symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler)
     begin(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))

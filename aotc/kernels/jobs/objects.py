@@ -69,7 +69,8 @@ def name_kernels(
         symbols.append(f"aotc_{digests[text]}{own}")
         if symbols[-1] not in named:
             symbol_text = text.replace("def kernel(", f"def {symbols[-1]}(", 1)
-            named[symbols[-1]] = Named(symbol_text, target, NUMBA if source else compiler, source, kernel.name)
+            own_compiler = NUMBA if source else compiler if kernel.tiling is None else DIRECT  # templates are Numba's
+            named[symbols[-1]] = Named(symbol_text, target, own_compiler, source, kernel.name)
     return symbols, named
 
 
