@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -17,12 +17,16 @@ from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, 
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
+from aotc.ir.loop.access import imports
+from aotc.ir.loop.ir import Kernel, calls_device_function
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported
 from aotc.kernels.cuda.nvvm import need_packages
+from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
+from aotc.lowering.regions.custom_call import CustomCall
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
 from aotc.progress import begin
@@ -203,9 +207,7 @@ def _add_code(
     kernels = v.kernels[rows]
     if target.kind == "cuda":
         need_packages(target.name)
-        from aotc.kernels.cuda.build import build_images
-
-        built: Any = build_images(kernels, target, options, entry)
+        built: Any = _images(v, kernels, target, options, entry)
         entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
     else:
         users = native_calls(v)
@@ -218,6 +220,41 @@ def _add_code(
         entry["executor"] = add("executor.so", build_executor(target, options))
     given = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
     entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
+
+
+def _images(
+    v: Variant, kernels: Sequence[Kernel], target: Target, options: Options, entry: Mapping[str, Any]
+) -> Any:
+    """Compile GPU kernels, those around users' functions too."""
+    from aotc.kernels.cuda.build import build_images
+
+    calls = {k.name: next(c for c in v.custom.values() if imports(k)[0].endswith(c.symbol))
+             for k in kernels if calls_device_function(k)}  # fmt: skip
+    try:
+        sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
+        return build_images(kernels, target, options, entry, sources)
+    except Refusal as refusal:
+        if refusal.symbol not in calls:
+            raise
+        raise _refused(calls[refusal.symbol], refusal.reason) from None
+
+
+def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
+    from aotc.kernels.cpu.custom import Refused  # imports Numba
+    from aotc.kernels.numba_front.users_function import users_module
+
+    known = registered(call.name)
+    if known is None or known.gpu is None:
+        raise _refused(call, "it is not registered any more")
+    try:
+        return users_module(kernel, known.gpu.function, call.attributes, target)
+    except Refused as error:
+        raise _refused(call, str(error)) from None
+
+
+def _refused(call: CustomCall, reason: str) -> CompileError:
+    message = f"custom call @{call.name}: its function for GPUs cannot be compiled into the bundle: {reason}"
+    return CompileError.at(call.loc, message, hint="change it, or register the call without gpu= to run it on the host")
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
@@ -263,11 +300,12 @@ def _devices(v: Variant) -> dict[str, Any]:
 
 
 def native_calls(v: Variant) -> list[NativeCall]:
-    """Return the registered native functions that are compiled into the bundle."""
+    """Return the registered native functions that are compiled into the bundle for a CPU."""
+    called = {name for k, target in zip(v.kernels, v.targets, strict=True) if target.kind == "cpu" for name in imports(k)}
     return [
         NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
         for c in v.custom.values()
-        if (known := registered(c.name)) is not None and known.native and known.function
+        if c.symbol in called and (known := registered(c.name)) is not None and known.native and known.function
     ]
 
 

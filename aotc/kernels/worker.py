@@ -113,11 +113,9 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
     """Compile a kernel's printed function, or the user's function in place of it, unless that is refused."""
     from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
 
-    if target.kind == "cuda":
-        from aotc.kernels.numba_front.gpu_compile import compile_kernel as compile_cuda_kernel
-
-        return {"object": compile_cuda_kernel(kernel, target).packed()}
     source, name = request["source"], request["symbol"]
+    if target.kind == "cuda":
+        return _by_numba_cuda(kernel, target, request)
     if not source:
         return {"object": compile_kernel(kernel, target)}
     from aotc.kernels.numba_front.replacement import problem
@@ -127,6 +125,18 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
             return {"refused": reason}
         return {"object": compile_kernel(kernel, target, source, name)}
     except KernelRefused as error:
+        return {"refused": str(error)}
+
+
+def _by_numba_cuda(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
+    from aotc.kernels.numba_front.compile import KernelRefused
+    from aotc.kernels.numba_front.gpu_compile import compile_kernel
+
+    try:
+        return {"object": compile_kernel(kernel, target, request["source"], request["symbol"]).packed()}
+    except KernelRefused as error:
+        if not request["source"]:
+            raise
         return {"refused": str(error)}
 
 

@@ -174,7 +174,7 @@ def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
     known = registered(call.name)
     if known is None:
         return []
-    where = "compiled into the bundle" if known.native else "bound when the bundle loads"
+    where = "compiled into the bundle" if known.native or target.kind == "cuda" else "bound when the bundle loads"
     return [(call.loc, f"your function, {where}")]
 
 

@@ -24,17 +24,36 @@ from aotc.vmfb.host.release import never_freed
 Function = Callable[..., Any]
 
 
+class GpuFunction(NamedTuple):
+    """A function for numba.cuda, and how it is called: ``per`` is ``element``, ``row`` or ``launch``.
+
+    ``threads`` of a block and ``blocks`` are those of a launch; ``blocks`` may be a function of all shapes.
+    """
+
+    function: Function
+    per: str
+    threads: int
+    blocks: int | Callable[..., Any]
+
+
 class Registered(NamedTuple):
-    """A registered function, and whether it is compiled into bundles."""
+    """A registered function for CPUs, whether it is compiled into bundles, and one for GPUs."""
 
     function: Function | None
     native: bool
+    gpu: GpuFunction | None = None
 
 
 _REGISTRY: dict[str, Registered] = {}
 
 
-def register_custom_call(name: str, function: Function | None = None, *, native: bool = True) -> None:
+PER_ELEMENT, PER_ROW, PER_LAUNCH = "element", "row", "launch"
+
+
+def register_custom_call(
+    name: str, function: Function | None = None, *, native: bool = True, gpu: Function | None = None,
+    per: str = PER_ELEMENT, threads: int = 128, blocks: int | Callable[..., Any] = 0,
+) -> None:  # fmt: skip
     """Register the implementation of the custom call ``name``, replacing an earlier one.
 
     Parameters
@@ -48,19 +67,54 @@ def register_custom_call(name: str, function: Function | None = None, *, native:
         Compile the function with Numba into every bundle that calls it; the bundle then needs neither the function nor
         Numba. It must not allocate arrays. bf16, f16 and smaller floats are passed as unsigned integers of their bits.
         If False, the function remains Python, is bound by name at load, and may be called from any thread.
+    gpu : callable
+        The function for GPUs: a device function of ``numba.cuda``, a kernel, or a plain function that Numba compiles
+        as one. It is compiled into the bundle. Without it the call runs on the host.
+    per : str
+        ``element``: a thread calls ``gpu(*elements, **attributes)`` for each element of the results, with the elements
+        of the operands there; it returns the element of the result, or a tuple with one for each result. An operand
+        without dims is passed as its value. ``row``: a thread calls ``gpu(*rows, *result_rows, **attributes)`` for each
+        row (last dim) of the results, and the function fills in the rows. ``launch``: ``gpu`` is a kernel
+        ``gpu(*operands, *results, **attributes)``, launched once.
+    threads, blocks : int
+        The launch of a kernel. ``blocks`` may be a function of the shapes of all operands and results that returns the
+        number: ``lambda x, out: (out[0] + 127) // 128``; sizes may be symbolic.
 
     Raises
     ------
     TypeError
-        If the name is not a string, a native function is missing, or ``function`` is not callable.
+        If the name is not a string, a native function is missing, ``function`` is not callable, or the launch of a
+        kernel is not one.
     """
     if function is not None and not callable(function):
         raise TypeError(f"custom call {name!r}: {function!r} is not a function")
     if not isinstance(name, str):
         raise TypeError(f"the name of a custom call is a {type(name).__name__}: register_custom_call('name', function)")
-    if native and function is None:
+    if native and function is None and gpu is None:
         raise TypeError(f"custom call {name!r}: native=True needs the function; native=False takes it at load")
-    _REGISTRY[name] = Registered(function, native)
+    _check_gpu(name, gpu, per, threads, blocks)
+    on_gpus = GpuFunction(gpu, per, threads, blocks) if gpu is not None else None
+    _REGISTRY[name] = Registered(function, native and function is not None, on_gpus)
+
+
+_MOST_THREADS = 1024  # of a block, on every GPU
+
+
+def _check_gpu(name: str, gpu: Any, per: Any, threads: Any, blocks: Any) -> None:
+    """Refuse what is not a function for GPUs with its launch."""
+    where = f"custom call {name!r}"
+    if gpu is None:
+        if per != PER_ELEMENT or blocks:
+            raise TypeError(f"{where}: per and blocks are about the function for GPUs: gpu=function")
+        return
+    if not callable(gpu) and not hasattr(gpu, "py_func"):
+        raise TypeError(f"{where}: {gpu!r} is not a function")
+    if per not in (PER_ELEMENT, PER_ROW, PER_LAUNCH):
+        raise TypeError(f"{where}: per is {per!r}, expected {PER_ELEMENT!r}, {PER_ROW!r} or {PER_LAUNCH!r}")
+    if per == PER_LAUNCH and not (callable(blocks) or (isinstance(blocks, int) and blocks > 0)):
+        raise TypeError(f"{where}: a launch needs blocks=NUMBER, or blocks=function of the shapes, found {blocks!r}")
+    if not isinstance(threads, int) or not 0 < threads <= _MOST_THREADS:
+        raise TypeError(f"{where}: threads of a block are 1 to {_MOST_THREADS}, found {threads!r}")
 
 
 def any_registered() -> bool:

@@ -163,7 +163,7 @@ WORDS = {
             for k in range(0, 256):
                 o[i, t + 64*k] = first[-t - 64*k + 16383] + second[63 - t]
 """,
-    "grid": """def whole_grid(x: "f32[8, 32]", /, o: "f32[8, 32]", counter: "u32[1]", *, grid: "1"):
+    "grid": """def whole_grid(x: "f32[8, 32]", /, o: "f32[8, 32]", counter: "u32[]", *, grid: "1"):
     for b in blocks(0, 8):
         for t in thread(0, 32):
             o[b, t] = x[b, t] * f32(2.0)

@@ -19,7 +19,9 @@ from aotc.frontend.importers.random import RANDOM_CALLS
 from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types, numbers
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
+from aotc.ir.dims.algebra import Expr
 from aotc.ir.tensor.ir import TensorType
+from aotc.vmfb.custom_calls import PER_ELEMENT, PER_LAUNCH, PER_ROW, GpuFunction, registered
 
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"
@@ -98,7 +100,54 @@ def _users(state: State, op: Any, target: str) -> None:
         "has_side_effect": bool(get_value(op, "has_side_effect", False)),
         "aliases": _aliases(op),
     }
-    state.bind(op, state.emit("custom_call", state.data_operands(op), attrs, _result_types(state, op)))
+    operands, types = state.data_operands(op), _result_types(state, op)
+    known = registered(target)
+    if known is not None and known.gpu is not None:
+        attrs["gpu"] = _on_gpus(state, f"custom call @{target}", known.gpu, [v.type for v in operands], types)
+        if attrs["aliases"] and known.gpu.per == PER_LAUNCH:
+            state.fail(f"custom call @{target}: a kernel of the user's cannot start with an operand's values", _ALIASES)
+    state.bind(op, state.emit("custom_call", operands, attrs, types))
+
+
+_ALIASES = "a call without output_operand_aliases, or a function per row"
+
+
+def _on_gpus(
+    state: State, call: str, gpu: GpuFunction, operands: list[TensorType], results: list[TensorType]
+) -> tuple[Any, ...]:
+    """Return how a registered function for GPUs is called: ``("element",)``, ``("row",)`` or ``("launch", 128, n)``."""
+    shapes = [t.shape for t in results]
+    if not shapes:
+        state.fail(f"{call} has no result, which its function for GPUs could fill in", "a function without gpu=")
+    if gpu.per == PER_LAUNCH:
+        return PER_LAUNCH, gpu.threads, _blocks(state, call, gpu, [*(t.shape for t in operands), *shapes])
+    if gpu.per == PER_ELEMENT:
+        for t in (*results, *operands):
+            if t.shape != shapes[0] and (t.shape or t in results):
+                hint = "per='row' or per='launch' in register_custom_call"
+                state.fail(f"{call} is computed per element, but has arrays of shapes {shapes[0]} and {t.shape}", hint)
+        return (PER_ELEMENT,)
+    rows = shapes[0][:-1]
+    for t in (*results, *operands):
+        if t.shape[:-1] != rows or (not t.shape and t in results):
+            if t.rank > 1 or t in results:
+                hint = "per='launch' in register_custom_call"
+                state.fail(f"{call} is computed per row, but has arrays of shapes {shapes[0]} and {t.shape}", hint)
+    return (PER_ROW,)
+
+
+def _blocks(state: State, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any:
+    """Return the number of blocks of a kernel's launch."""
+    if not callable(gpu.blocks):
+        return gpu.blocks
+    try:
+        count = gpu.blocks(*shapes)
+    except Exception as error:
+        message = f"{call}: the function of its blocks failed: {type(error).__name__}: {error}"
+        state.fail(message, "a function of the shapes of all operands and results")
+    if not isinstance(count, int | Expr) or (isinstance(count, int) and count < 1):
+        state.fail(f"{call}: the function of its blocks returned {count!r}, expected a positive integer", "")
+    return count
 
 
 def _result_types(state: State, op: Any) -> list[TensorType]:

@@ -287,6 +287,22 @@ class Either:
     places: tuple[tuple[Buffer, tuple[Dim, ...]], tuple[Buffer, tuple[Dim, ...]]]
 
 
+DEVICE_CALL = "device_"
+"""Begins the names of users' functions for GPUs: ``device_element_``, ``device_row_`` and ``device_launch_`` follow.
+
+An :class:`ExternalCall` of the first passes single elements, of the second vectors along the last dim, and of the third
+whole arrays: each of its threads then calls the function once.
+"""
+
+
+def calls_device_function(kernel: Kernel) -> bool:
+    """Does ``kernel`` call a user's function for GPUs?"""
+    return any(
+        isinstance(s, ExternalCall) and isinstance(s.function, str) and s.function.startswith(DEVICE_CALL)
+        for s in walk(kernel.body)
+    )
+
+
 def is_letter(buffer: Buffer) -> bool:
     """Is a call's argument in ``buffer`` a character?"""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim
@@ -100,15 +101,17 @@ class Images:
 
 
 def build_images(
-    kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None
-) -> Images:
+    kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Images:  # fmt: skip
     """Compile ``kernels``; those in the cache are not compiled again.
 
+    ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function.
     ``described`` is the manifest of the variant without its kernels; the images are sealed with all of it.
 
     :func:`aotc.kernels.cuda.nvvm.need_packages` says first whether that is possible.
     """
-    symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler)
+    symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler, sources)
     begin(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))

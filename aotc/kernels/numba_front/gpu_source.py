@@ -20,9 +20,11 @@ from functools import partial
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import (
+    DEVICE_CALL,
     Alloc,
     Barrier,
     Buffer,
+    ExternalCall,
     For,
     GridBarrier,
     Kernel,
@@ -133,8 +135,19 @@ class _GpuPrinter(SourcePrinter):
                 self.lines.append(
                     f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {bare(self.scalar(value))})"
                 )
+            case ExternalCall(str(function), args) if function.startswith(DEVICE_CALL):
+                given = [self._passed(function, buffer, index) for buffer, index in args]
+                self.lines.append(f"{indent}{function}({', '.join(given)})")
             case _:
                 super().statement(stmt, indent)
+
+    def _passed(self, function: str, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        """Return an argument of a user's function: an element, a row, or a whole array."""
+        if function.startswith(f"{DEVICE_CALL}launch_"):
+            return self.buffer(buffer)
+        if function.startswith(f"{DEVICE_CALL}element_"):
+            return self._from(buffer, index)
+        return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), self.shape(buffer.shape[-1:]))
 
     def _threads(self, loop: For, indent: str) -> None:
         """Print a loop whose iterations the threads of the block run, one each."""

@@ -17,8 +17,8 @@ minima, maxima, ``and`` and ``or``. Updates of a slice that is written back to i
 (:mod:`aotc.lowering.passes.canonicalize.stacked_states`).
 
 Sums move into branches that add zeros on one side (:mod:`aotc.lowering.passes.canonicalize.branch_sums`), sums of inner
-loops are added where these write (:mod:`aotc.lowering.passes.canonicalize.inner_sums`), and selects between whole states
-of loops become branches (:mod:`aotc.lowering.passes.canonicalize.state_branches`).
+loops are added where these write (:mod:`aotc.lowering.passes.canonicalize.inner_sums`), and selects between whole
+states of loops become branches (:mod:`aotc.lowering.passes.canonicalize.state_branches`).
 
 Elements without an update keep their bits: the neutral value leaves them unchanged, NaN included, except that ``-0.0 +
 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0

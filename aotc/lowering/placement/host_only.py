@@ -40,8 +40,11 @@ def _lapack(op: Op) -> HostOnly | None:
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 
 
-def _custom_call(op: Op) -> HostOnly:
-    hint = "a function of the user's runs on a CPU target or device, or let the host run it: --host-fallback"
+def _custom_call(op: Op) -> HostOnly | None:
+    """Return the name of a user's call and a hint; None for one with a function for GPUs."""
+    if "gpu" in op.attrs:
+        return None
+    hint = "a function for GPUs (gpu= in register_custom_call), a CPU target or device, or the host: --host-fallback"
     return HostOnly(f"custom call @{op.attrs['target']}", hint)
 
 

@@ -27,6 +27,7 @@ from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice
 from aotc.lowering.plans.single_ops import (
     CsrRowsPlan,
     CustomCallPlan,
+    DeviceCallPlan,
     LapackCallPlan,
     RandomWordsPlan,
     SelectAndScatterPlan,
@@ -61,6 +62,7 @@ PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("csr_dot", "cpu"): always(CsrRowsPlan()),
     ("csr_dot", "cuda"): always(CsrRowsPlan()),
     ("custom_call", "cpu"): always(CustomCallPlan()),
+    ("custom_call", "cuda"): always(DeviceCallPlan()),
     ("dft", "cpu"): plan_cpu_dft,
     ("dft", "cuda"): plan_gpu_dft,
     ("digit_counts", "cuda"): plan_digit_counts,

@@ -20,6 +20,11 @@ class CustomCallPlan(RegionPlan):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCallPlan(RegionPlan):
+    """Threads of a GPU call the user's function: for each element or row, or as a kernel of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class LapackCallPlan(RegionPlan):
     """A grid item calls LAPACK for a matrix."""
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.diagnostics import Loc
-from aotc.ir.dims.algebra import product
-from aotc.ir.loop.ir import Apply, Buffer, Const, Kernel, Load, Store, While
+from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.loop.forms.offsets import delinearize
+from aotc.ir.loop.ir import DEVICE_CALL, Apply, Buffer, Const, ExternalCall, For, Kernel, Load, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Function, Op
-from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.single_ops import CustomCallPlan
+from aotc.lowering.elements.builder import RegionBuilder, grid_item
+from aotc.lowering.plans.single_ops import CustomCallPlan, DeviceCallPlan
 from aotc.lowering.regions.common.library_call import LibraryCall, over
 from aotc.lowering.threshold import Estimate
 
@@ -88,9 +89,42 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     waits = Apply("ge", (attempt, Const(0, "i64")), "i1")
     first = Store(sizes, (len(dims),), Const(0, "i64"))
     statements = [*call.before, first, While((), waits, (count, call.external(described.symbol)))]
-    work = sum((product(buffer.shape) for buffer in buffers), 0)
-    return b.grid(1, statements, work * CALL_WORK.value)
+    return b.grid(1, statements, _work(buffers))
 
 
 def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
     call.before += over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))
+
+
+def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
+    """Call the user's function for GPUs with the addresses of its elements, its rows, or all of its arrays.
+
+    The statement stands for the call; :mod:`aotc.kernels.cuda.users_function` writes the kernel around it.
+    """
+    op = b.the_op("custom_call")
+    per, *launch = op.attrs["gpu"]
+    function = f"{DEVICE_CALL}{per}_{describe(op).symbol}"
+    buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
+    if launch:
+        threads, blocks = launch
+        call = ExternalCall(function, tuple((buffer, (0,) * len(buffer.shape)) for buffer in buffers))
+        loop = For(b.fresh("t"), 0, threads, (call,), "thread")
+        return b.kernel(blocks, (For("p", 0, blocks, (loop,), "parallel"),), _work(buffers))
+    shape = b.outputs[0].shape if per == "element" else b.outputs[0].shape[:-1]
+    items = product(shape)
+    at = delinearize(grid_item(items), shape)
+    first = at if per == "element" else (*at, 0)
+    places = [(x, first if len(x.shape) == len(first) else (0,) * len(x.shape)) for x in buffers]
+    statements: list[Stmt] = []
+    for result, operand in op.attrs.get("aliases", ()):
+        statements += _prefilled_row(b, b.outputs[result], buffers[operand], at)
+    return b.grid(items, [*statements, ExternalCall(function, tuple(places))], _work(buffers))
+
+
+def _work(buffers: Sequence[Buffer]) -> Dim:
+    return sum((product(buffer.shape) for buffer in buffers), 0) * CALL_WORK.value
+
+
+def _prefilled_row(b: RegionBuilder, result: Buffer, operand: Buffer, at: tuple[Dim, ...]) -> list[Stmt]:
+    rest = result.shape[len(at) :]
+    return over(b, rest, lambda inner: Store(result, (*at, *inner), Load(operand, (*at, *inner))))

@@ -57,6 +57,7 @@ from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
 from aotc.lowering.plans.single_ops import (
     CsrRowsPlan,
     CustomCallPlan,
+    DeviceCallPlan,
     LapackCallPlan,
     RandomWordsPlan,
     SelectAndScatterPlan,
@@ -69,7 +70,7 @@ from aotc.lowering.regions.attention.cpu_blocked import (
 )
 from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
-from aotc.lowering.regions.custom_call import lower_custom_call
+from aotc.lowering.regions.custom_call import lower_custom_call, lower_device_call
 from aotc.lowering.regions.fft import lower_block_dft, lower_called_dft, lower_thread_dft
 from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
     lower_block_cholesky,
@@ -133,6 +134,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     CountedRunPlan: lower_counted_runs,
     CsrRowsPlan: lower_csr_dot,
     CustomCallPlan: lower_custom_call,
+    DeviceCallPlan: lower_device_call,
     DecodeAttentionPlan: lower_decode_attention,
     DepthwisePlan: lower_depthwise,
     DigitCountPlan: lower_digit_counts,
