@@ -115,9 +115,10 @@ class Options:
         and compile it by Numba's front end (``numba.cuda`` for GPUs), much slower; an independent check of
         ``direct``. Templates for tensor cores are the same by either.
     replace : mapping of str to function, str or path
-        Python functions in place of CPU kernels, with the parameters that ``aotc dump --kernels -o`` prints:
+        Python functions in place of kernels, with the parameters that ``aotc dump --kernels -o`` prints:
         ``{"k3_row": my_kernel}``, or a module (its path, or its text) that defines ``k3_row``. Numba compiles the
-        function. It is refused if its results differ from the kernel's on random arguments.
+        function (``numba.cuda`` for GPUs). It is refused if its results differ from the kernel's on random arguments; a
+        function for GPUs is tried on the CPU. Kernels of templates cannot be replaced.
     guard : bool
         Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
         default is the value of ``AOTC_GUARD`` at compile time.

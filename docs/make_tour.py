@@ -79,7 +79,7 @@ that to machine code.
 """
 PRINTED = """`aotc dump --kernels -o kernels.py` prints kernels for Numba: each operation has its type, small floats are
 codes in unsigned integers. `python kernels.py` compares each with the bundle's machine code on random arguments.
-`aotc compile --kernel-compiler=numba` compiles kernels from this text, `--kernel k1_row=my.py` a CPU kernel from yours.
+`aotc compile --kernel-compiler=numba` compiles kernels from this text, `--kernel k1_row=my.py` one from yours.
 Kernels for GPUs print as functions of `numba.cuda`."""
 
 

@@ -21,13 +21,13 @@ from aotc.ir.loop.access import imports
 from aotc.ir.loop.ir import Kernel, calls_device_function
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
-from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported
+from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, unfit
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
-from aotc.lowering.regions.custom_call import CustomCall
 from aotc.lowering.program.memory_report import own_buffers, plain
+from aotc.lowering.regions.custom_call import CustomCall
 from aotc.options import Options
 from aotc.progress import begin
 from aotc.source.embed import Segments
@@ -104,8 +104,7 @@ def assemble(
     path = _path(module)
     with guard(_COMPILING, options, path=path):
         if options.replace:
-            cpu = [k for v in variants for target, rows in _parts(v) if target.kind == "cpu" for k in v.kernels[rows]]
-            check_names(options.replace, cpu)
+            check_names(options.replace, [k for v in variants for k in v.kernels])
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
         begin(options, "keeping the model")
@@ -225,18 +224,34 @@ def _add_code(
 def _images(
     v: Variant, kernels: Sequence[Kernel], target: Target, options: Options, entry: Mapping[str, Any]
 ) -> Any:
-    """Compile GPU kernels, those around users' functions too."""
+    """Compile GPU kernels, also those around users' functions and those that users' functions replace."""
     from aotc.kernels.cuda.build import build_images
 
     calls = {k.name: next(c for c in v.custom.values() if imports(k)[0].endswith(c.symbol))
              for k in kernels if calls_device_function(k)}  # fmt: skip
     try:
         sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
+        sources |= {k.name: _replacement(k, str(options.replace[k.name]), target)
+                    for k in kernels if k.name in options.replace}  # fmt: skip
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:
-            raise
+            raise unfit(refusal.symbol, refusal.reason) from None
         raise _refused(calls[refusal.symbol], refusal.reason) from None
+
+
+def _replacement(kernel: Kernel, source: str, target: Target) -> str:
+    """Return the module of a function in place of a GPU kernel, after a trial of both."""
+    from aotc.kernels.numba_front.compile import KernelRefused  # imports Numba
+    from aotc.kernels.numba_front.gpu_trial import problem
+
+    try:
+        reason = problem(kernel, source, target)
+    except KernelRefused as error:
+        reason = str(error)
+    if reason:
+        raise unfit(kernel.name, reason)
+    return source
 
 
 def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
@@ -301,7 +316,8 @@ def _devices(v: Variant) -> dict[str, Any]:
 
 def native_calls(v: Variant) -> list[NativeCall]:
     """Return the registered native functions that are compiled into the bundle for a CPU."""
-    called = {name for k, target in zip(v.kernels, v.targets, strict=True) if target.kind == "cpu" for name in imports(k)}
+    rows = zip(v.kernels, v.targets, strict=True)
+    called = {name for k, target in rows if target.kind == "cpu" for name in imports(k)}
     return [
         NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
         for c in v.custom.values()

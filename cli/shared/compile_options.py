@@ -28,8 +28,8 @@ MEMORY_HELP = "What a call may take of each memory besides arguments, results an
 STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
 SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
 REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
-COMPILER_HELP = "Of CPU kernels: direct, or numba (each kernel through Numba's front end, to check the former)."
-KERNEL_HELP = "k3_row=my.py: your function in place of this CPU kernel, if it agrees; see `aotc dump --kernels -o`."
+COMPILER_HELP = "Of kernels: direct, or numba (each kernel through Numba's front end, to check the former)."
+KERNEL_HELP = "k3_row=my.py: your function in place of this kernel, if it agrees; see `aotc dump --kernels -o`."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 

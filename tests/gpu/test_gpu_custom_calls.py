@@ -1,4 +1,4 @@
-"""Users' functions for GPUs: per element, per row and as kernels of their own; numbers are the simulator's without a GPU."""
+"""Users' functions for GPUs: per element, per row and as kernels; without a GPU their numbers are the simulator's."""
 
 import math
 import re
@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("numba_cuda")
 from numba import cuda
 
 import aotc
 from aotc.ir.loop.ir import For, calls_device_function, walk
 from aotc.ir.loop.parser import parse_kernel
+from aotc.kernels.numba_front.compile import function_of
+from aotc.kernels.numba_front.gpu_trial import call_simulated
+from aotc.kernels.numba_front.trial import Arguments, memory_form
+from aotc.kernels.numba_front.users_function import users_module
 from aotc.targets import TARGETS
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver
 
-pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
-
-from aotc.kernels.numba_front.compile import function_of
-from aotc.kernels.numba_front.gpu_trial import call_simulated
-from aotc.kernels.numba_front.trial import Arguments, memory_form
-from aotc.kernels.numba_front.users_function import users_module
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.linspace(-1, 1, 300, dtype=np.float32).reshape(3, 100)
@@ -174,7 +174,8 @@ def test_a_result_that_starts_as_an_operand():
         return jax.ffi.ffi_call("f", shape, input_output_aliases={1: 0})(x, y)
 
     aotc.register_custom_call("f", gpu=added, per="row")
-    (kernel,) = [k for k in kernels_of(aotc.compile(jax.jit(model), X, X, target="cuda:sm_80")) if calls_device_function(k)]
+    data = aotc.compile(jax.jit(model), X, X, target="cuda:sm_80")
+    (kernel,) = [k for k in kernels_of(data) if calls_device_function(k)]
     out = np.zeros_like(X)
     source = users_module(kernel, added, {}, TARGETS["cuda:sm_80"])
     arguments = Arguments((X, 2 * X, out), (), kernel.grid)

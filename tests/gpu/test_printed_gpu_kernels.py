@@ -11,22 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("numba_cuda")
 from support.small_models import array, close
 from typer.testing import CliRunner
 
 import aotc
-from aotc.ir.loop.ir import Alloc, GridBarrier, Shuffle, Store, WarpMatch, needs_grid, thread_count, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.targets import TARGETS
-from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.cuda import driver
-from aotc.vmfb.dtypes import to_numpy
-from aotc_cli.main import app
-
-pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
-
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes
 from aotc.kernels.numba_front.compile import function_of
 from aotc.kernels.numba_front.gpu_compile import compile_kernel
@@ -34,6 +26,13 @@ from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.gpu_trial import call_simulated
 from aotc.kernels.numba_front.module_text import module_text, template_tiles
 from aotc.kernels.numba_front.trial import NoTrial, difference, random_arguments
+from aotc.targets import TARGETS
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices.cuda import driver
+from aotc.vmfb.dtypes import to_numpy
+from aotc_cli.main import app
+
+pytestmark = pytest.mark.cudasim
 
 TARGET = "cuda:sm_90a"
 HALVES = array(8, 64).astype(jnp.bfloat16)
@@ -277,7 +276,7 @@ def test_without_a_gpu_the_file_compiles_its_kernels(kernels_file):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len(re.findall(r"^def ", text, re.MULTILINE)) >= 3
-    assert all(re.search("not run: (it compiles for cuda:compute_80|a template computes it); no NVIDIA", x) for x in lines)
+    assert all(re.search("not run: (it compiles for cuda:compute_80|a template .*); no NVIDIA", line) for line in lines)
 
 
 @pytest.mark.cuda
@@ -331,3 +330,60 @@ def test_the_file_checks_templates_on_a_gpu(name, tmp_path):
     done = _run(tmp_path / "k.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(line.endswith(": agrees") for line in done.stdout.splitlines()), done.stdout
+
+
+ROWS = jax.jit(lambda x: jnp.tanh(x) * 2), array(40, 70)
+
+
+def replaced(edit, target="cuda:sm_80"):
+    """Compile a program whose only kernel is its printed text after ``edit``; return the images with and without."""
+    model, x = ROWS
+    data = aotc.compile(model, x, target=target)
+    (kernel,), usual = kernels_of(data), open_bundle(data)
+    module = gpu_source(kernel, TARGETS[target]).module
+    own = open_bundle(aotc.compile(model, x, target=target, replace={kernel.name: edit(module)}))
+    return [bytes(b.segment(b.manifest["variants"][0]["cubin"])) for b in (usual, own)]
+
+
+def test_a_replaced_kernel_is_compiled_into_the_bundle():
+    edit = lambda text: text.replace("f32(tanh(", "f32(tanh(f32(1.0) * ").replace("def k", "@cuda.jit\ndef k")
+    usual, own = replaced(edit)
+    assert usual != own
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda text: text.replace("tanh(", "tanh(f32(0.5) * "), "on random arguments, o0: .* elements differ"),
+        (lambda text: text.replace("tanh(", "arcsine("), "does not run in the simulator|cannot be checked alone"),
+        (lambda text: text.replace("def k", "def other_k"), "does not define"),
+    ],
+)
+def test_a_replacement_that_is_refused(edit, reason):
+    with pytest.raises(aotc.CompileError, match=f"(?s)the function in place of kernel k0_.* is refused: .*({reason})"):
+        replaced(edit)
+
+
+def test_a_template_is_not_replaced():
+    function, *arguments = OF_TEMPLATES["product"]
+    with pytest.raises(aotc.CompileError, match="kernel k0_matmul cannot be replaced: a template for tensor cores"):
+        aotc.compile(jax.jit(function), *arguments, target="cuda:sm_80", replace={"k0_matmul": "\n"})
+
+
+def test_a_large_launch_is_tried_in_part(monkeypatch):
+    from aotc.kernels.numba_front import gpu_trial
+
+    monkeypatch.setattr(gpu_trial, "MOST_THREADS", 512)
+    with pytest.raises(aotc.CompileError, match="elements differ"):
+        replaced(lambda text: text.replace("tanh(", "tanh(f32(0.5) * "))
+    replaced(lambda text: text)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
+def test_a_replaced_kernel_on_a_gpu():
+    model, x = ROWS
+    (kernel,) = kernels_of(aotc.compile(model, x, target="cuda:compute_80"))
+    module = gpu_source(kernel, TARGETS["cuda:compute_80"]).module
+    own = aotc.compile(model, x, target="cuda:compute_80", replace={kernel.name: module})
+    np.testing.assert_allclose(aotc.load(own)(x), np.tanh(x) * 2, rtol=1e-5)

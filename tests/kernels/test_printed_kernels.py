@@ -186,7 +186,7 @@ def test_a_function_that_cannot_be_sent(function):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("k9", "def k9(): pass\n", "the bundle has no CPU kernel 'k9' to replace.*one of: k0_"),
+        ("k9", "def k9(): pass\n", "the bundle has no kernel 'k9' to replace.*one of: k0_"),
         ("k0_mul", "def other(): pass\n", "does not define k0_mul; found other"),
         ("k0_mul", "def k0_mul(x, o, scratch, begin, end):\n    o[0] = 1.0\n", "9 of 10 elements differ|10 of 10"),
         ("k0_mul", "missing.py", "cannot be read"),

@@ -129,10 +129,10 @@ def _on_gpus(
         return (PER_ELEMENT,)
     rows = shapes[0][:-1]
     for t in (*results, *operands):
-        if t.shape[:-1] != rows or (not t.shape and t in results):
-            if t.rank > 1 or t in results:
-                hint = "per='launch' in register_custom_call"
-                state.fail(f"{call} is computed per row, but has arrays of shapes {shapes[0]} and {t.shape}", hint)
+        is_row = bool(t.shape) and t.shape[:-1] == rows
+        if not is_row and (t.rank > 1 or t in results):
+            hint = "per='launch' in register_custom_call"
+            state.fail(f"{call} is computed per row, but has arrays of shapes {shapes[0]} and {t.shape}", hint)
     return (PER_ROW,)
 
 

@@ -271,17 +271,20 @@ def run(
         Blocks of a cluster.
     """
     with _replaced(module, _Cuda(blocks, threads)):
-        run_blocks(make(), blocks, threads, shared, arguments, functions, cluster)
+        run_blocks(make(), range(blocks), threads, shared, arguments, functions, cluster)
 
 
 def run_blocks(
-    kernel: Callable[..., None], blocks: int, threads: int, shared: int, arguments: Sequence[Any],
+    kernel: Callable[..., None], blocks: Sequence[int], threads: int, shared: int, arguments: Sequence[Any],
     functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}), cluster: int = 1,
 ) -> None:  # fmt: skip
-    """Call ``kernel`` once for each thread, one cluster of blocks after the other; parameters are those of :func:`run`."""
-    for first in range(0, blocks, cluster):
+    """Call ``kernel`` once for each thread, one cluster of blocks after the other.
+
+    ``blocks`` are the numbers of the blocks; the other parameters are those of :func:`run`.
+    """
+    for first in range(0, len(blocks), cluster):
         together = Cluster(cluster * threads)
-        for number in range(first, first + cluster):
+        for number in blocks[first : first + cluster]:
             ThreadBlock(number, threads, shared, functions, together)
         _run_cluster(kernel, together, threads, arguments)
 

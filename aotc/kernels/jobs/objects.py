@@ -10,7 +10,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from aotc.ir.loop.ir import Kernel, calls_device_function
+from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.kernels.jobs import cache
 from aotc.kernels.jobs.pool import POOL
@@ -30,8 +30,7 @@ COMPILING = "compiling kernels"
 class Named(NamedTuple):
     """The text of an object, its target, and the compiler of a kernel: ``options.DIRECT`` or ``NUMBA``.
 
-    ``source`` is a module with the user's function in place of the kernel ``replaces``; it is ``tried`` beside the
-    kernel first, unless the kernel is nothing but a call of it.
+    ``source`` is a module with the user's function in place of the kernel ``replaces``.
     """
 
     text: str
@@ -39,7 +38,6 @@ class Named(NamedTuple):
     compiler: str = DIRECT
     source: str = ""
     replaces: str = ""
-    tried: bool = True
 
     @property
     def key(self) -> str:
@@ -72,8 +70,7 @@ def name_kernels(
         if symbols[-1] not in named:
             symbol_text = text.replace("def kernel(", f"def {symbols[-1]}(", 1)
             own_compiler = NUMBA if source else compiler if kernel.tiling is None else DIRECT  # templates are Numba's
-            tried = not calls_device_function(kernel)
-            named[symbols[-1]] = Named(symbol_text, target, own_compiler, source, kernel.name, tried)
+            named[symbols[-1]] = Named(symbol_text, target, own_compiler, source, kernel.name)
     return symbols, named
 
 
@@ -86,7 +83,6 @@ def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
             "compiler": k.compiler,
             "source": k.source,
             "symbol": k.replaces,
-            "tried": k.tried,
         }
         for k in named
     ]

@@ -16,6 +16,7 @@ The parameters are the arrays, the kernel's dims, and the items of the grid.
 
 from __future__ import annotations
 
+import keyword
 from functools import partial
 
 from aotc.ir.dims.algebra import Dim
@@ -130,7 +131,7 @@ class _GpuPrinter(SourcePrinter):
                 same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")
                 self.lines.append(f"{indent}{self.buffer(to)}[0] = {same}")
             case Store(buffer, index, value, reduce, atomic=True):
-                name = f"{reduce}_" if reduce in ("and", "or") else reduce
+                name = f"{reduce}_" if keyword.iskeyword(reduce) else reduce
                 at = f"({self.dims(index)})" if len(index) > 1 else self.dims(index)
                 self.lines.append(
                     f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {bare(self.scalar(value))})"
@@ -164,8 +165,9 @@ class _GpuPrinter(SourcePrinter):
         """Return a value of thread ``t ^ mask`` of the warp; numba.cuda exchanges numbers of 32 and 64 bits."""
         row = DTYPES[dtype]
         if row.kind == "c":
-            parts = [self._exchanged(f"{value}.{part}", real_of(dtype), mask) for part in ("real", "imag")]
-            return self.scalars.cast(f"complex({', '.join(parts)})", dtype)
+            real = self._exchanged(f"{value}.real", real_of(dtype), mask)
+            imag = self._exchanged(f"{value}.imag", real_of(dtype), mask)
+            return self.scalars.cast(f"complex({real}, {imag})", dtype)
         carrier = dtype if row.kind == "f" else "i64" if row.bits == 64 else "i32"
         given = value if carrier == dtype else self.scalars.cast(value, carrier)
         moved = f"cuda.shfl_xor_sync({_WARP}, {given}, {mask})"

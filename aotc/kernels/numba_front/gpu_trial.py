@@ -11,14 +11,43 @@ from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
 from aotc.kernels.cpu.custom import numba_reason
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.shared_memory import block_launch, dynamic_shared_bytes
+from aotc.kernels.numba_front.compile import function_of
+from aotc.kernels.numba_front.gpu_source import gpu_source
+from aotc.kernels.numba_front.replacement import TRIALS
 from aotc.kernels.numba_front.simulated_cuda import run_kernel
-from aotc.kernels.numba_front.trial import Arguments, NoTrial
+from aotc.kernels.numba_front.trial import Arguments, NoTrial, difference, random_arguments
 from aotc.targets import Target
 
-# Threads of a simulated launch, each of which is a thread of this process: 10,000 take about a second to start.
-MOST_THREADS = 100_000
+# Threads of a simulated launch, each of which is a thread of this process: 10,000 take about a second to start. Of a
+# larger launch the first and the last blocks run.
+MOST_THREADS = 20_000
 # Blocks of a simulated cooperative launch, which run concurrently; the kernel shares its work among any number.
 BLOCKS_TOGETHER = 3
+
+
+def problem(kernel: Kernel, source: str, target: Target) -> str:
+    """Return how the function in a module's text differs from the kernel that it replaces, or an empty string.
+
+    Both run in the simulator on random arguments.
+
+    Raises
+    ------
+    KernelRefused
+        If the text does not define the function.
+    """
+    own = function_of(source, kernel.name)
+    printed = function_of(gpu_source(kernel, target).module, kernel.name)
+    try:
+        for seed in range(TRIALS):
+            arguments = random_arguments(kernel, seed)
+            expected, found = arguments.copied(), arguments.copied()
+            call_simulated(printed, kernel, target, expected)
+            call_simulated(own, kernel, target, found)
+            if said := difference(kernel, expected, found):
+                return f"on random arguments, {said}"
+    except NoTrial as reason:
+        return f"it cannot be checked alone: {reason}"
+    return ""
 
 
 def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target, arguments: Arguments) -> None:
@@ -27,7 +56,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     Raises
     ------
     NoTrial
-        If the launch is too large, or the function uses what the simulator lacks.
+        If the function uses what the simulator lacks.
     """
     together, threads = needs_grid(kernel), thread_count(kernel)
     blocks = arguments.grid
@@ -36,10 +65,10 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     elif not threads:
         threads = flat_threads(kernel)
         blocks = -(-arguments.grid // threads)
-    if blocks * threads > MOST_THREADS:
-        raise NoTrial(f"its launch has {blocks * threads:,} threads, more than the {MOST_THREADS:,} of a simulated one")
+    most = max(MOST_THREADS // threads // 2, 1)
+    some = [*range(most), *range(blocks - most, blocks)] if blocks > 2 * most and not together else []
     values = (*arguments.arrays, *arguments.dims, arguments.grid)
     try:
-        run_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, together)
+        run_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, some, together)
     except NumbaError as error:
         raise NoTrial(f"it does not run in the simulator: {numba_reason(error)}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.ir import Kernel, calls_device_function
 
 Replacement: TypeAlias = str | os.PathLike[str] | Callable[..., Any]
 """A function in place of a kernel: itself, the text of a module with it (of several lines), or the module's path."""
@@ -50,15 +50,28 @@ def _text_of(name: str, function: Callable[..., Any]) -> str:
 
 
 def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[Kernel]) -> None:
-    """Check that each replaced kernel is one of ``kernels``, the CPU kernels of all variants.
+    """Check that each replaced kernel is one of ``kernels``, those of all variants, and not a template's.
 
     Raises
     ------
     CompileError
         If there is no such kernel.
     """
-    names = list(dict.fromkeys(kernel.name for kernel in kernels))
+    by_name = {kernel.name: kernel for kernel in kernels}
+    names = [name for name, kernel in by_name.items() if is_replaceable(kernel)]
     for name in replaced:
         if name not in names:
-            message = f"the bundle has no CPU kernel {name!r} to replace"
+            kernel = by_name.get(name)
+            message = f"the bundle has no kernel {name!r} to replace"
+            if kernel is not None:
+                message = f"kernel {name} cannot be replaced: {_computed_by(kernel)} computes it"
             raise CompileError.at(UNKNOWN, message, hint=f"one of: {', '.join(names[:20]) or 'none'}")
+
+
+def is_replaceable(kernel: Kernel) -> bool:
+    """Is the kernel computed by the loops that it prints?"""
+    return kernel.tiling is None and not calls_device_function(kernel)
+
+
+def _computed_by(kernel: Kernel) -> str:
+    return "a template for tensor cores" if kernel.tiling is not None else "a function of yours"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 from llvmlite import ir
 from numba import cuda, int64, njit
 from numba.core import types
-from numba.core.imputils import lower_constant
 from numba.core.datamodel.models import OpaqueModel
+from numba.core.imputils import lower_constant
 from numba.extending import intrinsic, overload_attribute, register_model, typeof_impl
 
 from aotc.ir.loop.ir import WARP
@@ -35,7 +36,7 @@ _LAUNCH = [0, 0, 0]  # threads of a block, blocks, bytes of dynamic shared memor
 
 def run_kernel(
     function: Callable[..., None], blocks: int, threads: int, shared: int, arguments: tuple[Any, ...],
-    together: bool = False,
+    some: Sequence[int] = (), together: bool = False,
 ) -> None:  # fmt: skip
     """Run a function for numba.cuda on a CPU.
 
@@ -47,6 +48,8 @@ def run_kernel(
         The launch: blocks, threads of a block, and bytes of dynamic shared memory.
     arguments : tuple
         Arrays and integers.
+    some : sequence of int
+        The numbers of the blocks to run; all by default.
     together : bool
         True for a cooperative launch: all blocks run concurrently.
 
@@ -55,13 +58,18 @@ def run_kernel(
     numba.core.errors.NumbaError
         If it uses something that the simulator lacks.
     """
-    compiled = njit(error_model="numpy")(rehosted(getattr(function, "py_func", function), {}))
+    compiled = _compiled(getattr(function, "py_func", function))
     compiled.compile(tuple(numba.typeof(a) for a in arguments))
     _LAUNCH[:] = threads, blocks, shared
     _ERRORS.clear()
-    run_blocks(compiled, blocks, threads, shared, arguments, cluster=blocks if together else 1)
+    run_blocks(compiled, some or range(blocks), threads, shared, arguments, cluster=blocks if together else 1)
     if _ERRORS:
         raise _ERRORS[0]
+
+
+@lru_cache(maxsize=4)
+def _compiled(function: Callable[..., None]) -> Any:
+    return njit(error_model="numpy")(rehosted(function, {}))
 
 
 def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Whole numbers next to a float, in plain arithmetic: Numba has no rounding functions that compile for CPUs and GPUs."""
+"""Whole numbers next to a float, in plain arithmetic: Numba's rounding functions do not all compile for GPUs."""
 
 from __future__ import annotations
 
