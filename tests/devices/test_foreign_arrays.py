@@ -265,7 +265,7 @@ class TestPutAndBind:
         with pytest.raises(VmError, match="no argument 'v' to bind"):
             module.bind({"v": w})
         with pytest.raises(VmError, match="wrong dtype"):
-            module.bind({1: w.astype("f8")})
+            module.bind({1: w.astype("f2")})
 
     def test_on_the_host_arrays_are_kept_as_they_are(self):
         h, w = array(4, 4), array(4, 4, seed=1)

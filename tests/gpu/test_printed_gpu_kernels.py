@@ -317,7 +317,8 @@ def test_a_bundle_of_printed_kernels_on_a_gpu(name):
     module = aotc.load(compiled(name, "cuda:compute_80", kernel_compiler="numba"))
     with jax.default_device(jax.devices("cpu")[0]):
         expected = jax.tree.leaves(jax.jit(function)(*arguments))
-    close(module.invoke("main", *arguments), expected, 1e-2 if name == "rows of halves" else 1e-5)
+    # A unit of f16 in "functions": the exponential function of the CPU has other last bits.
+    close(module.invoke("main", *arguments), expected, {"rows of halves": 1e-2, "functions": 1e-3}.get(name, 1e-5))
 
 
 @pytest.mark.cuda

@@ -18,7 +18,7 @@ from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.semantics.run import ArgumentError, interpret
+from aotc.ir.semantics.run import OperandError, interpret
 from aotc.vmfb.errors import VmError
 from support.checklists.checklist import MLIR
 from support.checklists.checklist_all import CASES
@@ -110,7 +110,7 @@ def by_reference(text, args):
     """Return what the reference interpreter computes; None if it refuses these arguments."""
     try:
         return interpret(import_model(text), *args)
-    except (ArgumentError, AssertionFailed):
+    except (OperandError, AssertionFailed):
         return None
 
 
