@@ -25,7 +25,7 @@ STRIDE_BYTES, SWIZZLE_128 = 1024, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wgmma:
+class WgmmaInstruction:
     """A wgmma instruction.
 
     Attributes

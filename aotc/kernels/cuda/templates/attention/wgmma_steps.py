@@ -27,7 +27,13 @@ from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
 from aotc.kernels.cuda.templates.records import members
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, tied, wgmma_descriptor
+from aotc.kernels.cuda.templates.wgmma_instruction import (
+    DESCRIPTOR_UNIT,
+    NO_LEADING,
+    WgmmaInstruction,
+    tied,
+    wgmma_descriptor,
+)
 from aotc.kernels.llvm_types import I32, I64, i32
 
 
@@ -80,7 +86,7 @@ def products(tiles: WarpgroupAttention) -> Any:
                 for begin, lines in ((q, tiles.rows), (k, tiles.terms))
             ]
             operands = [wgmma_descriptor(builder, p, NO_LEADING) for p in places]
-            held = Wgmma(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
+            held = WgmmaInstruction(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted(lambda q, k: kept(INT, INT), generate)
@@ -101,7 +107,7 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
     """Return the device function that issues packed weights times values, added to a warpgroup's accumulators."""
     count, packed, step_terms = tiles.width // 2, weight_registers(tiles), STEP_BYTES // tiles.size
     shape = f"m64n{tiles.width}k{step_terms}.f32.{tiles.operands}.{tiles.operands}"
-    instruction = Wgmma(shape, count, ", 1, 1, 1", from_registers=True, added=True)
+    instruction = WgmmaInstruction(shape, count, ", 1, 1, 1", from_registers=True, added=True)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
     def generate(context, builder, signature, arguments):

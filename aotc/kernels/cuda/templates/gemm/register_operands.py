@@ -38,7 +38,13 @@ from aotc.kernels.cuda.templates.fragments import (
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
 from aotc.kernels.cuda.templates.threads import PIECE_BYTES, WARP_TILE, WARPGROUP_WARPS, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, tied, wgmma_descriptor
+from aotc.kernels.cuda.templates.wgmma_instruction import (
+    DESCRIPTOR_UNIT,
+    NO_LEADING,
+    WgmmaInstruction,
+    tied,
+    wgmma_descriptor,
+)
 from aotc.kernels.llvm_types import F32, I32, i32
 
 # Terms of a step, of f32; steps of a stage; registers of a thread for its rows of a stage.
@@ -124,7 +130,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
     It gets the registers of :func:`hold` in place of the address of the first operand.
     """
     count = tiles.width // 2
-    instruction = Wgmma(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
+    instruction = WgmmaInstruction(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):

@@ -30,7 +30,12 @@ from aotc.kernels.cuda.templates.steps import (
     store_meaning,
 )
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
-from aotc.kernels.cuda.templates.wgmma_instruction import DESCRIPTOR_UNIT, NO_LEADING, Wgmma, wgmma_descriptor
+from aotc.kernels.cuda.templates.wgmma_instruction import (
+    DESCRIPTOR_UNIT,
+    NO_LEADING,
+    WgmmaInstruction,
+    wgmma_descriptor,
+)
 from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
 
 _NUMBA = {
@@ -95,7 +100,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     signs = ", 1, 1" if tiles.sum == "f32" else ""
     ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
     shape = f"m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]}"
-    instruction = Wgmma(shape, count, signs + ways, llvm_type)
+    instruction = WgmmaInstruction(shape, count, signs + ways, llvm_type)
     # From one step to the next, in units of descriptors: terms of a line, or, of an operand by rows, lines.
     along, across = STEP_BYTES // DESCRIPTOR_UNIT, step * CHUNK // DESCRIPTOR_UNIT
     a_step, a_leading = (across if a_by_rows else along), NO_LEADING
