@@ -17,8 +17,8 @@ minima, maxima, ``and`` and ``or``. Updates of a slice that is written back to i
 (:mod:`aotc.lowering.passes.canonicalize.stacked_states`).
 
 Sums move into branches that add zeros on one side (:mod:`aotc.lowering.passes.canonicalize.branch_sums`), sums of inner
-loops are added where these write (:mod:`aotc.lowering.passes.canonicalize.inner_sums`), and selects between whole
-states of loops become branches (:mod:`aotc.lowering.passes.canonicalize.state_branches`).
+loops are added where these write (:mod:`aotc.lowering.passes.canonicalize.inner_sums`). Selects between whole states of
+loops become branches (:mod:`aotc.lowering.passes.canonicalize.state_branches`).
 
 Elements without an update keep their bits: the neutral value leaves them unchanged, NaN included, except that ``-0.0 +
 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
@@ -35,23 +35,21 @@ from functools import cached_property
 
 import numpy as np
 
-from aotc.ir.dims.algebra import Dim, is_static, product, static
 from aotc.ir.opset import PARTIAL_WRITES
-from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.copies import copy_region
-from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, uses, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
+from aotc.lowering.passes.canonicalize.array_passes import is_small_part
 from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
 from aotc.lowering.passes.canonicalize.inner_sums import add_inner_sums
-from aotc.lowering.passes.canonicalize.negative_zeros import combined, track_negative_zeros
+from aotc.lowering.passes.canonicalize.negative_zeros import combined, padded_starts, track_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
 from aotc.lowering.passes.canonicalize.state_branches import branch_on_states
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
-from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -156,20 +154,8 @@ def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     return b.make("scatter", (target, *op.operands[1:]), op.attrs, target.type, regions=(region,))
 
 
-PADDED_PART = Limit(
-    1,
-    "size of an array, in multiples of a padded part (rounded down), up to which the padded array is added whole",
-    "updating a half in place reads and writes it twice, which takes as long as the whole once",
-)
-
-
 def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     """Return ``x`` with a padded part combined into it, or None if the part is too large for that to pay."""
-    part, low, high = op.operands[0], dims_of(op.attrs, "low"), dims_of(op.attrs, "high")
-    shapes: tuple[Dim, ...] = (*part.type.shape, *op.result.type.shape, *low, *high)
-    if not is_static(shapes) or any(dims_of(op.attrs, "interior")) or min(map(static, (*low, *high)), default=0) < 0:
+    if not is_small_part(op):
         return None
-    if PADDED_PART.holds(static(product(op.result.type.shape)) // max(static(product(part.type.shape)), 1)):
-        return None
-    starts = [b.constant(n, TensorType("i64")) for n in map(static, low)]
-    return combined(name, part, b.reshape(x, op.result.type.shape), starts, b)
+    return combined(name, op.operands[0], b.reshape(x, op.result.type.shape), padded_starts(op, b), b)

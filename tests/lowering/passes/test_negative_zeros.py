@@ -18,7 +18,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
-from aotc.lowering.passes.canonicalize import limits
+from aotc.lowering.passes.canonicalize import array_passes
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.devices.cuda import driver
@@ -31,17 +31,17 @@ NUMBERS = np.array([-0.0, -0.0, 0.0, 1.0, -1.0, np.nan, np.inf], np.float32)
 def small_arrays(monkeypatch):
     """Let no array be too small for a flag."""
     for name in ("BRANCHED_BYTES", "BRANCHED_BYTES_CUDA"):
-        monkeypatch.setattr(limits, name, replace(getattr(limits, name), value=0))
+        monkeypatch.setattr(array_passes, name, replace(getattr(array_passes, name), value=0))
 
 
 # ---------------------------------------------------------------- statements: (kind, number, inner lists)
 
 
 def random_statements(r, depth, count):
-    kinds = ["slice", "slice", "scatter", "set", "clear", "negate", "note", "branch", "choice", "loop"]
+    kinds = ["slice", "slice", "pad", "scatter", "set", "clear", "negate", "note", "branch", "choice", "loop"]
     found = []
     for _ in range(count):
-        kind = r.choice(kinds if depth else kinds[:7])
+        kind = r.choice(kinds if depth else kinds[:8])
         inner = [random_statements(r, depth - 1, r.randint(0, 2)) for _ in range(2)] if depth else []
         found.append((kind, r.randint(0, 5), inner))
     return found
@@ -54,6 +54,10 @@ def run_numpy(statements, x, y, i, parts):
             case "slice":
                 z = np.zeros_like(x)
                 z[p : p + 2] = g
+                x = x + z
+            case "pad":
+                z = np.zeros_like(x)
+                z[k : k + 2] = g
                 x = x + z
             case "scatter":
                 z = np.zeros_like(x)
@@ -78,6 +82,8 @@ def run_jax(statements, x, y, i, parts):
         match kind:
             case "slice":
                 x = x + lax.dynamic_update_slice(jnp.zeros_like(x), g, (p,))
+            case "pad":
+                x = x + lax.pad(g, np.float32(0), [(k, SIZE - k - 2, 0)])
             case "scatter":
                 x = x + jnp.zeros_like(x).at[jnp.stack([p, k, p])].add(jnp.stack([g[0], g[1], g[1]]))
             case "set" | "clear" | "negate":

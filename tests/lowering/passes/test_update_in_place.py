@@ -17,7 +17,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import Module, walk
 from aotc.lowering.analysis.constant_values import constants_in, splat_of
-from aotc.lowering.passes.canonicalize import inner_sums, limits
+from aotc.lowering.passes.canonicalize import array_passes, inner_sums
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.devices.cuda import driver
@@ -33,7 +33,7 @@ PLACES[2] = 7
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch):
     """Let no table be too small for a branch, or to add the sum of an inner loop by its places."""
-    rows = (inner_sums, "INNER_SUM", 1), (limits, "BRANCHED_BYTES", 0), (limits, "BRANCHED_BYTES_CUDA", 0)
+    rows = (inner_sums, "INNER_SUM", 1), (array_passes, "BRANCHED_BYTES", 0), (array_passes, "BRANCHED_BYTES_CUDA", 0)
     for module, name, value in rows:
         monkeypatch.setattr(module, name, replace(getattr(module, name), value=value))
 

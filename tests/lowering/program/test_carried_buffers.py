@@ -22,7 +22,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
-from aotc.lowering.passes.canonicalize import limits
+from aotc.lowering.passes.canonicalize import array_passes
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.owners import alternate_buffers, exchange_buffers
 from aotc.options import Options
@@ -124,8 +124,8 @@ CASES = {
 
 def unroll_small_arrays(monkeypatch):
     """Let no array be too small to unroll loops for, to exchange roles of buffers, or for a branch."""
-    rows = (alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES"), (limits, "BRANCHED_BYTES")
-    for module, begin in rows:
+    alternated, exchanged = (alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES")
+    for module, begin in (alternated, exchanged, (array_passes, "BRANCHED_BYTES")):
         for name in (begin, f"{begin}_CUDA"):
             monkeypatch.setattr(module, name, replace(getattr(module, name), value=0))
 

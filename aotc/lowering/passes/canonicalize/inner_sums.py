@@ -31,7 +31,7 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, wal
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.analysis.trip_counts import counters, trip_count
-from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.options import Options

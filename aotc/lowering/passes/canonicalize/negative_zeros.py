@@ -26,15 +26,17 @@ from functools import cached_property
 
 import numpy as np
 
+from aotc.ir.dims.algebra import static
 from aotc.ir.opset import CONTROL_FLOW, PARTIAL_WRITES
 from aotc.ir.opset.control import RUNS_ONCE
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.copies import Names, copy_region
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import is_apart, overwrites
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
-from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.lowering.passes.canonicalize.array_passes import is_small_part, pays_a_branch
 from aotc.lowering.passes.rewrite import Builder
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -55,6 +57,11 @@ def combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Build
     """Return ``base``, else ``x``, with ``part`` combined into the slice of ``x`` that begins at ``starts``."""
     old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
     return b.make("dynamic_update_slice", (base or x, b.make(name, (old, part)), *starts))
+
+
+def padded_starts(pad: Op, b: Builder) -> list[Value]:
+    """Return the place of the operand of ``pad`` in its result."""
+    return [b.constant(n, TensorType("i64")) for n in map(static, dims_of(pad.attrs, "low"))]
 
 
 @dataclass
@@ -193,8 +200,10 @@ class _Tracker:
 
     def _is_update(self, op: Op) -> bool:
         """Return True if ``op`` is an update of zeros whose elements can be added one by one."""
-        if op.name not in PARTIAL_WRITES - {"pad"} or len(op.results) != 1 or self.counts.get(op.result) != 1:
+        if op.name not in PARTIAL_WRITES or len(op.results) != 1 or self.counts.get(op.result) != 1:
             return False
+        if op.name == "pad":
+            return self._is_zero(op.operands[1]) and is_small_part(op)
         if op.name == "scatter":
             is_wide = DTYPES[op.result.type.dtype].bits >= 32
             if overwrites(op) or combiner(op) != "add" or not (is_wide or is_apart(op)):
@@ -284,7 +293,9 @@ class _Tracker:
             made = b.make("scatter", (whole, *update.operands[1:]), update.attrs, whole.type, regions=(region,))
             clean = b.constant(True, FLAG)
         else:
-            _, part, *starts = update.operands
+            pads = update.name == "pad"
+            part = update.operands[0 if pads else 1]
+            starts = padded_starts(update, b) if pads else update.operands[2:]
             made = combined("add", part, b.reshape(x, shape), starts, b, whole)
             clean = b.make("or", (flag, self._is_clean(b.definitions[made].operands[1], b)))
         b.append(Op("reshape", (made,), (op.result,), {}, loc=op.loc))

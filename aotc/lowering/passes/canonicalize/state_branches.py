@@ -24,7 +24,7 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured,
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.cost_model.work import estimated_bytes
-from aotc.lowering.passes.canonicalize.limits import pays_a_branch
+from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
 from aotc.options import Options
 
 _SAME_ARRAY = (PARTIAL_WRITES | VIEWS) - {"pad"}
