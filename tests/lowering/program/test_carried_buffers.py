@@ -20,7 +20,7 @@ from support.programs.carried import NAMES, Assign, Carried, Choose, Combine, Re
 import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.program.ir import Copy, Launch, walk
+from aotc.ir.program.ir import Copy, Launch, Loop, walk
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.canonicalize import array_passes
 from aotc.lowering.program.memories import Memories
@@ -266,10 +266,6 @@ def moved_element(x):
     return lax.fori_loop(0, 9, step, x)
 
 
-def reset(x):
-    return lax.fori_loop(0, 9, lambda i, x: jnp.where(x[i] > 5, 0, x.at[i + 1].add(x[i])), x)
-
-
 def union_find(x):
     def root(p, i):
         return lax.while_loop(lambda i: p[i] != i, lambda i: p[i].astype(int), i)
@@ -308,6 +304,44 @@ def test_a_donated_buffer_is_never_copied_on_a_gpu(function):
 @pytest.mark.parametrize("function", IN_PLACE, ids=lambda f: f.__name__)
 def test_an_update_in_a_loop_is_part_of_one_kernel(function):
     assert copies(function, BIG) == (0, 1)
+
+
+def swapped_by_choice(a, b):
+    def step(i, s):
+        a, b = s[0].at[i].add(s[1][i + 1]), s[1]
+        return jnp.where(a[i] > 0, b, a), jnp.where(a[i] > 0, a, b)
+
+    return lax.fori_loop(0, 9, step, (a, b))
+
+
+def best_of(a, b):
+    step = lambda i, s: (jnp.where(s[0][i] > s[1][i], s[0], s[1]), s[1].at[i].add(s[0][i + 1]))
+    return lax.fori_loop(0, 9, step, (a, b))
+
+
+def reset(a, b):
+    return lax.fori_loop(0, 9, lambda i, s: (jnp.where(s[0][i] > 5, 0, s[0].at[i].add(1)), s[1]), (a, b))
+
+
+def computed_choice(a, b):
+    return lax.fori_loop(0, 9, lambda i, s: (jnp.where(s[0][i] > 5, jnp.sin(s[0]), s[0]), s[1]), (a, b))
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("function", [swapped_by_choice, best_of, reset, computed_choice], ids=lambda f: f.__name__)
+def test_a_choice_between_states_is_a_branch(function):
+    """A select would read and write whole arrays; a side that is computed for the choice alone needs no memory."""
+    _, program, _ = lowered(function, (BIG, BIG))
+    large = [s for s in walk(program.steps) if isinstance(s, Launch) and s.kernel.outputs[0].shape == BIG.shape]
+    selects = [s for s in large if s.kernel.name.endswith("select")]
+    assert bool(selects) == (function is computed_choice)
+
+
+@pytest.mark.ir
+def test_a_choice_that_swaps_copies_nothing_in_the_loop():
+    _, program, _ = lowered(swapped_by_choice, (BIG, BIG), donated=(0, 1))
+    loops = [step for step in walk(program.steps) if isinstance(step, Loop)]
+    assert not any(isinstance(s, Copy) and s.size == BIG.nbytes for loop in loops for s in walk(loop.body))
 
 
 @pytest.mark.ir

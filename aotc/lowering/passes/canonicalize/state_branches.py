@@ -21,7 +21,6 @@ from aotc.ir.opset import FREE, PARTIAL_WRITES
 from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, captures, walk
-from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import unmoved
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
@@ -71,7 +70,7 @@ class _Brancher:
         """Return True if ``v`` is one of the arrays ``stored``, updated or not, or filled with one number."""
         while v not in stored and (maker := self.makers.get(v)) is not None and maker.name in _SAME_ARRAY:
             v = maker.operands[0]
-        return v in stored or splat_of(v, self.makers) is not None
+        return v in stored or unmoved(v, self.makers).type.rank == 0
 
     def _branched(self, ops: Sequence[Op], test: Value, selects: Sequence[Op]) -> list[Op]:
         """Return ``ops`` with one branch in place of ``selects``, unless other ops read a result as a whole."""
@@ -81,12 +80,24 @@ class _Brancher:
         if any(ops.index(op) < last or not _reads_part(op) for op in readers):
             return list(ops)
         index = Value(self.names.fresh("index"), TensorType("i32"))
-        sides = (Region((), (), tuple(op.operands[n] for op in selects)) for n in (2, 1))
+        sides = (self._side([op.operands[n] for op in selects]) for n in (2, 1))
         convert = Op("convert", (test,), (index,), loc=selects[0].loc)
         branch = Op("case", (index,), tuple(op.result for op in selects), {}, tuple(sides), selects[0].loc)
         self.makers.update((v, op) for op in (convert, branch) for v in op.results)
         rest = [op for op in ops[: last + 1] if op not in selects]
         return [*rest, convert, branch, *ops[last + 1 :]]
+
+    def _side(self, values: Sequence[Value]) -> Region:
+        """Return a side that returns ``values``; it fills those that have one number in all elements."""
+        ops: list[Op] = []
+        results = []
+        for v in values:
+            scalar = unmoved(v, self.makers)
+            if scalar.type.rank == 0:
+                v = Value(self.names.fresh(v.name), v.type)
+                ops.append(Op("broadcast", (scalar,), (v,), {"dims": ()}))
+            results.append(v)
+        return Region((), tuple(ops), tuple(results))
 
 
 def _reads_part(op: Op) -> bool:
