@@ -118,7 +118,7 @@ class Options:
         Python functions in place of kernels, with the parameters that ``aotc dump --kernels -o`` prints:
         ``{"k3_row": my_kernel}``, or a module (its path, or its text) that defines ``k3_row``. Numba compiles the
         function (``numba.cuda`` for GPUs). It is refused if its results differ from the kernel's on random arguments; a
-        function for GPUs is tried on the CPU. Kernels of templates cannot be replaced.
+        function for GPUs is tried on the CPU, and on a GPU if there is one. Kernels of templates cannot be replaced.
     guard : bool
         Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
         default is the value of ``AOTC_GUARD`` at compile time.

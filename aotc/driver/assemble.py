@@ -231,7 +231,7 @@ def _images(
              for k in kernels if calls_device_function(k)}  # fmt: skip
     try:
         sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-        sources |= {k.name: _replacement(k, str(options.replace[k.name]), target)
+        sources |= {k.name: _replacement(k, str(options.replace[k.name]), target, options)
                     for k in kernels if k.name in options.replace}  # fmt: skip
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
@@ -240,13 +240,14 @@ def _images(
         raise _refused(calls[refusal.symbol], refusal.reason) from None
 
 
-def _replacement(kernel: Kernel, source: str, target: Target) -> str:
+def _replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
     """Return the module of a function in place of a GPU kernel, after a trial of both."""
-    from aotc.kernels.numba_front.compile import KernelRefused  # imports Numba
+    from aotc.driver.gpu_kernels import problem_on_gpu  # imports Numba
+    from aotc.kernels.numba_front.compile import KernelRefused
     from aotc.kernels.numba_front.gpu_trial import problem
 
     try:
-        reason = problem(kernel, source, target)
+        reason = problem(kernel, source, target) or problem_on_gpu(kernel, source, target, options)
     except KernelRefused as error:
         reason = str(error)
     if reason:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aotc.driver.gpu_kernels import GpuKernels
 from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import ExternalCall, Kernel, walk
 from aotc.ir.loop.parser import parse_kernel
@@ -25,12 +26,12 @@ from aotc.kernels.numba_front.trial import (
 )
 from aotc.lowering.analysis.fft_tables import real_twiddles, twiddles
 from aotc.targets import TARGETS
-from aotc.tools.gpu_kernels import GpuKernels
 from aotc.vmfb.abi import TABLE_SYMBOL
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.devices.cpu import device as cpu_device
 from aotc.vmfb.devices.cpu.native import SharedObject
 from aotc.vmfb.devices.cuda import device as cuda_device
+from aotc.vmfb.devices.cuda.loaded_kernels import images
 from aotc.vmfb.errors import BundleError
 
 
@@ -87,7 +88,9 @@ class CudaKernels:
     def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         self._target = TARGETS[part["target"]]
         self.obstacle = cuda_device.obstacle(dict(part))
-        self._kernels = None if self.obstacle else GpuKernels(opened, {**part, "kernels": rows})
+        self._kernels: GpuKernels | None = None
+        if not self.obstacle:
+            self._kernels = GpuKernels(opened.where, rows, images(opened, {**part, "kernels": rows}))
 
     def expected(self, kernel: Kernel, arguments: Arguments) -> None:
         """Run the bundle's kernel, if a GPU can."""

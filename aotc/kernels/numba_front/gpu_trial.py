@@ -42,7 +42,10 @@ def problem(kernel: Kernel, source: str, target: Target) -> str:
             arguments = random_arguments(kernel, seed)
             expected, found = arguments.copied(), arguments.copied()
             call_simulated(printed, kernel, target, expected)
-            call_simulated(own, kernel, target, found)
+            try:
+                call_simulated(own, kernel, target, found)
+            except NoTrial as reason:
+                return str(reason)
             if said := difference(kernel, expected, found):
                 return f"on random arguments, {said}"
     except NoTrial as reason:
@@ -56,7 +59,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     Raises
     ------
     NoTrial
-        If the function uses what the simulator lacks.
+        If the function uses what the simulator lacks, or accesses an element outside of an array.
     """
     together, threads = needs_grid(kernel), thread_count(kernel)
     blocks = arguments.grid
@@ -72,3 +75,5 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
         run_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, some, together)
     except NumbaError as error:
         raise NoTrial(f"it does not run in the simulator: {numba_reason(error)}") from error
+    except IndexError as error:
+        raise NoTrial(f"it accesses an element outside of an array ({error})") from error

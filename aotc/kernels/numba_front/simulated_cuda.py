@@ -29,6 +29,7 @@ from aotc.kernels.runtime import gpu
 from aotc.kernels.runtime.memory import array_over
 from aotc.vmfb.abi import ALIGNMENT
 
+_FUNCTION = njit(error_model="numpy", boundscheck=True)  # a user's function must not write beyond its arrays
 _ERRORS: list[BaseException] = []
 """What callbacks of the running kernel raised; compiled code cannot."""
 _LAUNCH = [0, 0, 0]  # threads of a block, blocks, bytes of dynamic shared memory
@@ -57,6 +58,8 @@ def run_kernel(
     ------
     numba.core.errors.NumbaError
         If it uses something that the simulator lacks.
+    IndexError
+        If it accesses an element outside of an array.
     """
     compiled = _compiled(getattr(function, "py_func", function))
     compiled.compile(tuple(numba.typeof(a) for a in arguments))
@@ -69,7 +72,7 @@ def run_kernel(
 
 @lru_cache(maxsize=4)
 def _compiled(function: Callable[..., None]) -> Any:
-    return njit(error_model="numpy")(rehosted(function, {}))
+    return _FUNCTION(rehosted(function, {}))
 
 
 def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[..., Any]:
@@ -86,7 +89,7 @@ def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[...
             return value
         if id(value) not in done:
             done[id(value)] = None
-            done[id(value)] = njit(error_model="numpy")(rehosted(value.py_func, done))
+            done[id(value)] = _FUNCTION(rehosted(value.py_func, done))
         return done[id(value)]
 
     scope = {name: moved(value) for name, value in function.__globals__.items()}

@@ -1,35 +1,42 @@
-"""Single kernels of a bundle on a GPU, outside of its programs."""
+"""Single kernels on a GPU, outside of a program: for trials beside other code."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotc.ir.loop.ir import Kernel
-from aotc.kernels.numba_front.trial import Arguments
-from aotc.vmfb.bundle import OpenedBundle
+from aotc.kernels.cuda.build import build_images
+from aotc.kernels.numba_front.gpu_compile import compile_kernel
+from aotc.kernels.numba_front.replacement import TRIALS
+from aotc.kernels.numba_front.trial import Arguments, difference, random_arguments
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.devices.cuda.device import obstacle
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
-from aotc.vmfb.devices.cuda.loaded_kernels import images
 from aotc.vmfb.devices.cuda.tensor_map import encode_map
+from aotc.vmfb.errors import VmError
 
 
 class GpuKernels:
-    """The kernels of one part of a bundle on the first GPU.
+    """Kernels on the first GPU.
 
     Parameters
     ----------
-    opened : OpenedBundle
-    part : mapping
-        The part's entry of the manifest, with its kernels.
+    where : str
+        The bundle, for messages.
+    rows : sequence of mapping
+        Their entries of the manifest.
+    code : sequence of bytes-like
+        Their images.
     """
 
-    def __init__(self, opened: OpenedBundle, part: Mapping[str, Any]) -> None:
-        self._where = opened.where
-        rows = part["kernels"]
+    def __init__(self, where: str, rows: Sequence[Mapping[str, Any]], code: Sequence[bytes | memoryview]) -> None:
+        self._where = where
         self._rows = {row["name"]: row for row in rows}
-        self._images = dict(zip(self._rows, images(opened, dict(part)), strict=True))
+        self._images = dict(zip(self._rows, code, strict=True))
         self._gpu = Gpu(0)
 
     def run_own(self, kernel: Kernel, arguments: Arguments) -> None:
@@ -63,3 +70,33 @@ class GpuKernels:
             gpu.download(array.ctypes.data, place, array.nbytes)
         gpu.wait()
         gpu.free(places)
+
+
+def problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+    """Return how a function in place of ``kernel`` differs on this machine's GPU; empty if none runs the target.
+
+    ``source`` is the text of the module that defines it.
+
+    Raises
+    ------
+    KernelRefused
+        If it cannot be compiled.
+    """
+    if obstacle({"target": target.name}):
+        return ""
+    built = build_images([kernel], target, options)
+    row = built.kernels[0].entry()
+    begin, size = row["image"]
+    kernels = GpuKernels("a trial", [row], [built.data[begin : begin + size]])
+    image = compile_kernel(kernel, target, source, kernel.name)
+    for seed in range(TRIALS):
+        arguments = random_arguments(kernel, seed)
+        expected, found = arguments.copied(), arguments.copied()
+        try:
+            kernels.run_own(kernel, expected)
+            kernels.run(image.data, kernel.name, kernel, found)
+        except VmError as error:
+            return f"it fails on the GPU: {error}"
+        if said := difference(kernel, expected, found):
+            return f"on random arguments on the GPU, {said}"
+    return ""
