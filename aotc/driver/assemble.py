@@ -13,6 +13,7 @@ import numpy as np
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.driver.compress_constants import compress_constants
+from aotc.driver.gpu_kernels import problem_on_gpu
 from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
@@ -242,8 +243,7 @@ def _images(
 
 def _replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
     """Return the module of a function in place of a GPU kernel, after a trial of both."""
-    from aotc.driver.gpu_kernels import problem_on_gpu  # imports Numba
-    from aotc.kernels.numba_front.compile import KernelRefused
+    from aotc.kernels.numba_front.compile import KernelRefused  # imports Numba
     from aotc.kernels.numba_front.gpu_trial import problem
 
     try:

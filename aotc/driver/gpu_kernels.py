@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotc.ir.loop.ir import Kernel
-from aotc.kernels.cuda.build import build_images
-from aotc.kernels.numba_front.gpu_compile import compile_kernel
-from aotc.kernels.numba_front.replacement import TRIALS
 from aotc.kernels.numba_front.trial import Arguments, difference, random_arguments
 from aotc.options import Options
 from aotc.targets import Target
@@ -82,6 +79,10 @@ def problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options
     KernelRefused
         If it cannot be compiled.
     """
+    from aotc.kernels.cuda.build import build_images
+    from aotc.kernels.numba_front.gpu_compile import compile_kernel  # needs numba-cuda
+    from aotc.kernels.numba_front.replacement import TRIALS
+
     if obstacle({"target": target.name}):
         return ""
     built = build_images([kernel], target, options)
