@@ -1,7 +1,7 @@
 """Exception boundary around each compiler stage: an unexpected exception becomes an InternalError with a reproducer.
 
 Four kinds of exceptions leave a stage. ``CompileError``: the model is wrong, or the machine lacks memory, disk space or
-a package. ``BundleError`` and ``VmError``: errors of the runtime, which the compiler uses to write files.
+a package. ``BundleError`` and ``CallError``: errors of the runtime, which the compiler uses to write files.
 ``InternalError``: everything else, with the stage, a folder that holds the traceback and the input of the stage, and
 the command that reproduces it. ``KeyboardInterrupt`` and a closed pipe pass unchanged.
 """
@@ -19,11 +19,11 @@ from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError,
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
 from aotc.options import Options
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.files import report_folder
 from aotc.vmfb.host.install import install_command
 
-THEIRS = (CompileError, BundleError, VmError, AotcWarning)
+THEIRS = (CompileError, BundleError, CallError, AotcWarning)
 """Errors that are not bugs of aotc; a warning is raised as an error where Python is told so (``-W error``)."""
 EXTRAS = {
     **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "scipy", "flatbuffers"), "compile"),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
 from aotc.vmfb.result_names import pairs_of
 
@@ -313,7 +313,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
     try:
         pairs_of(options.state)
-    except VmError as error:
+    except CallError as error:
         raise CompileError.at(UNKNOWN, str(error)) from None
     if not _are_names(options.devices):
         raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")

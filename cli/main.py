@@ -86,9 +86,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     from aotc.diagnostics import CompileError, InternalError
     from aotc.guard import internal_error, machine_error
     from aotc.options import Options
-    from aotc.vmfb.errors import BundleError, VmError
+    from aotc.vmfb.errors import BundleError, CallError
 
-    if isinstance(error, (CompileError, BundleError, VmError)):
+    if isinstance(error, (CompileError, BundleError, CallError)):
         return _as_error(str(error)), 1
     if isinstance(error, InternalError):
         return str(error), 2

@@ -14,7 +14,7 @@ from aotc.vmfb.devices.cuda.device import obstacle
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.tensor_map import encode_map
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 
 class GpuKernels:
@@ -96,7 +96,7 @@ def problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options
         try:
             kernels.run_own(kernel, expected)
             kernels.run(image.data, kernel.name, kernel, found)
-        except VmError as error:
+        except CallError as error:
             return f"it fails on the GPU: {error}"
         if said := difference(kernel, expected, found):
             return f"on random arguments on the GPU, {said}"

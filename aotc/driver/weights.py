@@ -21,7 +21,7 @@ from aotc.ir.program.ir import Constants
 from aotc.options import UNPACKED, Options
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.weights.own import places_of, with_weights
 from aotc.vmfb.weights.safetensors import encode_header, make_row
@@ -56,7 +56,7 @@ def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, O
                 path: _array(values[name][n], path) for name, own in places.functions.items() for path, n in own.items()
             }
             return with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
-        except (BundleError, VmError) as error:
+        except (BundleError, CallError) as error:
             raise CompileError.at(UNKNOWN, str(error)) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, to_numpy
-from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.errors import CallError, FenceCancelled
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.results import NUMPY
 
@@ -154,7 +154,7 @@ class Batcher:
             _fail(members, FenceCancelled("", "the batch was cancelled"))
             raise
         except Exception as error:
-            if len(members) == 1 or not isinstance(error, VmError):
+            if len(members) == 1 or not isinstance(error, CallError):
                 _fail(members, error)
             else:
                 await self._apart(members)
@@ -244,7 +244,7 @@ def rows_are_independent(
             together = module.invoke(function, *arrays, results=NUMPY)
             singles = [[rows_of(a, n, at) for a, at in zip(arrays, axes)] for n in range(PROBE_ROWS)]
             alone = [module.invoke(function, *one, results=NUMPY) for one in singles]
-        except VmError as found:
+        except CallError as found:
             error = str(found).partition("\n")[0]
             continue
         places = [*axes, *[0] * len(together)]

@@ -180,7 +180,7 @@ class Engine:
 
         Raises
         ------
-        VmError
+        CallError
             If the request does not match the function, or the function raises an error.
         """
         arrays = function.gather(request, where)

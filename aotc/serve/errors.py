@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.errors import BundleError, CallError, DeadlineExceeded, FenceCancelled
 
 BAD, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, COMPRESSED = 400, 401, 403, 404, 413, 415
 CONFLICT, SLOW, BUSY, HEAD_TOO_LONG, FAILED, CLOSED, LATE = 409, 408, 429, 431, 500, 503, 504
@@ -13,10 +13,10 @@ GOOD = 200
 CANCELLED = 499  # the client has disconnected, so nobody reads this status
 
 
-class RequestFault(VmError):
+class RequestFault(CallError):
     """A refused request.
 
-    The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.VmError`. ``retry`` is the number of
+    The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.CallError`. ``retry`` is the number of
     seconds after which a retry may succeed, 0 if none will.
     """
 
@@ -55,7 +55,7 @@ def status_of(error: BaseException) -> int:
             return LATE
         case FenceCancelled():
             return CANCELLED
-        case VmError():
+        case CallError():
             return BAD
         case MemoryError():
             return CLOSED
@@ -69,7 +69,7 @@ ERROR_LETTERS = 4000
 def text_of(error: BaseException) -> str:
     """Return the message for the client; an internal error is only named."""
     match error:
-        case VmError() | BundleError():
+        case CallError() | BundleError():
             return str(error)[:ERROR_LETTERS]
         case MemoryError():
             return "error: the server has no memory for this request\n  try: again, or a smaller one"

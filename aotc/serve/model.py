@@ -21,7 +21,7 @@ from aotc.serve.statistics import Statistics
 from aotc.serve.tensors import datatype_of, names_of
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.limits import DISPATCHERS, MOST_DISPATCHERS
 from aotc.vmfb.module import LoadedModule, load
@@ -158,7 +158,7 @@ class ServedModel:
         self.functions = {n: ServedFunction(self.module, n, settings, variants) for n in names}
         try:
             self.default = self.module.default_name()
-        except VmError:
+        except CallError:
             self.default = ""
         self.statistics = Statistics()
         self.decoder: Decoder | None = None

@@ -16,7 +16,7 @@ from aotc.serve.asgi import AsgiApp
 from aotc.serve.repository import bundles_of, entries_of
 from aotc.serve.settings import Settings
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -34,7 +34,7 @@ def application(settings: Settings, **options: Any) -> Any:
 
     Raises
     ------
-    VmError
+    CallError
         If a setting is invalid.
     """
     # Ray assigns cores, so one thread is the default; requests to its proxy have the cluster's name, not this
@@ -66,7 +66,7 @@ def applications(
 
     Raises
     ------
-    VmError
+    CallError
         If a setting is invalid, or no bundle can be read.
     """
     made, options = {}, {CPU: cpu or {}, CUDA: gpu or {}}
@@ -81,7 +81,7 @@ def kinds_of(source: Path) -> set[str]:
 
     Raises
     ------
-    VmError
+    CallError
         If none of them can be read.
     """
     if source.is_dir():
@@ -95,7 +95,7 @@ def kinds_of(source: Path) -> set[str]:
         except (BundleError, OSError) as error:
             reason = str(error)
     if not kinds:
-        raise VmError("", "there is no bundle to make replicas for", f"{source}: {reason}")
+        raise CallError("", "there is no bundle to make replicas for", f"{source}: {reason}")
     return kinds
 
 

@@ -23,7 +23,7 @@ from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
@@ -184,12 +184,12 @@ class Repository:
 
         Raises
         ------
-        VmError
+        CallError
             If the source is a single file and it is not loaded.
         """
         if self._one and not self.models:
             reasons = [reason for _, reason in self.failures.values()]
-            raise VmError("", reasons[0] if reasons else f"{self._settings.source} has gone")
+            raise CallError("", reasons[0] if reasons else f"{self._settings.source} has gone")
 
     def _scan_periodically(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
@@ -221,7 +221,7 @@ class Repository:
                 lambda: ServedModel(name, version, path, stamp, self._settings, not self._one)
             )
         except Exception as error:
-            expected = isinstance(error, BundleError | VmError | OSError | MemoryError)
+            expected = isinstance(error, BundleError | CallError | OSError | MemoryError)
             reason = str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
             passing = isinstance(error, OSError | MemoryError)  # of the machine, not of the file: retried at each scan
             self.failures[place] = replace(stamp, touched=-1) if passing else stamp, reason

@@ -21,7 +21,7 @@ from aotc.serve.limits import HANDSHAKES, SPARE_CONNECTIONS
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 # Connections that may wait in the listen queue while the server is busy: more than the default size of the request
 # queue.
@@ -51,7 +51,7 @@ def serve(settings: Settings, started: Started | None = None) -> None:
 
     Raises
     ------
-    VmError, BundleError
+    CallError, BundleError
         If a setting is invalid, an address is not available, or the only bundle cannot be loaded.
     """
     settings.check()
@@ -93,7 +93,7 @@ async def _loaded(engine: Engine, stop: _Stop) -> bool:
 
     Raises
     ------
-    VmError
+    CallError
         If the folder cannot be read, or the only bundle cannot be loaded.
     """
     loading, stopping = asyncio.create_task(engine.repository.refresh()), asyncio.create_task(stop.wanted.wait())
@@ -157,7 +157,7 @@ def _listen(settings: Settings) -> socket.socket:
 
     Raises
     ------
-    VmError
+    CallError
         If the address is not available.
     """
     try:
@@ -177,7 +177,7 @@ def _listen(settings: Settings) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         where = f"{settings.host}:{settings.port}"
         expected = "an address of this machine, a free port"
-        raise VmError("", "cannot listen there", f"{where}: {reason}", expected) from None
+        raise CallError("", "cannot listen there", f"{where}: {reason}", expected) from None
 
 
 # Connections that the event loop accepts before it reads from them, so that a health check is read before newer

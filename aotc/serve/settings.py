@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.trust import check_keys
 
 # Largest value of an option of gRPC's library, a C int: bytes of a message and of a head, connections.
@@ -121,19 +121,19 @@ class Settings:
 
         Raises
         ------
-        VmError
+        CallError
             If a setting is invalid, or would allow access from other machines without a token.
         """
         if not self.source.exists():
-            raise VmError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
+            raise CallError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise VmError("", "TLS needs a certificate and its key", hint="--tls-cert cert.pem --tls-key key.pem")
+            raise CallError("", "TLS needs a certificate and its key", hint="--tls-cert cert.pem --tls-key key.pem")
         if self.tls_cert:
             _check_certificate(self.tls_cert, self.tls_key)
         if self.trusted_keys:
             check_keys(self.trusted_keys)
         if self.threads is not None and self.threads < 1:
-            raise VmError("", "threads must be positive", self.threads, "1 or more")
+            raise CallError("", "threads must be positive", self.threads, "1 or more")
         least: dict[str, tuple[float, float]] = {
             "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
             "sequences": (self.sequences, 0), "sequence_timeout": (self.sequence_timeout, 0),
@@ -143,19 +143,19 @@ class Settings:
         }  # fmt: skip
         for name, (value, bound) in least.items():
             if not bound <= value < float("inf"):
-                raise VmError("", f"{name} is too small or endless", value, f"{bound} or more")
+                raise CallError("", f"{name} is too small or endless", value, f"{bound} or more")
         for name in ("timeout", "head_timeout", "body_timeout", "idle_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise VmError("", f"{name} must be positive and finite", getattr(self, name), "seconds above 0")
+                raise CallError("", f"{name} must be positive and finite", getattr(self, name), "seconds above 0")
         self._check_memory()
         for name in ("max_message", "max_head", "connections"):
             if getattr(self, name) > GRPC_MOST:
-                raise VmError("", f"{name} is too large", getattr(self, name), f"{GRPC_MOST} or less, as in gRPC")
+                raise CallError("", f"{name} is too large", getattr(self, name), f"{GRPC_MOST} or less, as in gRPC")
         if self.model_control and not self.source.is_dir():
-            raise VmError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
+            raise CallError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
         if not (self.token or self.insecure or is_local(self.host)):
             hint = "--token-file, or --insecure if whoever reaches this address may use the models"
-            raise VmError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
+            raise CallError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
         return self
 
     def _check_memory(self) -> None:
@@ -166,7 +166,7 @@ class Settings:
         if not longest <= self.memory < float("inf"):
             hint = "--memory-mb, --max-body-mb, --max-message-mb, --max-json-mb, or --max-head-kb"
             what = "the memory of all requests must hold one"
-            raise VmError("", what, self.memory, f"{longest} bytes or more", hint)
+            raise CallError("", what, self.memory, f"{longest} bytes or more", hint)
 
 
 def _check_certificate(cert: str, key: str) -> None:
@@ -174,21 +174,21 @@ def _check_certificate(cert: str, key: str) -> None:
 
     Raises
     ------
-    VmError
+    CallError
         If a file cannot be read, is not PEM, is encrypted, or they do not match.
     """
     for path in (cert, key):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
-            raise VmError("", "a file of TLS cannot be read", path, "a PEM file")
+            raise CallError("", "a file of TLS cannot be read", path, "a PEM file")
 
     def refuse_password() -> str:
-        raise VmError("", "the key of TLS is encrypted", key, "a PEM file without a password", "openssl pkey -in KEY")
+        raise CallError("", "the key of TLS is encrypted", key, "a PEM file without a password", "openssl pkey -in KEY")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, refuse_password)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         what, expected = "the certificate and key of TLS cannot be used", "a certificate and its private key, both PEM"
-        raise VmError("", what, f"{cert}, {key}: {error}", expected) from None
+        raise CallError("", what, f"{cert}, {key}: {error}", expected) from None
 
 
 def is_local(host: str) -> bool:

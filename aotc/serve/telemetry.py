@@ -8,7 +8,7 @@ from logging import getLogger
 from typing import Any
 
 from aotc.serve.logs import LOGGER
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 Span = Callable[[str, Mapping[str, str], Mapping[str, Any]], AbstractContextManager[Any]]
 
@@ -23,7 +23,7 @@ def open_traces(wanted: bool) -> Span:
 
     Raises
     ------
-    VmError
+    CallError
         If traces are enabled and the API is not installed.
     """
     if not wanted:
@@ -33,7 +33,7 @@ def open_traces(wanted: bool) -> Span:
         import opentelemetry.trace as trace
     except ImportError:
         hint = "pip install opentelemetry-api opentelemetry-sdk"
-        raise VmError("", "traces need OpenTelemetry", hint=hint) from None
+        raise CallError("", "traces need OpenTelemetry", hint=hint) from None
     tracer = trace.get_tracer("aotc.serve")
     said: set[str] = set()
 

@@ -13,7 +13,7 @@ from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.mixed.spaces import Spaces
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.profile.trace import evaluate as evaluate_dim
 from aotc.vmfb.profile.trace import read_header
@@ -178,7 +178,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     ------
     BundleError
         If the bundle has no such function or target.
-    VmError
+    CallError
         If the program refuses arguments of these sizes.
     """
     name = entry_of(opened, function)
@@ -255,7 +255,7 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
     try:
         return evaluate_dim(ast.parse(dim, mode="eval").body, _Guess(sizes))
     except (ValueError, ZeroDivisionError, SyntaxError) as error:
-        raise VmError("", f"cannot evaluate dim {dim!r}: {error}") from None
+        raise CallError("", f"cannot evaluate dim {dim!r}: {error}") from None
 
 
 class _Walker:

@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.memory.pointers import address_of
 
 GOOD_FLAGS = 0x101  # C-contiguous and aligned: bits of ndarray.flags.num
@@ -56,7 +56,7 @@ class Argument:
 
         Raises
         ------
-        VmError
+        CallError
             Its message has the argument, the found type and the expected type.
         """
         plain = type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.dims
@@ -88,7 +88,7 @@ class Argument:
 
         Raises
         ------
-        VmError
+        CallError
             If it cannot be imported without a copy.
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
@@ -114,7 +114,7 @@ class Argument:
 
         Raises
         ------
-        VmError
+        CallError
             As in :meth:`prepare`.
         """
         if dtype != self.dtype_name:
@@ -206,8 +206,8 @@ class Argument:
         return made
 
     def _wrong(
-        self, where: str, what: str, found: Any, hint: str = "", kind: type[VmError] = ArgumentError
-    ) -> VmError:
+        self, where: str, what: str, found: Any, hint: str = "", kind: type[CallError] = ArgumentError
+    ) -> CallError:
         return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
 
 
@@ -319,7 +319,7 @@ def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, wh
 
     Raises
     ------
-    VmError
+    CallError
         Its message has the result, the found type and the expected type.
     """
     if out.dtype != dtype or out.shape != shape:
@@ -334,7 +334,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
 
     Raises
     ------
-    VmError
+    CallError
         If they are not a sequence of length ``count``, one is not writable from its result's device (``gpus``), or one
         shares memory with an argument or another buffer.
     """
@@ -368,7 +368,7 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
     if isinstance(found, np.ndarray):
         return found
     if found.donated:
-        raise VmError(where, f"{label} was donated to a call", hint="a result of that call")
+        raise CallError(where, f"{label} was donated to a call", hint="a result of that call")
     if found.ordinal not in (-1, gpu):
         home = f"on GPU {gpu}" if gpu >= 0 else "in memory of the host"
         raise ArgumentValueError(

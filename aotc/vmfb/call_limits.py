@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
         Raises
         ------
-        VmError
+        CallError
             If ``asked`` is not a finite number of at least 0.
         """
         if asked is None:
@@ -51,7 +51,7 @@ def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
 
     Raises
     ------
-    VmError
+    CallError
         If a limit is not positive.
     """
     number = isinstance(max_in_flight, Integral) and not isinstance(max_in_flight, bool) and int(max_in_flight) > 0

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.interruption import RUNNING, notice
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.release import never_freed
@@ -201,7 +201,7 @@ class Callbacks:
             try:
                 result = run(*arguments)
                 self.check()
-            except VmError:
+            except CallError:
                 self.check()  # a function's exception is the cause of the failed assertion
                 raise
             finally:
@@ -223,7 +223,7 @@ class Callbacks:
             name, error = failed
             if not isinstance(error, Exception):
                 raise error
-            raise VmError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
+            raise CallError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
 
 
 class _Failures:

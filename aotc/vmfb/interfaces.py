@@ -72,7 +72,7 @@ class Executable(Protocol):
     def replay(self, plan: Plan) -> Replay:
         """Return a function that runs a plan on argument and result arrays.
 
-        It raises VmError if an assertion of the plan fails.
+        It raises CallError if an assertion of the plan fails.
         """
 
     @property
@@ -242,7 +242,7 @@ class FunctionTable(Protocol):
         """The programs that prepare bound arguments, by function."""
 
     def loaded(self, name: str) -> RuntimeFunction:
-        """Return a function by name; raise VmError if it does not exist."""
+        """Return a function by name; raise CallError if it does not exist."""
 
 
 class RuntimeModule(FunctionTable, Protocol):

@@ -12,7 +12,7 @@ The annotations must be objects, so this module does not postpone them.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aotc.vmfb.errors import ArgumentValueError, VmError
+from aotc.vmfb.errors import ArgumentValueError, CallError
 
 # ---------------------------------------------------------------- operand kinds
 
@@ -280,7 +280,7 @@ def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     elif not holds:
         from aotc.vmfb.messages import render  # only for a failure
 
-        raise VmError(vm.where, render(message, found))
+        raise CallError(vm.where, render(message, found))
 
 
 @instruction(0x21)
@@ -364,14 +364,14 @@ def return_(vm: Frame) -> int:
 
 def _word(vm: Frame, value: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
-        raise VmError(vm.where, "the shape arithmetic of this function leaves 64 bits for these arguments")
+        raise CallError(vm.where, "the shape arithmetic of this function leaves 64 bits for these arguments")
     return value
 
 
 def _divisor(vm: Frame, register: int) -> int:
     value = vm.registers[register]
     if value == 0:
-        raise VmError(vm.where, "the shape arithmetic of this function divides by 0 for these arguments")
+        raise CallError(vm.where, "the shape arithmetic of this function divides by 0 for these arguments")
     return value
 
 

@@ -14,7 +14,7 @@ from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose, implied_places
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError, bundle_errors, nearest
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, nearest
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.manifest import programs_of
@@ -259,7 +259,7 @@ class LoadedModule(Keeping):
 
         Raises
         ------
-        VmError
+        CallError
             If there is no such function, an argument does not fit, or an assertion of the program fails.
         """
         try:
@@ -271,7 +271,7 @@ class LoadedModule(Keeping):
                 return on_devices(made, function.signature.results, out, self.home)
             if trace:
                 if out is not None or donate or len(arrays) != len(function.arguments):
-                    raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
+                    raise CallError(self.name, "a traced call takes all arguments, and neither out nor donate")
                 if not isinstance(trace, str | os.PathLike):
                     raise ArgumentError(self.name, "trace is no folder", repr(trace), "a path")
                 return function.trace(arrays, os.fspath(trace))
@@ -321,7 +321,7 @@ class LoadedModule(Keeping):
 
         Raises
         ------
-        VmError
+        CallError
             For errors that are already known: as for :meth:`invoke`; a fence of another process, or a failed one; an
             array that was passed to another submission with ``donate=True``; a negative deadline.
         """
@@ -359,7 +359,7 @@ class LoadedModule(Keeping):
         self.functions.update((name, Entry(function, self.home)) for name, function in own.functions.items())
 
     def loaded(self, name: str) -> RuntimeFunction:
-        """Return a function by name; raise VmError if it does not exist."""
+        """Return a function by name; raise CallError if it does not exist."""
         return self._function(name, False, "")
 
     def _function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
@@ -389,7 +389,7 @@ class LoadedModule(Keeping):
 
         Raises
         ------
-        VmError
+        CallError
             As in :meth:`invoke`; also if the bundle has no debug information.
         """
         from aotc.vmfb.profile.profile import profile  # not needed by a process that only runs a bundle
@@ -467,12 +467,12 @@ class LoadedModule(Keeping):
 
         Raises
         ------
-        VmError
+        CallError
             If there are several, and none is ``main``.
         """
         name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
         if name not in self.functions:
-            raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
+            raise CallError(self.name, "no default function 'main'", expected=", ".join(self.functions))
         return name
 
     def check_ahead(self) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.pointers import BYTES, EMPTY, PointerTable, read_scalar
 
 
@@ -42,12 +42,12 @@ class Judgement:
         self._where, self._message, self._values = where, message, values
         self.after, self.condition = after, condition
 
-    def failure(self, read: Callable[[int, int, str], int]) -> VmError:
+    def failure(self, read: Callable[[int, int, str], int]) -> CallError:
         """Return the error of a failed assertion; its message has values read by ``read(slot, offset, dtype)``."""
         from aotc.vmfb.messages import render  # only for a failure
 
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
-        return VmError(self._where, render(self._message, values))
+        return CallError(self._where, render(self._message, values))
 
 
 class Plan:
@@ -120,7 +120,7 @@ def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, 
 
     Raises
     ------
-    VmError
+    CallError
         If an assertion fails.
     """
     for judgement in judgements:
@@ -131,7 +131,7 @@ def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, 
 
 def run_with_assertions(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
-) -> VmError | None:
+) -> CallError | None:
     """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""
     failure = _first_failure(judged[0], slots)
     for call, after in zip(calls, judged[1:]):
@@ -143,7 +143,7 @@ def run_with_assertions(
     return failure
 
 
-def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> VmError | None:
+def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> CallError | None:
     """Return the error of the first failed assertion, or None."""
     for judgement in judgements:
         place = judgement.condition

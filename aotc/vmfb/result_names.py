@@ -53,7 +53,7 @@ def pairs_of(said: Any) -> dict[str, str]:
 
     Raises
     ------
-    VmError
+    CallError
         If ``said`` has another form.
     """
     rows: Sequence[Any] = list(said.items()) if isinstance(said, Mapping) else said

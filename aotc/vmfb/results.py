@@ -11,7 +11,7 @@ from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import check_out, type_text
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.arena import ARENAS
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Residence:
                 return self.memory.empty(shape, dtype)
             except (MemoryError, ValueError):
                 text = type_text(from_numpy(dtype), shape)
-                raise VmError(where, f"the system has no memory for result {number}, {text}") from None
+                raise CallError(where, f"the system has no memory for result {number}, {text}") from None
         check_out(given, dtype, shape, number, where)
         return given
 

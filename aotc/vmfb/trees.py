@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from aotc.vmfb.errors import ArgumentError, VmError
+from aotc.vmfb.errors import ArgumentError, CallError
 
 Node = dict[str, Any]
 Flatten = Callable[[Any, list[Any]], None]
@@ -33,7 +33,7 @@ _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 def flattener(node: Node, where: str, path: str) -> Flatten:
     """Return ``f(value, leaves)``, which appends the leaves of ``value``, an argument ``path``, to a list.
 
-    It raises a VmError with the place where ``value`` and ``node`` differ in structure.
+    It raises a CallError with the place where ``value`` and ``node`` differ in structure.
     """
     children = node.get("children", [])
     match node["kind"]:
@@ -130,7 +130,7 @@ def _object(node: Node, where: str, path: str) -> Flatten:
     return flatten
 
 
-def _differs(where: str, path: str, found: str, expected: str, more: str = "") -> VmError:
+def _differs(where: str, path: str, found: str, expected: str, more: str = "") -> CallError:
     return ArgumentError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
 from aotc.vmfb.dtypes import size_of, to_numpy
-from aotc.vmfb.errors import ArgumentError, BundleError, VmError
+from aotc.vmfb.errors import ArgumentError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.isa import ISA, Frame, Session
@@ -196,7 +196,7 @@ class LoadedFunction:
 
         Raises
         ------
-        VmError
+        CallError
             If an argument does not fit or an assertion of the program fails.
         """
         return self._ran(values, out, donate, results, None)
@@ -266,7 +266,7 @@ class LoadedFunction:
 
         Raises
         ------
-        VmError
+        CallError
             Also if the bundle has no kernel texts.
         """
         arrays = prepared(self.arguments, values, self.where)
@@ -293,7 +293,7 @@ class LoadedFunction:
 
     def _present(self, x: _Result | None, number: int) -> _Result:
         if x is None:
-            raise VmError(self.where, f"the program returned without result {number}")
+            raise CallError(self.where, f"the program returned without result {number}")
         return x
 
     def _run_program(self, dims: list[tuple[int, ...]], session: Session) -> None:
@@ -302,7 +302,7 @@ class LoadedFunction:
         except Invalid as error:
             if isinstance(error, TooLarge) and not all(a.static for a in self.arguments):
                 what = "arguments of these sizes need more memory than there are addresses"
-                raise VmError(self.where, what, f"{error.size:,} bytes", f"at most {MAX_BYTES:,}") from None
+                raise CallError(self.where, what, f"{error.size:,} bytes", f"at most {MAX_BYTES:,}") from None
             shapes = ", ".join(type_text(a.dtype_name, d) for a, d in zip(self.arguments, dims))
             hint = "copy the file again from where it was made, or compile the model again"
             what = f"the program is invalid: {error}"

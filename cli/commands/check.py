@@ -86,12 +86,12 @@ def command(
 def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> CheckReport:
     from aotc.ir.opset.control import AssertionFailed
     from aotc.ir.semantics.run import OperandError
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     try:
         return checker.check(arrays, oracle, bisect)
     except (OperandError, AssertionFailed) as error:
-        raise VmError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
+        raise CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
 
 
 # Combinations of sizes to try for a model that reports invalid sizes only by refusing them.
@@ -100,7 +100,7 @@ MOST_TRIES = 20000
 
 def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) -> list[Any]:
     from aotc.driver.assemble import signature
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
 
     rows = signature(checker.function)["arguments"]
@@ -111,14 +111,14 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
     for tried in islice(_choices(checker, sizes), MOST_TRIES):
         try:
             arrays = [*given, *make_values(rows[len(given) :], tried, True, seed)]
-        except (VmError, ValueError):
+        except (CallError, ValueError):
             continue
         if not tried or checker.fits(arrays):
             shown = ", ".join(f"{name}={size}" for name, size in sorted(tried.items()))
             rest = " after those that are given" if given else ""
             print(f"random arguments{rest}, seed {seed}{': ' + shown if shown else ''}")
             return arrays
-    raise VmError("", "no sizes were found that fit the model's dims", hint="give them: --dim=NAME=SIZE, or --input")
+    raise CallError("", "no sizes were found that fit the model's dims", hint="give them: --dim=NAME=SIZE, or --input")
 
 
 def _choices(checker: Checker, sizes: dict[str, int]) -> Any:

@@ -167,7 +167,7 @@ def _lapack() -> tuple[str, str, str, str]:
 
 
 def _threads() -> tuple[str, str, str, str]:
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
     from aotc.vmfb.host.machine import cgroup_quota, thread_count
 
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -176,5 +176,5 @@ def _threads() -> tuple[str, str, str, str]:
     reasons += [f"{name}={os.environ[name]}" for name in ("AOTC_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
     try:
         return "ok", "threads", f"{thread_count(None)} ({', '.join(reasons)})", ""
-    except VmError as error:
+    except CallError as error:
         return "no", "threads", str(error).splitlines()[0], "unset AOTC_NUM_THREADS, or set it to a number"

@@ -148,14 +148,14 @@ def _traced(
     module: LoadedModule, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
 ) -> list[dict[str, Any]]:
     """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
     from aotc.vmfb.profile.chrome import trace_events
     from aotc.vmfb.profile.stepped import stepped
 
     module.invoke(name, *values)
     try:
         recording = module.profile()
-    except VmError:
+    except CallError:
         return trace_events(stepped(module.loaded(name), values), (), f"{module.name} on {module.home}")
     assert not isinstance(recording, dict)
     with recording:

@@ -121,10 +121,10 @@ def _default_function(module: LoadedModule) -> str:
 
 
 def _signature(module: LoadedModule, name: str) -> Any:
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     if name not in module.functions:
-        raise VmError(module.name, f"no function {name!r}", expected=", ".join(module.functions), hint="--function")
+        raise CallError(module.name, f"no function {name!r}", expected=", ".join(module.functions), hint="--function")
     return module.functions[name].signature
 
 

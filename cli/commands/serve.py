@@ -86,23 +86,23 @@ def command(
 
 
 def _serve(**settings: object) -> None:
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     try:
         from aotc.serve.run import serve
         from aotc.serve.settings import Settings
     except ImportError as error:
         what = f"the server needs packages that are not here: {error}"
-        raise VmError("", what, hint="pip install 'aotc[serve]'") from None
+        raise CallError("", what, hint="pip install 'aotc[serve]'") from None
     serve(Settings(**settings))  # type: ignore[arg-type]
 
 
 def _bytes(megabytes: float, option: str) -> int:
     """Convert megabytes to bytes."""
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     if not 0 < megabytes * (1 << 20) < sys.maxsize:
-        raise VmError("", f"{option} must be positive and finite", megabytes, "megabytes that a machine can have")
+        raise CallError("", f"{option} must be positive and finite", megabytes, "megabytes that a machine can have")
     return max(int(megabytes * (1 << 20)), 1)
 
 
@@ -111,18 +111,18 @@ def _token(given: str | None, file: Path | None) -> str:
 
     An empty token is an error, also in the environment: a user who sets one expects the server to require it.
     """
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     if file is not None:
         try:
             lines = file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise VmError("", "cannot read the file of the token", f"{file}: {error}") from None
+            raise CallError("", "cannot read the file of the token", f"{file}: {error}") from None
         given = lines[0].strip() if lines else ""
     else:
         given = os.environ.get(TOKEN) if given is None else given
         if given is None:
             return ""
     if not given or not given.isascii() or not given.isprintable() or " " in given:
-        raise VmError("", "the token is empty, or has letters that a header cannot have", hint="openssl rand -hex 32")
+        raise CallError("", "the token is empty, or has letters that a header cannot have", hint="openssl rand -hex 32")
     return given

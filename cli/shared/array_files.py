@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import write_atomically
 
 Named = Mapping[str, np.ndarray]
@@ -33,15 +33,15 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
 
     Raises
     ------
-    VmError
+    CallError
         If the output is refused.
     """
     suffix = suffix_of(path)
     if suffix not in ("", ".npy", *WRITERS):
         known = ", ".join([".npy", *WRITERS])
-        raise VmError("", f"--output={path}: {suffix} is no form of results", expected=known, hint="another name")
+        raise CallError("", f"--output={path}: {suffix} is no form of results", expected=known, hint="another name")
     if append and suffix in WRITERS:
-        raise VmError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
+        raise CallError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
     if suffix == ".safetensors":
         _check_safetensors(path, results)
 
@@ -52,7 +52,7 @@ def _check_safetensors(path: str, results: Sequence[Mapping[str, Any]]) -> None:
     for r in results:
         if r["dtype"] not in NAMES:
             hint = "a .npz holds all types"
-            raise VmError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
+            raise CallError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
 
 
 def holds_several(path: str) -> bool:
@@ -136,7 +136,7 @@ def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list
 
     Raises
     ------
-    VmError
+    CallError
         If the file cannot be read, or does not match the format of its suffix.
     """
     reader = _READERS.get(suffix_of(path))
@@ -146,7 +146,8 @@ def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list
         return by_name(reader(path, room), room)
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise VmError("", f"cannot read {what}=@{path}: {reason}", hint=f"a {suffix_of(path)} file of arrays") from None
+        hint = f"a {suffix_of(path)} file of arrays"
+        raise CallError("", f"cannot read {what}=@{path}: {reason}", hint=hint) from None
 
 
 def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:

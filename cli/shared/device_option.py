@@ -14,14 +14,14 @@ def parse_places(texts: Sequence[str]) -> dict[str, str] | list[str] | str | Non
 
     Raises
     ------
-    VmError
+    CallError
         If only some texts have names, or a name occurs twice.
     """
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
 
     pairs = [text.partition("=") for text in texts]
     named = {name: place for name, equals, place in pairs if equals}
     if named and (len(named) < len(pairs) or "" in named):
         expected = "one for each name, --device d0=cpu:0 --device d1=cuda:0, or places alone"
-        raise VmError("", "cannot read --device", " ".join(texts)[:80], expected)
+        raise CallError("", "cannot read --device", " ".join(texts)[:80], expected)
     return named or (texts[0] if len(texts) == 1 else list(texts) or None)

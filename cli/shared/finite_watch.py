@@ -35,7 +35,7 @@ def reproducer_on_failure(
 
     Raises
     ------
-    VmError
+    CallError
         If the folder is not empty, or cannot be written.
     """
     if folder is None:
@@ -55,14 +55,14 @@ def reproducer_on_failure(
 def _written(folder: Path, bundle: Path, name: str, values: Sequence[Any], threads: int | None) -> list[Path]:
     import numpy as np
 
-    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.errors import CallError
     from aotc_cli.shared.inputs import save_array
 
     made: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise VmError("", "the folder of --reproducer holds something", folder, "an empty one, or none yet")
+            raise CallError("", "the folder of --reproducer holds something", folder, "an empty one, or none yet")
         made.append(folder / "model.vmfb")
         made[0].write_bytes(bundle.read_bytes())
         for number, x in enumerate(values):
@@ -73,5 +73,5 @@ def _written(folder: Path, bundle: Path, name: str, values: Sequence[Any], threa
         made.append(folder / "run.sh")
         made[-1].write_text(f'cd "$(dirname "$0")" && {shlex.join(words)}\n')
     except OSError as error:
-        raise VmError("", f"cannot write what repeats the call: {error.strerror or error}", folder) from error
+        raise CallError("", f"cannot write what repeats the call: {error.strerror or error}", folder) from error
     return made

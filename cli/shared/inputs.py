@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 from aotc_cli.shared.array_files import by_name, read_arrays
@@ -59,7 +59,7 @@ def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], w
 
     Raises
     ------
-    VmError
+    CallError
         If a text cannot be parsed, or its type differs from the expected one.
     """
     found: list[Any] = []
@@ -70,7 +70,7 @@ def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], w
         elif room:
             found.append(_parse_text(text, room[0], what))
         else:
-            raise VmError("", f"{what}={_short(text)} is one too many", expected=f"{len(arguments)} values")
+            raise CallError("", f"{what}={_short(text)} is one too many", expected=f"{len(arguments)} values")
     return found
 
 
@@ -85,10 +85,10 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
         if re.fullmatch(r"[-+]?(\d[\w.+-]*|inf|nan)|true|false", text.strip()):
             return _fill(text, (), argument["dtype"], what)
         hint = f"{what}=2x3xf32=1,2,3,4,5,6 or {what}=@file.npy"
-        raise VmError("", f"cannot read {what}={_short(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
+        raise CallError("", f"cannot read {what}={_short(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
     dtype = argument["dtype"]
     if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
-        raise VmError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
+        raise CallError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
     shape = _shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
     if typed[3] is None:
         return np.zeros(shape, to_numpy(dtype))
@@ -103,7 +103,7 @@ def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]
     shape = tuple(int(n) for n in sizes) if digits else ()
     if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
         hint = f"at most {MOST_RANK} dimensions and {MOST_BYTES:,} bytes"
-        raise VmError("", f"{what}: no array is so large", expected=hint)
+        raise CallError("", f"{what}: no array is so large", expected=hint)
     return shape
 
 
@@ -119,12 +119,12 @@ def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str =
         numbers = [_number(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
         flat = _to_dtype(numbers, dtype)
     except (ValueError, OverflowError) as error:
-        raise VmError("", f"cannot read {given} as {dtype}: {error}") from None
+        raise CallError("", f"cannot read {given} as {dtype}: {error}") from None
     count = int(np.prod(shape, dtype=np.int64))
     if len(flat) == 1:
         return np.full(shape, flat[0], flat.dtype)
     if len(flat) != count:
-        raise VmError("", f"{given}: wrong number of values", len(flat), f"{count}, or 1 for all")
+        raise CallError("", f"{given}: wrong number of values", len(flat), f"{count}, or 1 for all")
     return flat.reshape(shape)
 
 
@@ -160,10 +160,10 @@ def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.nd
     try:
         data = np.fromfile(path, "u1")
     except OSError as error:
-        raise VmError("", f"cannot read {what}=@{path}: {error.strerror or error}") from None
+        raise CallError("", f"cannot read {what}=@{path}: {error.strerror or error}") from None
     wanted = int(np.prod(shape, dtype=np.int64)) * to_numpy(dtype).itemsize
     if data.nbytes != wanted:
-        raise VmError("", f"{what}: {path} has the wrong size", f"{data.nbytes} bytes", f"{wanted} bytes")
+        raise CallError("", f"{what}: {path} has the wrong size", f"{data.nbytes} bytes", f"{wanted} bytes")
     return data.view(to_numpy(dtype)).reshape(shape)
 
 
@@ -178,7 +178,7 @@ def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> lis
         reason = getattr(error, "strerror", None) or str(error)
         if "pickle" in reason:  # NumPy takes unknown files for pickles, and suggests loading one
             reason = "not an array file"
-        raise VmError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
+        raise CallError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
     return [from_storage(a, room[i]["dtype"]) if i < len(room) else a for i, a in enumerate(arrays)]
 
 
@@ -238,7 +238,7 @@ def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
 
     Raises
     ------
-    VmError
+    CallError
         If the expression contains anything but names, integers, ``+ - * // %``, ``max`` and ``min``.
     """
     if isinstance(dim, int):
@@ -246,7 +246,7 @@ def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
     try:
         return int(_evaluate(ast.parse(dim, mode="eval").body, sizes))
     except (SyntaxError, KeyError, ZeroDivisionError) as error:
-        raise VmError("", f"cannot evaluate dim {dim!r}: {error}", hint="pass --input for this argument") from None
+        raise CallError("", f"cannot evaluate dim {dim!r}: {error}", hint="pass --input for this argument") from None
 
 
 def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
@@ -269,7 +269,7 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
 
     Raises
     ------
-    VmError
+    CallError
         If a text cannot be parsed, or names a dim that ``arguments`` do not have.
     """
     known = {name for a in arguments for dim in a["dims"] for name in re.findall(r"[A-Za-z_]\w*", str(dim))}
@@ -278,10 +278,10 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     for text in texts:
         name, _, value = text.partition("=")
         if not (value.isascii() and value.isdigit() and len(value) < 20):
-            raise VmError("", f"cannot read --dim={_short(text)}", expected="NAME=SIZE, such as --dim=b=8")
+            raise CallError("", f"cannot read --dim={_short(text)}", expected="NAME=SIZE, such as --dim=b=8")
         if name.strip() not in known:
             dims = ", ".join(sorted(known)) or "none: all sizes are fixed"
-            raise VmError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
+            raise CallError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
         found[name.strip()] = int(value)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 # Relative and absolute tolerance, by the number of significant bits of a float type.
 _TOLERANCES = {
@@ -58,11 +58,11 @@ def check_results(
 
     Raises
     ------
-    VmError
+    CallError
         Names the first result that differs, and its first differing element.
     """
     if len(results) != len(expected):
-        raise VmError("", "wrong number of --expected_output", len(expected), f"{len(results)}, one for each result")
+        raise CallError("", "wrong number of --expected_output", len(expected), f"{len(results)}, one for each result")
     for number, (got, want) in enumerate(zip(results, expected)):
         if want is not None:
             _check_result(number, got, np.asarray(want), rtol, atol)
@@ -70,7 +70,7 @@ def check_results(
 
 def _check_result(number: int, got: np.ndarray, want: np.ndarray, rtol: float | None, atol: float | None) -> None:
     if got.shape != want.shape or got.dtype != want.dtype:
-        raise VmError("", f"result {number} has another type", type_text(got), type_text(want))
+        raise CallError("", f"result {number} has another type", type_text(got), type_text(want))
     row = DTYPES[from_numpy(got.dtype)]
     if row.kind in "biu":
         bad = np.asarray(got != want)
@@ -84,4 +84,4 @@ def _check_result(number: int, got: np.ndarray, want: np.ndarray, rtol: float | 
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         what = f"result {number} differs in {int(bad.sum()):,} of {bad.size:,} elements, first at {list(place)}"
-        raise VmError("", what, got[place], want[place], "--rtol and --atol set how close is close enough")
+        raise CallError("", what, got[place], want[place], "--rtol and --atol set how close is close enough")

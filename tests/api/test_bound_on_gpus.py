@@ -13,7 +13,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -123,5 +123,5 @@ def test_an_update_on_a_gpu_is_seen_whole(module):
     stop.set()
     thread.join()
     assert max(worst) < 1e-4
-    with pytest.raises(VmError, match="bound together"):
+    with pytest.raises(CallError, match="bound together"):
         bound.update({0: of(1.0)["scale"]})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc import DeadlineExceeded, FenceCancelled, VmError
+from aotc import CallError, DeadlineExceeded, FenceCancelled
 from aotc.vmfb import custom_calls
 
 pytestmark = pytest.mark.cpu
@@ -44,7 +44,7 @@ def test_calls_in_coroutines(module):
             await module.main.options(deadline=SOON).async_(X, ENDLESS)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(module.main.async_(X, ENDLESS), SOON)
-        with pytest.raises(VmError, match="argument 'n' is missing"):
+        with pytest.raises(CallError, match="argument 'n' is missing"):
             await module.main.async_(X)
 
     asyncio.run(main())
@@ -59,9 +59,9 @@ def test_submissions_with_trees(module):
     with pytest.raises(DeadlineExceeded):
         module.main.options(deadline=SOON)(X, ENDLESS)
     assert type(module.main.options(results="device")(X, FEW)["y"]) is aotc.DeviceArray
-    with pytest.raises(VmError, match="results is 'disk'"):
+    with pytest.raises(CallError, match="results is 'disk'"):
         module.main.options(results="disk")
-    with pytest.raises(VmError, match="donate is no truth value"):
+    with pytest.raises(CallError, match="donate is no truth value"):
         module.main.options(donate=2)
 
 
@@ -159,7 +159,7 @@ def test_a_state_in_coroutines_and_with_limits():
     async def both():
         return await asyncio.gather(state.main.async_(X), state.main.async_(X))
 
-    with pytest.raises(VmError, match="another call of the same state"):
+    with pytest.raises(CallError, match="another call of the same state"):
         asyncio.run(both())
 
 
@@ -173,5 +173,5 @@ def test_a_state_in_coroutines_and_with_limits():
     ],
 )  # fmt: skip
 def test_limits_that_are_none(bundle, limit, message):
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         aotc.load(bundle, **limit)

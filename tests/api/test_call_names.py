@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc import VmError
+from aotc import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -60,7 +60,7 @@ def test_by_name(module):
 
 def test_what_is_wrong_is_named(module):
     def fails(match, *args, **kwargs):
-        with pytest.raises(VmError, match=match):
+        with pytest.raises(CallError, match=match):
             module(*args, **kwargs)
 
     fails("argument 'scale' is missing", PARAMS, X)
@@ -97,7 +97,7 @@ def test_text_has_the_names_of_its_locations():
     module = aotc.load(aotc.compile(exported().mlir_module()))
     leaves = {"params['layer']['b']": PARAMS["layer"]["b"], "params['layer']['w']": PARAMS["layer"]["w"]}
     np.testing.assert_array_equal(module(**leaves, x=X, scale=SCALE), (X @ PARAMS["layer"]["w"] + 1) * 2)
-    with pytest.raises(VmError, match="argument 'x' is missing"):
+    with pytest.raises(CallError, match="argument 'x' is missing"):
         module(**leaves, scale=SCALE)
 
 
@@ -108,7 +108,7 @@ def test_several_positional_arguments_and_keywords_have_the_names_of_their_place
     module = aotc.load(aotc.compile(spread, X, X, kwargs={"args": X}))
     assert [row["name"] for row in module.main.signature.arguments] == ["xs[0]", "xs[1]", "named['args']"]
     np.testing.assert_array_equal(module(X, X, args=3 * X), 4 * X)
-    with pytest.raises(VmError, match=r"argument 'xs\[1\]' is missing"):
+    with pytest.raises(CallError, match=r"argument 'xs\[1\]' is missing"):
         module(X, args=X)
 
 
@@ -118,7 +118,7 @@ def test_dropped_arguments_keep_their_places():
 
     module = aotc.load(aotc.compile(bytes(jax.export.export(jax.jit(unread))(X, X, X).serialize())))
     np.testing.assert_array_equal(module(X, None, z=X), 2 * X)
-    with pytest.raises(VmError, match=r"argument 'args\[1\]' is missing"):  # its name is nowhere
+    with pytest.raises(CallError, match=r"argument 'args\[1\]' is missing"):  # its name is nowhere
         module(X, z=X)
 
 

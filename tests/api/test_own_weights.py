@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import aotc
-from aotc import BundleError, CompileError, VmError
+from aotc import BundleError, CallError, CompileError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -75,11 +75,11 @@ def test_functions_take_the_other_arguments(inside):
         is_close(module.main.options(deadline=60)(X, scale=SCALE)["y"], want())
         is_close(module.bind({"scale": SCALE})(X)["y"], want())
         is_close(module.put(X, "x").numpy(), X)
-        with pytest.raises(VmError, match="argument 'scale' is missing"):
+        with pytest.raises(CallError, match="argument 'scale' is missing"):
             module(X)
-        with pytest.raises(VmError, match=r"^main: error: argument 0 \(x\) has the wrong shape"):
+        with pytest.raises(CallError, match=r"^main: error: argument 0 \(x\) has the wrong shape"):
             module.invoke("main", X[:2], SCALE)
-        with pytest.raises(VmError, match="wrong number of arguments"):
+        with pytest.raises(CallError, match="wrong number of arguments"):
             module.invoke("main", PARAMS["layers_0"]["bias"], PARAMS["layers_0"]["kernel"], X, SCALE)
     assert aotc.upgrade(inside) == inside
 
@@ -118,14 +118,14 @@ def test_all_that_does_not_fit_is_listed(inside, tmp_path):
     half = np.zeros((64, 64), "f2")
     wrong = {"params/layers_0/bias": np.zeros(63, "f4"), "params['layers_0']['kernel']": half, "no": 1}
     for use in (module.update_weights, lambda values: aotc.load(inside, weights=values)):
-        with pytest.raises(VmError) as caught:
+        with pytest.raises(CallError) as caught:
             use(wrong)
         for part in ("params/layers_0/bias has the wrong shape found: f32[63] expected: f32[64]", "no weight 'no'",
                      "params/layers_0/kernel has the wrong dtype found: f16[64, 64]"):  # fmt: skip
             assert part in str(caught.value)
-    with pytest.raises(VmError, match=r"params/layers_0/kernel is missing, f32\[64, 64\]"):
+    with pytest.raises(CallError, match=r"params/layers_0/kernel is missing, f32\[64, 64\]"):
         aotc.load(inside, weights=NO_BIAS)
-    with pytest.raises(VmError, match="weights are no mapping"):
+    with pytest.raises(CallError, match="weights are no mapping"):
         aotc.load(inside, weights=3)
     save_file({"params/layers_0/bias": np.zeros(3, np.float32), "more": X}, tmp_path / "w.safetensors")
     expected = (
@@ -149,7 +149,7 @@ def test_weights_given_when_loading(plain):
     module = aotc.load(plain)
     is_close(module(PARAMS, X, scale=SCALE)["y"], want())
     assert module.weights == {}
-    with pytest.raises(VmError, match="no weights of its own"):
+    with pytest.raises(CallError, match="no weights of its own"):
         module.update_weights(NO_BIAS)
     with pytest.raises(BundleError, match="compiled for no weights"):
         aotc.load(aotc.compile(jnp.sin, X), weights={})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc import CompileError, VmError
+from aotc import CallError, CompileError
 from aotc.ir.program.ir import Constants
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
@@ -50,7 +50,7 @@ def test_each_is_what_it_is_alone(bundle):
     ):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), found, want)
     assert module.prefill.__doc__ == "Fills the cache."
-    with pytest.raises(VmError, match=r"no default function 'main'\n    expected: prefill, decode"):
+    with pytest.raises(CallError, match=r"no default function 'main'\n    expected: prefill, decode"):
         module(CACHE, TOKEN)
     assert aotc.upgrade(bundle) == bundle
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import aotc
-from aotc import BundleError, CompileError, VmError
+from aotc import BundleError, CallError, CompileError
 from aotc.vmfb import custom_calls
 
 pytestmark = pytest.mark.cpu
@@ -63,11 +63,11 @@ def test_values_are_copies_and_can_be_set(module):
     assert mine["k"].tolist() == [[1] * 3] * 4
     state.reset()
     assert state["cache"]["n"] == 2
-    with pytest.raises(VmError, match=r"cache\['n'\] is missing"):
+    with pytest.raises(CallError, match=r"cache\['n'\] is missing"):
         state["cache"] = {"k": mine["k"]}
-    with pytest.raises(VmError, match="has no 'params'"):
+    with pytest.raises(CallError, match="has no 'params'"):
         state["params"] = PARAMS
-    with pytest.raises(VmError, match="has no 'nothing'"):
+    with pytest.raises(CallError, match="has no 'nothing'"):
         _ = state["nothing"]
 
 
@@ -97,7 +97,7 @@ def test_weights_given_once_and_a_state(module):
 def test_results_of_a_tuple_are_named_when_compiling_or_loading():
     x = np.ones(3, np.float32)
     module = aotc.load(aotc.compile(pair, x, x), threads=1)
-    with pytest.raises(VmError, match=r"no result becomes cache(.|\n)*results=\{'result\[0\]': 'cache'\} here"):
+    with pytest.raises(CallError, match=r"no result becomes cache(.|\n)*results=\{'result\[0\]': 'cache'\} here"):
         module.state("cache")
     state = module.state("cache", results={"result[0]": "cache"})
     assert state(x).tolist() == [2, 2, 2]
@@ -187,11 +187,11 @@ def test_a_result_tree_that_no_function_takes_is_refused():
 
 def test_what_is_no_state_is_refused(module):
     x = np.ones(3, np.float32)
-    with pytest.raises(VmError, match=r"no argument is called 'nope'\n    expected: params\['w'\], cache\['k'\]"):
+    with pytest.raises(CallError, match=r"no argument is called 'nope'\n    expected: params\['w'\], cache\['k'\]"):
         module.state("nope")
-    with pytest.raises(VmError, match=r"no result becomes params\['w'\]"):
+    with pytest.raises(CallError, match=r"no result becomes params\['w'\]"):
         module.state("params")
-    with pytest.raises(VmError, match="a state without names"):
+    with pytest.raises(CallError, match="a state without names"):
         module.state()
     with pytest.raises(CompileError, match=r"no result and argument of 'result\[2\]=cache'"):
         aotc.compile(pair, x, x, state={"result[2]": "cache"})
@@ -201,7 +201,7 @@ def test_what_is_no_state_is_refused(module):
         with pytest.raises(CompileError, match=r"state (is|has)"):
             aotc.compile(pair, x, x, state=wrong)
     odd = aotc.load(aotc.compile(lambda cache, x: {"cache": cache[:1]}, x, x))
-    with pytest.raises(VmError, match=r"cache is f32\[1\] in 'main', and f32\[3\] elsewhere"):
+    with pytest.raises(CallError, match=r"cache is f32\[1\] in 'main', and f32\[3\] elsewhere"):
         odd.state("cache")
 
 
@@ -217,7 +217,7 @@ def test_sizes_that_only_calls_know():
     spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
     module = aotc.load(aotc.compile(jax.jit(lambda cache, x: {"cache": cache * 2, "y": cache.sum() + x}), spec, ONE))
     state = module.state("cache")
-    with pytest.raises(VmError, match=r"has no cache yet, and its size is not known: cache: f32\[n\]"):
+    with pytest.raises(CallError, match=r"has no cache yet, and its size is not known: cache: f32\[n\]"):
         state(ONE)
     state["cache"] = np.ones(5, np.float32)
     assert [float(state(ONE)["y"]) for _ in range(2)] == [6, 11]
@@ -240,9 +240,9 @@ def test_one_call_at_a_time(monkeypatch):
     thread = threading.Thread(target=state, args=(x,))
     thread.start()
     assert waiting.wait(60)
-    with pytest.raises(VmError, match="another call of the same state is under way"):
+    with pytest.raises(CallError, match="another call of the same state is under way"):
         state(x)
-    with pytest.raises(VmError, match="another call"):
+    with pytest.raises(CallError, match="another call"):
         state.reset()
     go.set()
     thread.join()
@@ -253,7 +253,7 @@ def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
     x = np.ones(3, np.float32)
     state = aotc.load(aotc.compile(pair, x, x, state={"result[0]": "cache"})).state("cache")
     state(x)
-    with pytest.raises(VmError, match="wrong shape"):
+    with pytest.raises(CallError, match="wrong shape"):
         state(np.ones(4, np.float32))
     assert state["cache"].tolist() == [1, 1, 1]
 
@@ -264,7 +264,7 @@ def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
         planted.setattr(state.main, "_run", broken)
         with pytest.raises(MemoryError):
             state(x)
-    with pytest.raises(VmError, match=r"the state is lost(.|\n)*state\.reset\(\)"):
+    with pytest.raises(CallError, match=r"the state is lost(.|\n)*state\.reset\(\)"):
         state(x)
     state.reset()
     state(x)
@@ -297,6 +297,6 @@ def test_forms_that_are_none_are_refused():
         ({"init": [CACHE["k"]]}, "main: error: init of a state is no mapping"),
         ({"results": {"result[0]": "cache", "result[1]": "cache"}}, "several results of 'main' become cache"),
     ):
-        with pytest.raises(VmError) as refused:
+        with pytest.raises(CallError) as refused:
             module.state("cache", **given)
         assert told in str(refused.value)

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from aotc.bundle import Bundle
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
 from aotc_cli.shared.inputs import dim_value, from_storage, parse_values, to_storage
 from aotc_cli.shared.outputs import array_text, check_results
@@ -96,14 +96,14 @@ def test_small_types_from_text(dtype):
     ],
 )
 def test_bad_input(text, part):
-    with pytest.raises(VmError, match=part):
+    with pytest.raises(CallError, match=part):
         parse_values([text], [argument("f32", 2)])
 
 
 def test_out_of_range_and_too_many():
-    with pytest.raises(VmError, match="outside -128"):
+    with pytest.raises(CallError, match="outside -128"):
         parse_values(["2xi8=1 300"], [argument("i8", 2)])
-    with pytest.raises(VmError, match="one too many"):
+    with pytest.raises(CallError, match="one too many"):
         parse_values(["f32=1", "f32=2"], [argument("f32")])
 
 
@@ -140,7 +140,7 @@ def test_npz_gives_several(tmp_path):
 def test_dims():
     assert dim_value("2*n + 1", {"n": 4}) == 9
     assert dim_value("max(n // 3, 7 % 4)", {"n": 30}) == 10
-    with pytest.raises(VmError, match="evaluate dim"):
+    with pytest.raises(CallError, match="evaluate dim"):
         dim_value("__import__('os')", {})
 
 
@@ -156,7 +156,7 @@ def test_array_text():
 def test_check_results():
     check_results([np.float32([1, np.nan])], [np.float32([1.00001, np.nan])], None, None)
     check_results([np.float32([1])], [None], None, None)
-    with pytest.raises(VmError, match=r"differs in 1 of 2 elements, first at \[1\]"):
+    with pytest.raises(CallError, match=r"differs in 1 of 2 elements, first at \[1\]"):
         check_results([np.int32([1, 2])], [np.int32([1, 3])], None, None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from support import tiny
 
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
 from aotc_cli.shared.array_files import by_name, read_arrays, write_arrays
 
@@ -108,5 +108,5 @@ def test_names_go_before_order():
 )
 def test_a_damaged_file_is_an_error(tmp_path, name, data, part):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(VmError, match=part):
+    with pytest.raises(CallError, match=part):
         read_arrays(str(tmp_path / name), [{"name": "x", "dtype": "f32", "dims": [4]}], "--input")

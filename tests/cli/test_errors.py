@@ -8,7 +8,7 @@ import pytest
 from support import tiny
 
 import aotc
-from aotc import BundleError, CompileError, VmError
+from aotc import BundleError, CallError, CompileError
 from aotc.targets import resolve
 from aotc.vmfb.bundle import write_bundle
 
@@ -112,7 +112,7 @@ def tiny_module():
     ],
 )
 def test_wrong_arguments_are_named(tiny_module, values, parts):
-    with pytest.raises(VmError) as caught:
+    with pytest.raises(CallError) as caught:
         tiny_module.invoke("main", *values)
     for part in parts:
         assert part in str(caught.value)
@@ -120,7 +120,7 @@ def test_wrong_arguments_are_named(tiny_module, values, parts):
 
 @pytest.mark.ir
 def test_assertion_of_the_program(tiny_module):
-    with pytest.raises(VmError, match="n is 3, expected at least 4"):
+    with pytest.raises(CallError, match="n is 3, expected at least 4"):
         tiny_module.invoke("grow", np.ones(3, "f4"))
 
 
@@ -143,7 +143,7 @@ class Opaque:
     ],
 )
 def test_calls_of_other_types(tiny_module, call, part):
-    with pytest.raises(VmError, match=part):
+    with pytest.raises(CallError, match=part):
         call(tiny_module, np.ones(4, "f4"))
 
 
@@ -167,7 +167,7 @@ def test_devices_that_are_no_names(devices):
 @pytest.mark.ir
 @pytest.mark.parametrize("calls", [3, [len], {"f": 3}])
 def test_custom_calls_that_are_no_functions(calls):
-    with pytest.raises(VmError, match="custom_calls are no functions"):
+    with pytest.raises(CallError, match="custom_calls are no functions"):
         aotc.load(tiny.bundle(), custom_calls=calls)
 
 

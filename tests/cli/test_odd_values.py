@@ -9,7 +9,7 @@ import pytest
 from support import tiny
 
 import aotc
-from aotc import BundleError, CompileError, VmError
+from aotc import BundleError, CallError, CompileError
 from aotc_cli import main
 
 pytestmark = pytest.mark.ir
@@ -111,18 +111,18 @@ def test_an_error_that_names_no_place_says_that_it_is_one(refused):
 @pytest.mark.parametrize("text", ["1e20", "10000000000000000000000", "0", "-1", "²", "٣", " 4", LONG, "1000000"])
 def test_numbers_of_threads(monkeypatch, text):
     data = tiny.bundle()
-    with pytest.raises(VmError, match="threads is not a number of threads"):
+    with pytest.raises(CallError, match="threads is not a number of threads"):
         aotc.load(data, threads=text)
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert aotc.load(data).stats()["threads"] >= 1  # another library's variable
     monkeypatch.setenv("AOTC_NUM_THREADS", text)
-    with pytest.raises(VmError, match="AOTC_NUM_THREADS is not a number of threads"):
+    with pytest.raises(CallError, match="AOTC_NUM_THREADS is not a number of threads"):
         aotc.load(data)
 
 
 @pytest.mark.parametrize("threads", [1e20, 10**20, 3.0, True, float("nan"), [], object()])
 def test_threads_of_other_types(threads):
-    with pytest.raises(VmError, match="threads is not a number of threads"):
+    with pytest.raises(CallError, match="threads is not a number of threads"):
         aotc.load(tiny.bundle(), threads=threads)
 
 
@@ -227,7 +227,7 @@ TREES = {"cycle": cycle, "deep": deep, "evil": Evil, "keys": lambda: EvilMap(a=X
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", TREES)
 def test_trees_that_cannot_be_arguments(of_a_tree, name):
-    with pytest.raises(VmError):
+    with pytest.raises(CallError):
         of_a_tree(TREES[name]())
 
 
@@ -236,7 +236,7 @@ def test_results_of_more_bytes_than_there_are_addresses():
     b = jax.export.symbolic_shape("b")[0]
     module = aotc.load(aotc.compile(lambda x: jnp.zeros([x.shape[0]] * 8) + 1, jax.ShapeDtypeStruct((b,), "f4")))
     assert module(np.ones(2, "f4")).shape == (2,) * 8
-    with pytest.raises(VmError, match=r"need more memory than there are addresses\n    found:    4,"):
+    with pytest.raises(CallError, match=r"need more memory than there are addresses\n    found:    4,"):
         module(np.ones(1000, "f4"))
 
 

@@ -66,7 +66,7 @@ def test_places():
     assert parse_places(["cpu:0", "cuda:0"]) == ["cpu:0", "cuda:0"]
     assert parse_places(["d0=cpu:0", "d1=cuda:0"]) == {"d0": "cpu:0", "d1": "cuda:0"}
     for texts in (["d0=cpu:0", "cpu:1"], ["d0=cpu:0", "d0=cpu:1"], ["=cpu"]):
-        with pytest.raises(aotc.VmError, match="cannot read --device"):
+        with pytest.raises(aotc.CallError, match="cannot read --device"):
             parse_places(texts)
 
 

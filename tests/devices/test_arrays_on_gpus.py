@@ -10,7 +10,7 @@ from support.small_models import array
 
 import aotc
 from aotc.vmfb.devices.cuda import driver
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(driver.missing()), reason="no GPU")]
@@ -124,7 +124,7 @@ def test_another_stream_of_torch(module):
 def test_what_is_not_row_major(module):
     make, _, _ = of_torch()
     x = make(array(64, 64))
-    with pytest.raises(VmError, match="not in row-major order"):
+    with pytest.raises(CallError, match="not in row-major order"):
         module.invoke("main", x.T, x)
 
 
@@ -185,7 +185,7 @@ def test_out_of_memory(module):
     large = aotc.load(data)
     large._executable.gpu.enter()
     taken = large._executable.gpu.allocate(driver.memory_info()[0] - (1 << 30))
-    with pytest.raises(VmError, match=r"planned peak of [\d,]+(.|\n)*free of(.|\n)*1,073,741,824 of result 0"):
+    with pytest.raises(CallError, match=r"planned peak of [\d,]+(.|\n)*free of(.|\n)*1,073,741,824 of result 0"):
         large.invoke("main", np.zeros(1 << 28, "i4"))
     large._executable.gpu.free([taken])
     x = array(64, 64)

@@ -15,7 +15,7 @@ from aotc.vmfb.devices.cuda import streams
 from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.streams import RECORDED_PLANS
 from aotc.vmfb.devices.mixed import out_of_memory
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import STREAMS
 
 pytest.importorskip("numba_cuda")
@@ -148,7 +148,7 @@ def test_out_of_memory_says_what_is_wanted(module, monkeypatch):
     """After what is kept for later was freed, in vain."""
     monkeypatch.setattr(out_of_memory, "memory_info", lambda: (1000, 2000))
     monkeypatch.setattr(SimulatedGpu, "allocate", lambda gpu, size: full())
-    with pytest.raises(VmError) as error:
+    with pytest.raises(CallError) as error:
         module.invoke("main", X)
     largest = "256 of result 0, float32[8, 8]; 256 of argument 0, float32[8, 8]"
     for part in ("planned peak of 512 bytes", "1,000 bytes free of 2,000", largest):
@@ -172,7 +172,7 @@ def test_out_of_memory_names_the_lines_of_buffers(monkeypatch):
     module = aotc.load(data)
     monkeypatch.setattr(out_of_memory, "memory_info", lambda: (1000, 2000))
     monkeypatch.setattr(SimulatedGpu, "allocate", lambda gpu, size: full())
-    with pytest.raises(VmError, match=r"256 of what k\d+\w* makes \(<model>:2:12\)"):
+    with pytest.raises(CallError, match=r"256 of what k\d+\w* makes \(<model>:2:12\)"):
         module.invoke("main", X)
 
 

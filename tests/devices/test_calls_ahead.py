@@ -16,7 +16,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("dispatchers_anew")]
@@ -166,7 +166,7 @@ def test_donated_arrays(order, given, monkeypatch):
         expected[1] = x
         if given:
             assert after.nbytes == 64
-            with pytest.raises(VmError, match="donated"):
+            with pytest.raises(CallError, match="donated"):
                 module.invoke("main", state, row, results="device")
         else:
             np.testing.assert_array_equal(state.numpy(), rows)
@@ -194,12 +194,12 @@ def test_buffers_of_the_caller_are_apart_from_the_rest(module):
     h, w, out = (module.put(array(4, 4, seed=n)) for n in range(3))
     for _ in range(3):
         module.invoke("main", h, w, out=[out])
-    with pytest.raises(VmError, match="shares memory"):
+    with pytest.raises(CallError, match="shares memory"):
         module.invoke("main", h, out, out=[out])
     bound = module.bind({1: w})
     for _ in range(2):
         bound.invoke(h, out=[out])
-    with pytest.raises(VmError, match="shares memory"):
+    with pytest.raises(CallError, match="shares memory"):
         bound.invoke(h, out=[w])
 
 
@@ -214,7 +214,7 @@ def test_bound_arrays_that_change(module):
     w = want(array(4, 4, seed=2), array(4, 4, seed=2))
     close(bound.invoke(x, results="device")[0].numpy(), want(h, w))
     weight.give_away()
-    with pytest.raises(VmError, match="donated"):
+    with pytest.raises(CallError, match="donated"):
         bound.invoke(x, results="device")
 
 

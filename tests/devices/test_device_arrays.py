@@ -19,7 +19,7 @@ import aotc
 from aotc.vmfb.devices.cuda import loaded_kernels as loaded_gpu
 from aotc.vmfb.devices.cuda.loaded_kernels import IDLE_BUFFERS, IDLE_BYTES
 from aotc.vmfb.devices.dlpack import _HELD, _Managed, _Versioned
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -73,11 +73,11 @@ def test_an_array_of_another_module_or_shape(module, monkeypatch):
     made = on_gpu(module, array(4, 4), array(4, 4))
     other = aotc.load(aotc.compile(jax.jit(jnp.sin), array(4, 4)))
     np.testing.assert_allclose(other(made), np.sin(made.numpy()), rtol=1e-6)  # on the CPU
-    with pytest.raises(VmError, match=r"has the wrong shape"):
+    with pytest.raises(CallError, match=r"has the wrong shape"):
         module.invoke("main", made, on_gpu(module, array(4, 4), array(4, 4)).numpy()[:3])
     text = aotc.compile(jax.jit(lambda x: x + 1), np.ones((4, 4), "i4"), target="cuda:sm_90")
     install(monkeypatch, text)
-    with pytest.raises(VmError, match="has the wrong dtype"):
+    with pytest.raises(CallError, match="has the wrong dtype"):
         aotc.load(text).invoke("main", made)
 
 
@@ -235,9 +235,9 @@ def test_a_donated_array_cannot_be_used_again(cache):
     address = state.address
     after, _ = cache.invoke("main", state, 2 * x, results="device", donate=True)
     assert after.address == address
-    with pytest.raises(VmError, match="was donated"):
+    with pytest.raises(CallError, match="was donated"):
         state.numpy()
-    with pytest.raises(VmError, match="was donated"):
+    with pytest.raises(CallError, match="was donated"):
         cache.invoke("main", state, x)
     assert "<donated>" in repr(state)
     want[1] = 2 * x
@@ -313,7 +313,7 @@ def test_a_submission_takes_a_donated_array(cache):
     after = cache.submit("main", state, 2 * x, donate=True, results="device").result(60)[0]
     rows[1] = 2 * x
     np.testing.assert_array_equal(after.numpy(), rows)
-    with pytest.raises(VmError, match="donate"):
+    with pytest.raises(CallError, match="donate"):
         cache.submit("main", state, x).result(60)
 
 

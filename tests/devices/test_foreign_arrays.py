@@ -16,7 +16,7 @@ from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices.cuda.foreign import imported_array
 from aotc.vmfb.devices.dlpack import capsule
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -147,7 +147,7 @@ class Fixed(ByDlpack):
 
 
 def refused(module, match, *arrays, **options):
-    with pytest.raises(VmError, match=match):
+    with pytest.raises(CallError, match=match):
         module.invoke("main", *arrays, **options)
 
 
@@ -175,7 +175,7 @@ def test_a_slice_that_begins_between_vectors_is_copied(kind, module):
     assert imported_array(behind).address % GPU_ALIGNMENT == 0
     np.testing.assert_allclose(module(behind, kind(w)), np.tanh(h @ w), rtol=1e-5)
     refused(module, r"out\[0\] cannot be written to: it begins 4 bytes behind a multiple of 16", h, w, out=[behind])
-    with pytest.raises(VmError, match="4 bytes behind"):
+    with pytest.raises(CallError, match="4 bytes behind"):
         module.submit("main", h, w, out=[behind]).result(PATIENCE)
 
 
@@ -238,12 +238,12 @@ class TestPutAndBind:
             assert module.put(put, where) is put
         given = ByDlpack(w)
         assert module.put(given).address == given.address
-        with pytest.raises(VmError, match=r"no argument and no device 'cuda:7'(.|\n)*cuda:0"):
+        with pytest.raises(CallError, match=r"no argument and no device 'cuda:7'(.|\n)*cuda:0"):
             module.put(w, "cuda:7")
 
     def test_put_by_the_name_of_an_argument(self, module):
         name = module.functions["main"].signature.arguments[0]["name"]
-        with pytest.raises(VmError, match="wrong shape"):
+        with pytest.raises(CallError, match="wrong shape"):
             module.put(array(3, 4), name)
         assert module.put(array(4, 4), name).ordinal == 0
 
@@ -260,11 +260,11 @@ class TestPutAndBind:
             np.testing.assert_allclose(made.numpy(), np.tanh(h @ w), rtol=1e-5)
             np.testing.assert_allclose(bound.submit(h).result(PATIENCE), np.tanh(h @ w), rtol=1e-5)
             assert "bound" in repr(bound)
-        with pytest.raises(VmError, match=r"1 argument is positional, not 2(.|\n)*found: +2"):
+        with pytest.raises(CallError, match=r"1 argument is positional, not 2(.|\n)*found: +2"):
             bound(h, w)
-        with pytest.raises(VmError, match="no argument 'v' to bind"):
+        with pytest.raises(CallError, match="no argument 'v' to bind"):
             module.bind({"v": w})
-        with pytest.raises(VmError, match="wrong dtype"):
+        with pytest.raises(CallError, match="wrong dtype"):
             module.bind({1: w.astype("f2")})
 
     def test_on_the_host_arrays_are_kept_as_they_are(self):
@@ -279,7 +279,7 @@ class TestPutAndBind:
 
     def test_a_donated_argument_is_not_bound(self):
         module = aotc.load(aotc.compile(jax.jit(lambda c: c.at[0].add(1.0), donate_argnums=0), array(4, 4)))
-        with pytest.raises(VmError, match="is donated"):
+        with pytest.raises(CallError, match="is donated"):
             module.bind({0: array(4, 4)})
 
 

@@ -222,7 +222,7 @@ def test_a_donated_array_of_a_cancelled_call(gate, monkeypatch):
     assert fence.done
     gate.open()
     ended(module)
-    with pytest.raises(aotc.VmError, match=r"donated|given"):
+    with pytest.raises(aotc.CallError, match=r"donated|given"):
         module.invoke("main", cache)
 
 

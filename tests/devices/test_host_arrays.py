@@ -26,10 +26,10 @@ def made(module):
 
 def refuses(array, module):
     for use in (array.numpy, array.copy, array.__dlpack__, array.give_away, lambda: np.asarray(array)):
-        with pytest.raises(aotc.VmError, match="donated"):
+        with pytest.raises(aotc.CallError, match="donated"):
             use()
     for call in (module.invoke, module.submit):
-        with pytest.raises(aotc.VmError, match=r"argument 0 .x. .*(donated|was given to)"):
+        with pytest.raises(aotc.CallError, match=r"argument 0 .x. .*(donated|was given to)"):
             call("main", array, Y)
     assert repr(array) == "DeviceArray(<donated>, device='cpu:0')"
     assert (array.shape, array.dtype, array.donated) == ((4,), np.float32, True)
@@ -77,19 +77,19 @@ def test_a_numpy_result_that_was_given_away_is_refused(module, exists):
     second = module.submit("update", first, Y, donate=True)
     start.signal()
     second.wait(60)
-    with pytest.raises(aotc.VmError, match="was given to"):
+    with pytest.raises(aotc.CallError, match="was given to"):
         module.submit("main", first.result()[0], Y)
 
 
 def test_what_is_refused_takes_nothing(module):
     array = made(module)
-    with pytest.raises(aotc.VmError, match="argument 1"):
+    with pytest.raises(aotc.CallError, match="argument 1"):
         module.invoke("update", array, Y[:3], donate=True)
-    with pytest.raises(aotc.VmError, match="out is no sequence"):
+    with pytest.raises(aotc.CallError, match="out is no sequence"):
         module.invoke("update", array, Y, donate=True, out=3)
-    with pytest.raises(aotc.VmError, match="argument 1"):
+    with pytest.raises(aotc.CallError, match="argument 1"):
         module.submit("update", array, Y[:3], donate=True)
-    with pytest.raises(aotc.VmError, match="deadline"):
+    with pytest.raises(aotc.CallError, match="deadline"):
         module.submit("update", array, Y, donate=True, deadline=-1)
     module.invoke("update", array, Y)
     module.submit("update", array, Y).wait()
@@ -145,10 +145,10 @@ def test_a_fence_says_what_is_wrong(module):
     fence = module.submit("main", X, Y)
     for timeout in ("x", True, float("nan")):
         for wait in (fence.result, fence.exception, fence.wait):
-            with pytest.raises(aotc.VmError, match="the timeout is no time to wait"):
+            with pytest.raises(aotc.CallError, match="the timeout is no time to wait"):
                 wait(timeout)
     with pytest.raises(IndexError, match="a submission of tiny: main has 1 result: there is no result 3"):
         fence[3]
-    with pytest.raises(aotc.VmError, match="named by its number"):
+    with pytest.raises(aotc.CallError, match="named by its number"):
         fence["x"]
     assert [result.number for result in fence] == [0]

@@ -145,7 +145,8 @@ def test_arrays_on_the_gpu_and_not(sized):
 def test_a_call_that_takes_more_than_the_limit(sized):
     data, need = sized
     module = aotc.load(data, memory_limit=need)
-    with pytest.raises(aotc.VmError, match=r"needs [\d,]+ bytes of working memory on GPU 0(.|\n)*at most memory_limit"):
+    needs = r"needs [\d,]+ bytes of working memory on GPU 0(.|\n)*at most memory_limit"
+    with pytest.raises(aotc.CallError, match=needs):
         module.invoke("main", array(11, 16))
     np.testing.assert_allclose(module.invoke("main", array(10, 16))[0], jax.nn.softmax(array(10, 16)), rtol=1e-5)
 
@@ -174,7 +175,7 @@ def test_each_memory_of_a_mix_has_the_limit(halves, monkeypatch):
         np.testing.assert_allclose(fence.result(60)[0], want, rtol=1e-4)
     for row in module.stats()["memory"].values():
         assert row["high_water"] <= row["limit"] == max(limit, 4096)
-    with pytest.raises(aotc.VmError, match="bytes of working memory"):
+    with pytest.raises(aotc.CallError, match="bytes of working memory"):
         aotc.load(data, memory_limit=64).invoke("main", *arrays)
 
 
@@ -188,6 +189,6 @@ def test_sizes_that_are_values_under_a_limit(halves, monkeypatch):
     for n, fence in fences:
         want = np.concatenate([np.sin(x), np.full(n + 1, 1.5, "f4")])
         np.testing.assert_allclose(fence.result(60)[0], want, rtol=1e-5)
-    with pytest.raises(aotc.VmError, match="bytes of working memory"):
+    with pytest.raises(aotc.CallError, match="bytes of working memory"):
         module.invoke("main", x, np.int32(100_000))
     np.testing.assert_allclose(module.invoke("main", x, np.int32(3), results="numpy")[0][:8], np.sin(x), rtol=1e-5)

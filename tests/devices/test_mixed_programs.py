@@ -31,7 +31,7 @@ from aotc.ir.semantics.run import interpret
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
@@ -140,7 +140,7 @@ def test_a_check_on_another_device_comes_first(halves, monkeypatch):
     data = aotc.compile(ASSERTION, verify_each=True, devices=HALVES[halves])
     module = run_everywhere(monkeypatch, data, [x, x], [np.sin(x), np.sin(x) + x])
     out = [np.zeros((8, 8), "float32") for _ in range(2)]
-    with pytest.raises(VmError, match="w sums to nothing"):
+    with pytest.raises(CallError, match="w sums to nothing"):
         module.invoke("main", x, -x, out=out)
     assert not any(o.any() for o in out)
     np.testing.assert_allclose(module.invoke("main", x, x, results="numpy")[1], np.sin(x) + x, rtol=1e-6)
@@ -154,7 +154,7 @@ def test_a_check_with_numbers(monkeypatch):
     x, w = np.arange(4, dtype="f4"), np.eye(4, dtype="f4")
     data = aotc.compile(roots, x, w, devices={"d1": "cuda:sm_90"}, default_device="d1")
     install(monkeypatch, data)
-    with pytest.raises(VmError, match=r"negative: -1\.00"):
+    with pytest.raises(CallError, match=r"negative: -1\.00"):
         aotc.load(data)(x - 1, w)
 
 

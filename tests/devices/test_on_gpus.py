@@ -28,7 +28,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.semantics.run import interpret
 from aotc.vmfb.devices.cuda import driver
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.profile.cost_record import problem
 
 pytest.importorskip("numba_cuda")
@@ -125,7 +125,7 @@ def test_a_donated_cache_is_updated_in_place():
     rows[1] = 2 * x
     assert after.address == address
     np.testing.assert_array_equal(after.numpy(), rows)
-    with pytest.raises(VmError, match="was donated"):
+    with pytest.raises(CallError, match="was donated"):
         state.numpy()
 
 
@@ -299,7 +299,7 @@ def test_a_cache_that_stays_on_the_gpu():
         else:
             (cache,) = module.invoke("main", cache, row, np.int32(at), donate=True, results="device")
         assert cache.address == address
-        with pytest.raises(VmError, match="was donated"):
+        with pytest.raises(CallError, match="was donated"):
             old.numpy()
     np.testing.assert_array_equal(cache.numpy(), want)
 
@@ -327,7 +327,7 @@ def test_a_memory_limit():
         np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
     row = module.stats()["memory"]["cuda:0"]
     assert row["high_water"] <= row["limit"] + module.stats()["constants_bytes"]
-    with pytest.raises(VmError, match="working memory on GPU 0"):
+    with pytest.raises(CallError, match="working memory on GPU 0"):
         module.invoke("main", array(9000, 1024))
     module.trim()
     assert module.stats()["memory"]["cuda:0"]["in_use"] == module.stats()["constants_bytes"]

@@ -9,7 +9,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.staging import locked
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 
 pytest.importorskip("numba_cuda")
@@ -50,7 +50,7 @@ def test_a_driver_that_refuses_is_asked_once(monkeypatch):
 
     def refuse(*arguments):
         asked.append(arguments)
-        raise VmError("", "cuMemHostRegister_v2 failed on the GPU")
+        raise CallError("", "cuMemHostRegister_v2 failed on the GPU")
 
     monkeypatch.setattr(cuda_driver, "PageLock", refuse)
     arena = ArenaPool().take(5000)

@@ -62,10 +62,10 @@ def test_an_error_of_a_thread_is_the_callers(module, monkeypatch):
     def fails(gpu, *copy):
         seen.append(copy)
         if len(seen) == 4:
-            raise aotc.VmError("", "planted")
+            raise aotc.CallError("", "planted")
         upload(gpu, *copy)
 
     monkeypatch.setattr(SimulatedGpu, "upload", fails)
-    with pytest.raises(aotc.VmError, match="planted"):
+    with pytest.raises(aotc.CallError, match="planted"):
         module.invoke("main", X)
     np.testing.assert_array_equal(module.invoke("main", X)[0], -X)

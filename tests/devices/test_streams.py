@@ -122,7 +122,7 @@ def test_an_error_leaves_nothing_under_way(monkeypatch):
     x = np.ones((8, 8), "f4")
     for sign in (1, -1, 1):
         if sign < 0:
-            with pytest.raises(aotc.VmError, match="too small"):
+            with pytest.raises(aotc.CallError, match="too small"):
                 module.invoke("main", x, sign * x)
         else:
             np.testing.assert_array_equal(np.asarray(module(x, x)), x)

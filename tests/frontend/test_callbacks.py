@@ -14,7 +14,7 @@ from jax.experimental import checkify, io_callback
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.custom_calls import _REGISTRY
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
 
 pytestmark = pytest.mark.cpu
@@ -47,7 +47,7 @@ def compiled(model, *args, **options):
 
 
 def failure(module, *args):
-    with pytest.raises(VmError) as caught:
+    with pytest.raises(CallError) as caught:
         module(*args)
     return str(caught.value)
 

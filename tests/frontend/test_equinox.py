@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 eqx = pytest.importorskip("equinox")
 
@@ -22,7 +22,7 @@ def compiled(function, *args, **options):
 
 
 def fails(module, message, *args):
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         module(*args)
 
 

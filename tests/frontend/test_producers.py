@@ -307,7 +307,7 @@ def test_bounds_of_mhlo_are_checked_at_a_call():
     module = aotc.load(aotc.compile(text, opt_level=1))
     x = np.ones((4, 2), np.float32)
     np.testing.assert_array_equal(module(x[:3]), x[:3])
-    with pytest.raises(aotc.VmError, match="4 of an argument, of which the type allows 3"):
+    with pytest.raises(aotc.CallError, match="4 of an argument, of which the type allows 3"):
         module(x)
 
 
@@ -330,7 +330,7 @@ def test_a_dimension_set_to_a_size_holds_its_first_elements():
         np.testing.assert_array_equal(doubled, 2 * X[:, :n])
         np.testing.assert_allclose(total, 2 * X[:, :n].sum(1), rtol=1e-5, atol=1e-6)
     for n in (9, -1):
-        with pytest.raises(aotc.VmError):
+        with pytest.raises(aotc.CallError):
             module(X, np.int32(n))
 
 
@@ -352,7 +352,7 @@ def test_bounds_of_arguments_are_checked_at_a_call():
     for rows in (0, 1, 3):
         x = np.ones((rows, 2), np.float32)
         np.testing.assert_array_equal(module(x), -x)
-    with pytest.raises(aotc.VmError, match="4 of an argument, of which the type allows 3"):
+    with pytest.raises(aotc.CallError, match="4 of an argument, of which the type allows 3"):
         module(np.ones((4, 2), np.float32))
 
 

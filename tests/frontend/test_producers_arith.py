@@ -240,7 +240,7 @@ def test_a_cast_to_known_sizes_checks_them():
     module = aotc.load(aotc.compile(text, opt_level=1))
     x = np.float32([1, 2, 3, 4])
     np.testing.assert_array_equal(module(x), x)
-    with pytest.raises(aotc.VmError, match="4"):
+    with pytest.raises(aotc.CallError, match="4"):
         module(x[:3])
 
 

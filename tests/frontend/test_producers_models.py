@@ -101,7 +101,7 @@ def test_the_bounded_block_refuses_more_rows_than_its_bound():
     module = aotc.load(aotc.compile(FOLDER / "torch_xla.mlir", opt_level=1))
     x = normal(16, 8)
     for n in (-1, 17):
-        with pytest.raises(aotc.VmError):
+        with pytest.raises(aotc.CallError):
             module(x, np.int32(n), *BLOCK)
 
 
@@ -109,5 +109,5 @@ def test_broadcasting_of_torch_mlir_takes_a_bias_of_one():
     module = aotc.load(aotc.compile(FOLDER / "torch_mlir.mlir", opt_level=1))
     arrays = normal(2, 3), normal(3, 4), normal(1)
     check("torch_mlir", module(*arrays), arrays)
-    with pytest.raises(aotc.VmError, match="mismatching contracting dimension"):
+    with pytest.raises(aotc.CallError, match="mismatching contracting dimension"):
         module(normal(2, 3), normal(4, 4), normal(4))

@@ -145,7 +145,7 @@ def test_assertions_are_checked_where_they_stand():
     module = load(text)
     for p, q in ((True, True), (False, False), (False, True)):
         np.testing.assert_array_equal(module(X, np.bool_(p), np.bool_(q)), X)
-    with pytest.raises(aotc.VmError, match=r"q must hold \{0\}"):
+    with pytest.raises(aotc.CallError, match=r"q must hold \{0\}"):
         module(X, np.bool_(True), np.bool_(False))
 
 
@@ -160,7 +160,7 @@ def test_branches_of_other_sizes_are_refused():
     }"""
     module = load(text)
     np.testing.assert_array_equal(module(X, -X, np.bool_(False)), -X)
-    with pytest.raises(aotc.VmError, match="sizes"):
+    with pytest.raises(aotc.CallError, match="sizes"):
         module(X, X[:2], np.bool_(False))
 
 

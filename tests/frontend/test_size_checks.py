@@ -8,7 +8,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.semantics.run import interpret
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -119,7 +119,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", WRONG)
 def test_sizes_that_do_not_fit(name):
     text, arguments, message = WRONG[name]
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         loaded(text).invoke("main", *arguments)
     with pytest.raises(AssertionFailed, match=message):
         interpret(import_model(text), *arguments)
@@ -136,7 +136,7 @@ def test_on_failure_nothing_is_touched():
     donated = UPDATE.replace("%x: tensor<?xf32>", "%x: tensor<?xf32> {tf.aliasing_output = 0 : i32}")
     x, out = f32(3), np.full(3, 7, np.float32)
     for _ in range(2):
-        with pytest.raises(VmError, match="an update of 5 elements in 3"):
+        with pytest.raises(CallError, match="an update of 5 elements in 3"):
             loaded(donated).invoke("main", x, f32(5), np.int32(0), out=[out], donate=True)
     np.testing.assert_array_equal(x, f32(3))
     np.testing.assert_array_equal(out, np.full(3, 7, np.float32))
@@ -151,7 +151,7 @@ def test_a_size_that_is_one_is_broadcast():
     module = loaded(text)
     for size in (1, 4):
         np.testing.assert_array_equal(module.invoke("main", f32(size))[0], np.broadcast_to(-f32(size), (2, 4)))
-    with pytest.raises(VmError, match="broadcast of size 3 to size 4"):
+    with pytest.raises(CallError, match="broadcast of size 3 to size 4"):
         module.invoke("main", f32(3))
 
 
@@ -165,7 +165,7 @@ def test_padding_between_no_elements_adds_none():
     module = loaded(text)
     for size, wanted in ((3, [2, 2, 5, 4, 8]), (1, [2]), (0, [])):
         np.testing.assert_array_equal(module.invoke("main", f32(size), f32(len(wanted)))[0], wanted)
-    with pytest.raises(VmError, match="sizes must be equal"):
+    with pytest.raises(CallError, match="sizes must be equal"):
         module.invoke("main", f32(3), f32(4))
 
 
@@ -182,7 +182,8 @@ def test_a_callee_is_checked_for_each_entry():
     module = loaded(text)
     for name in ("one", "two"):
         np.testing.assert_array_equal(module.invoke(name, f32(3), f32(3))[0], 2 * f32(3))
-        with pytest.raises(VmError, match=f"{name}: error: stablehlo.add at <model>:2:7: sizes must be equal: 2 and 3"):
+        unequal = f"{name}: error: stablehlo.add at <model>:2:7: sizes must be equal: 2 and 3"
+        with pytest.raises(CallError, match=unequal):
             module.invoke(name, f32(3), f32(2))
 
 
@@ -215,7 +216,7 @@ def test_what_stands_in_a_loop_counts_although_it_does_not_run():
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(2))[0], -f32(3))
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(0))[0], f32(3))
     for sizes, message in (((3, 2), "stablehlo.while at <model>:4:10: sizes must be equal"), ((9, 9), "too long: 9")):
-        with pytest.raises(VmError, match=message):
+        with pytest.raises(CallError, match=message):
             module.invoke("main", f32(sizes[0]), f32(sizes[1]), np.int32(0))
 
 
@@ -223,7 +224,7 @@ def test_an_assertion_on_data_in_a_loop():
     """It was left out without a word."""
     module = loaded(LOOP.replace("ASSERTION", OF_DATA))
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(0))[0], f32(3))
-    with pytest.raises(VmError, match="at 1"):
+    with pytest.raises(CallError, match="at 1"):
         module.invoke("main", f32(3), -f32(3), np.int32(1))
 
 
@@ -236,7 +237,7 @@ def test_branches_must_give_the_same_sizes():
     )  # fmt: skip
     module = loaded(text)
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.bool_(False))[0], -f32(3))
-    with pytest.raises(VmError, match=r"stablehlo\.if at <model>:2:8: sizes must be equal: 2 and 3"):
+    with pytest.raises(CallError, match=r"stablehlo\.if at <model>:2:8: sizes must be equal: 2 and 3"):
         module.invoke("main", f32(3), f32(2), np.bool_(True))
 
 

@@ -9,7 +9,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.semantics.run import interpret
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -48,9 +48,9 @@ def test_sizes_computed_from_a_scalar(level):
 
 def test_values_that_do_not_fit_are_named_before_any_work():
     module = aotc.load(aotc.compile(ROWS.encode()))
-    with pytest.raises(VmError, match="broadcast of size 3 to size 2"):
+    with pytest.raises(CallError, match="broadcast of size 3 to size 2"):
         module.invoke("main", np.int64(2), np.zeros((3, 4), np.float32))
-    with pytest.raises(VmError, match="a size is negative: arg0 is -1"):
+    with pytest.raises(CallError, match="a size is negative: arg0 is -1"):
         module.invoke("main", np.int64(-1), np.zeros((3, 4), np.float32))
     with pytest.raises(AssertionFailed, match="broadcast of size 3 to size 2"):
         interpret(import_model(ROWS.encode()), np.int64(2), np.zeros((3, 4), np.float32))
@@ -69,7 +69,7 @@ def test_a_shape_that_is_an_argument():
     x = np.arange(12, dtype=np.float32)
     for shape in ((3, 4), (12, 1), (2, 6)):
         np.testing.assert_array_equal(both(RESHAPE, np.int32(shape), x)[0], -x.reshape(shape))
-    with pytest.raises(VmError, match="reshape of 12 elements to 15"):
+    with pytest.raises(CallError, match="reshape of 12 elements to 15"):
         aotc.load(aotc.compile(RESHAPE.encode())).invoke("main", np.int32([3, 5]), x)
 
 
@@ -89,7 +89,7 @@ def test_a_slice_between_two_values():
     module = aotc.load(aotc.compile(SLICE.encode()))
     assert module.invoke("main", np.int32([3]), np.int32([3]), x)[0].shape == (0,)
     for a, b, message in ((0, 11, "a slice of 11 elements from 10"), (5, 2, "a slice of -3 elements")):
-        with pytest.raises(VmError, match=message):
+        with pytest.raises(CallError, match=message):
             module.invoke("main", np.int32([a]), np.int32([b]), x)
 
 
@@ -107,7 +107,7 @@ def test_unknown_sizes_of_two_arguments_must_agree(name):
     x, y = (np.random.default_rng(k).normal(size=(4, 3)).astype("float32") for k in range(2))
     both(text, x, y)
     told = r"sizes must be equal: 2 and 4 \(dimension 0 of arg1 is 2, dimension 0 of arg0 is 4\)"
-    with pytest.raises(VmError, match=told):
+    with pytest.raises(CallError, match=told):
         aotc.load(aotc.compile(text.encode())).invoke("main", x, y[:2])
 
 
@@ -180,7 +180,7 @@ def test_a_computed_size_must_fit():
     np.testing.assert_array_equal(both(text, x, sizes)[0], x)
     module = aotc.load(aotc.compile(text.encode()))
     for wrong, message in ((5, "reshape of 4 elements to 5"), (-1, "a size is negative: -1")):
-        with pytest.raises(VmError, match=message):
+        with pytest.raises(CallError, match=message):
             module.invoke("main", x, np.full(9, wrong, np.int32))
 
 
@@ -212,7 +212,7 @@ def test_computed_slices_and_counts_stay_in_bounds():
     }
     for values, message in wrong.items():
         given = np.int32([*values, 0, 0, 0, 0, 0])
-        with pytest.raises(VmError, match=message):
+        with pytest.raises(CallError, match=message):
             module.invoke("main", x, given)
         with pytest.raises(AssertionFailed, match=message):
             interpret(import_model(text.encode()), x, given)

@@ -10,7 +10,7 @@ from jax import export, lax
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 CASES = {}
 QUICK = frozenset(
@@ -221,7 +221,7 @@ def test_jaxs_own_message_with_the_numbers(name):
     arguments = [np.ones(s, np.float32) for s in shapes]
     with pytest.raises(ValueError, match="Input shapes do not match") as wanted:
         original.call(*arguments)
-    with pytest.raises(VmError) as found:
+    with pytest.raises(CallError) as found:
         module(*arguments)
     assert str(found.value).endswith(str(wanted.value))
 
@@ -247,7 +247,7 @@ def test_a_copy_for_given_sizes_is_chosen_by_the_call():
     assert len({submitted[1, 4], submitted[8, 4], submitted[3, 4]}) == 3
     assert submitted[3, 4] == submitted[1, 5]
     assert list(module.functions) == ["main"]
-    with pytest.raises(VmError, match="Division had remainder 1"):
+    with pytest.raises(CallError, match="Division had remainder 1"):
         module(np.ones((3, 4), np.float32), np.ones((4, 8), np.float32))
 
 

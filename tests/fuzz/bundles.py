@@ -25,7 +25,7 @@ from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, open_bundle
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.digests import sha256_of
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.check_bundle import check_bundle
@@ -306,8 +306,8 @@ def case(number: int) -> str:
         if "this is a bug in aotc" in str(error):  # a check is missing
             raise
         return "BundleError"
-    except VmError:
-        return "VmError"
+    except CallError:
+        return "CallError"
 
 
 def calls(module: Any, source: Source, loops: bool) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc_cli.main import main
 
 PATIENCE = 60.0  # seconds: commands compile
@@ -109,6 +109,6 @@ def call(rng: random.Random) -> str:
             module(*arguments)
         else:
             module.invoke("main" if rng.random() < 0.9 else rng.choice(ODD), *arguments, **more)
-    except (BundleError, VmError, CompileError) as error:
+    except (BundleError, CallError, CompileError) as error:
         return type(error).__name__
     return "runs"

@@ -19,7 +19,7 @@ from aotc.frontend.contexts import make_context
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from fuzz.children import not_ours
 from fuzz.modules import input_of, mutant
 
@@ -44,8 +44,8 @@ def case(number: int) -> str:
         return "accepted, too large to run"
     try:
         found = module.invoke("main", *arrays)
-    except VmError:
-        return "accepted, VmError"
+    except CallError:
+        return "accepted, CallError"
     except KeyboardInterrupt:
         if "while" in text:
             return "a loop of the model, which Ctrl-C ended"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import aotc
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 
 PATIENCE = 10.0  # seconds: a case takes hundredths
 GOLDEN = Path(__file__).parents[1] / "golden_bundles"
@@ -106,6 +106,6 @@ def case(number: int) -> str:
             module = aotc.load(folder() / f"{name}.vmfb", threads=1, verify=number % 3 == 0, **options)
             module.invoke("main", *(np.ones(a["dims"], "f4") for a in module.main.signature.arguments))
             words.append("runs")
-        except (BundleError, VmError) as error:
+        except (BundleError, CallError) as error:
             words.append(type(error).__name__)
     return ", ".join(words)

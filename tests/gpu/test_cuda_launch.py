@@ -9,7 +9,7 @@ from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.commands import LaunchCommand
 from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED, LaunchShape, fits, launch_of
 from aotc.vmfb.devices.cuda.libcuda import library as driver_library
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.kernel_interface import MAP_ELEMENT_BYTES, Interface, Invalid
 
 pytestmark = pytest.mark.ir
@@ -36,7 +36,7 @@ def test_blocks_that_stay():
 
 def test_too_many_blocks():
     assert launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS), 0, 9).blocks[2] == MAX_BLOCKS_ACROSS
-    with pytest.raises(VmError, match="'k' has too large a grid"):
+    with pytest.raises(CallError, match="'k' has too large a grid"):
         launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS + 1), 0, 9)
 
 
@@ -132,7 +132,7 @@ def test_the_driver_is_told_of_an_array(monkeypatch):
 
 def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
     monkeypatch.setattr(driver_library.DRIVER, "library", Recorder(status=1))
-    with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
+    with pytest.raises(CallError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
         tensor_map.encode_map("m", MAP, 0x1008, (300, 7))
 
 
@@ -144,7 +144,7 @@ def test_a_map_of_an_array_that_lies_elsewhere(monkeypatch):
     tensor_map.move_map("m", row, made, (300, 7), 0x8000)
     assert library.calls[1:] == [("cuTensorMapReplaceAddress", (made, 0x8000 + 300 * 16))]
     library.status = 1
-    with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x8008"):
+    with pytest.raises(CallError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x8008"):
         tensor_map.move_map("m", MAP, made, (300, 7), 0x8008)
 
 

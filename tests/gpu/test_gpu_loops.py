@@ -18,7 +18,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.program.while_kernels import block_loops
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda.libcuda import graphs as driver_graphs
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
@@ -240,7 +240,7 @@ def test_an_endless_loop_ends(monkeypatch, set_costs):
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):
-        with pytest.raises(VmError, match="deadline"):
+        with pytest.raises(CallError, match="deadline"):
             module.submit("main", X, W, deadline=0.2).result(60)
 
 

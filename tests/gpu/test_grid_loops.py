@@ -15,7 +15,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.program.while_kernels import grid_barriers
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda.launch import launch_of
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
@@ -119,7 +119,7 @@ def test_an_endless_loop_of_all_blocks_ends(monkeypatch, set_costs):
     data = aotc.compile(jax.jit(endless), x, w, target="cuda:sm_90")
     assert grid_kernels(data)
     install(monkeypatch, data)
-    with pytest.raises(VmError, match="deadline"):
+    with pytest.raises(CallError, match="deadline"):
         aotc.load(data).submit("main", x, w, deadline=0.2).result(60)
 
 

@@ -8,7 +8,7 @@ from support.small_models import array, close
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cuda
 PRECISE = jax.lax.Precision.HIGHEST
@@ -96,5 +96,5 @@ def test_a_call_of_an_endless_loop_ends():
     x, w = array(16, 256), array(256, 256, seed=1)
     module = aotc.load(aotc.compile(jax.jit(endless), x, w, target="cuda:sm_90"))
     for _ in range(2):
-        with pytest.raises(VmError, match="deadline"):
+        with pytest.raises(CallError, match="deadline"):
             module.submit("main", x, w, deadline=0.3).result(60)

@@ -10,7 +10,7 @@ import aotc
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.options import Options
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -85,10 +85,10 @@ def test_nothing_runs_behind_a_check_that_fails(name, tmp_path):
     assert (out != 7).all()
     out[...] = 7
     x[0, 0] = first
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         loaded.run([x, w], out=list(out))
     assert (out == 7).all()
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         loaded.trace([x, w], tmp_path)
     ran = " ".join(path.name for path in tmp_path.iterdir())
     assert ran

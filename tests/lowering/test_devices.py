@@ -15,7 +15,7 @@ from aotc.lowering.invariants import operands_are_on_their_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -246,7 +246,7 @@ def test_an_array_of_a_device():
     assert "device='d1'" in repr(result)
     assert module.submit("main", *arrays, results="device").result()[0].device == "d1"
     module.invoke("main", result.numpy()[:, :1].repeat(128, 1), *arrays[1:])
-    with pytest.raises(VmError, match="results is 'gpu'"):
+    with pytest.raises(CallError, match="results is 'gpu'"):
         module.invoke("main", *arrays, results="gpu")
 
 
@@ -413,6 +413,6 @@ def test_a_check_on_another_device_comes_first():
         module = aotc.load(aotc.compile(ASSERTION, verify_each=True, opt_level=level))
         np.testing.assert_allclose(module.invoke("main", x, x)[1], np.sin(x) + x, rtol=1e-6)
         out = [np.zeros((8, 8), "float32") for _ in range(2)]
-        with pytest.raises(VmError, match="w sums to nothing"):
+        with pytest.raises(CallError, match="w sums to nothing"):
             module.invoke("main", x, -x, out=out)
         assert not any(o.any() for o in out)

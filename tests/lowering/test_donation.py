@@ -11,7 +11,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -165,7 +165,7 @@ def test_a_check_that_fails_leaves_the_argument():
     checked = checkify.checkify(checked_update)
     module = aotc.load(aotc.compile(donating(checked, 1), A, ROW, np.int32(0), verify_each=True))
     cache = A.copy()
-    with pytest.raises(VmError, match="negative row"):
+    with pytest.raises(CallError, match="negative row"):
         module.invoke("main", cache, ROW, np.int32(-1), donate=True)
     np.testing.assert_array_equal(cache, A)
     module.invoke("main", cache, ROW, np.int32(1), donate=True)

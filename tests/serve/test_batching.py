@@ -174,7 +174,7 @@ def test_one_that_the_model_refuses_fails_alone(tmp_path):
 
         def strict(name, *arrays, **more):
             if (arrays[0] < 0).any():
-                raise aotc.VmError("m", "negative")
+                raise aotc.CallError("m", "negative")
             return submit(name, *arrays, **more)
 
         made._module.submit = strict
@@ -209,7 +209,7 @@ def test_rows_are_the_first_dim_of_all_and_no_other(arguments, results, symbol):
 def test_a_model_that_takes_no_random_numbers_is_not_batched():
     class Refuses:
         def invoke(self, *args, **kwargs):
-            raise aotc.VmError("m", "no such number")
+            raise aotc.CallError("m", "no such number")
 
     assert "no such number" in rows_are_independent(Refuses(), "main", dims(["b"]), "b")
     assert "expressions" in rows_are_independent(Refuses(), "main", dims(["b", "2*n"]), "b")

@@ -184,7 +184,7 @@ def test_an_error_on_the_way_is_an_event(server):
     def fails(name, *arrays, **more):
         calls.append(name)
         if len(calls) == 3:
-            raise aotc.VmError("sums", "it fails")
+            raise aotc.CallError("sums", "it fails")
         return submit(name, *arrays, **more)
 
     model.module.submit = fails

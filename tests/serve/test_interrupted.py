@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc.serve import repository
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -95,7 +95,7 @@ def test_a_bundle_that_loads_for_ever_stops_nobody(tmp_path, monkeypatch):
     def endless(*args):
         begun.set()
         ended.wait(60)
-        raise VmError("", "too late")
+        raise CallError("", "too late")
 
     with running(tmp_path, poll=0.02) as server:
         monkeypatch.setattr(repository, "ServedModel", endless)

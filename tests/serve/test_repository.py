@@ -11,7 +11,7 @@ from support.served import running, until
 
 from aotc.serve import model as loading
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.ir
 
@@ -206,7 +206,7 @@ def test_one_bundle_is_replaced_too_and_stays_when_its_file_goes(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"no bundle", tiny.bundle()[:3000] if tiny.shutil.which("cc") else b"x"])
 def test_one_bundle_that_cannot_be_read(tmp_path, data):
     (tmp_path / "bad.vmfb").write_bytes(data)
-    with pytest.raises(VmError, match=r"bad\.vmfb"), running(tmp_path / "bad.vmfb"):
+    with pytest.raises(CallError, match=r"bad\.vmfb"), running(tmp_path / "bad.vmfb"):
         pass
 
 

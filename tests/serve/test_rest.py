@@ -10,7 +10,7 @@ import pytest
 from support import tiny
 from support.served import answer, running
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.ir
 
@@ -188,12 +188,12 @@ def test_a_token_is_asked_for(bundle):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com"])
 def test_other_machines_need_a_token(bundle, host):
-    with pytest.raises(VmError, match="--insecure"), running(bundle, host=host):
+    with pytest.raises(CallError, match="--insecure"), running(bundle, host=host):
         pass
 
 
 def test_a_port_that_is_taken(bundle, server):
-    with pytest.raises(VmError, match="cannot listen there"), running(bundle, port=server.port):
+    with pytest.raises(CallError, match="cannot listen there"), running(bundle, port=server.port):
         pass
 
 

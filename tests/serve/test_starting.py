@@ -23,7 +23,7 @@ from aotc.serve.errors import RequestFault, status_of, text_of
 from aotc.serve.logs import EventFormatter
 from aotc.serve.settings import Settings
 from aotc.serve.telemetry import open_traces
-from aotc.vmfb.errors import BundleError, DeadlineExceeded, VmError
+from aotc.vmfb.errors import BundleError, CallError, DeadlineExceeded
 from aotc_cli.commands import serve as command
 from aotc_cli.main import app
 
@@ -78,7 +78,7 @@ def bundle(tmp_path):
 def test_settings_that_cannot_be(bundle, changes, words):
     good = Settings(bundle)
     assert good.check() is good
-    with pytest.raises(VmError, match=words):
+    with pytest.raises(CallError, match=words):
         replace(good, **changes).check()
     assert replace(good, host="0.0.0.0", insecure=True).check()
     assert replace(good, host="::1").check()
@@ -102,7 +102,7 @@ def test_the_command_passes_its_options_on(bundle, monkeypatch, tmp_path):
 def test_a_token_that_no_header_holds(bundle, tmp_path, token):
     (tmp_path / "token").write_text(token)
     found = CliRunner().invoke(app, ["serve", str(bundle), f"--token-file={tmp_path / 'token'}"])
-    assert isinstance(found.exception, VmError)
+    assert isinstance(found.exception, CallError)
     assert "token" in str(found.exception)
 
 
@@ -125,7 +125,7 @@ def test_a_token_that_no_header_holds(bundle, tmp_path, token):
 def test_an_option_that_cannot_be_is_an_error_at_start(tmp_path, option, words):
     """Of a folder too, which would be served without a single model otherwise."""
     found = CliRunner().invoke(app, ["serve", str(tmp_path), "--port=0", option])
-    assert isinstance(found.exception, VmError | BundleError), found.output
+    assert isinstance(found.exception, CallError | BundleError), found.output
     assert words in str(found.exception)
 
 
@@ -158,10 +158,10 @@ def test_files_of_tls_that_are_none(bundle, tmp_path):
         {"tls_cert": key, "tls_key": cert},
         {"tls_key": str(tmp_path)},
     ):
-        with pytest.raises(VmError, match="TLS"):
+        with pytest.raises(CallError, match="TLS"):
             replace(good, **changes).check()
     cert, key = certificate(tmp_path, "-passout", "pass:secret")
-    with pytest.raises(VmError, match="encrypted"):
+    with pytest.raises(CallError, match="encrypted"):
         replace(good, tls_cert=cert, tls_key=key).check()
 
 
@@ -252,7 +252,7 @@ def test_a_traceback_is_in_the_line():
 def test_what_a_client_is_told_of_our_own_mistakes():
     assert [status_of(e) for e in (KeyError("x"), MemoryError(), DeadlineExceeded("", "x"))] == [500, 503, 504]
     assert "secret" not in text_of(KeyError("secret"))
-    assert len(text_of(VmError("", "x" * 10_000))) <= 4000
+    assert len(text_of(CallError("", "x" * 10_000))) <= 4000
 
 
 @pytest.mark.parametrize(
@@ -289,5 +289,5 @@ def test_a_request_is_a_span_of_the_trace_that_it_names(bundle, monkeypatch):
 
 def test_traces_without_their_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(VmError, match="opentelemetry-api"):
+    with pytest.raises(CallError, match="opentelemetry-api"):
         open_traces(True)

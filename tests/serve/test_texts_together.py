@@ -149,7 +149,7 @@ def test_a_step_that_fails_ends_its_texts_and_no_others(folder):
     def fails(name, *arrays, **more):
         calls.append(name)
         if calls.count("decode") == 6:
-            raise aotc.VmError("texts", "it fails")
+            raise aotc.CallError("texts", "it fails")
         return submit(name, *arrays, **more)
 
     played.module.submit = fails
@@ -158,7 +158,7 @@ def test_a_step_that_fails_ends_its_texts_and_no_others(folder):
         return await asyncio.gather(*[played.text([n], 10) for n in range(4)], return_exceptions=True)
 
     found = asyncio.run(play())
-    failed = [n for n, tokens in enumerate(found) if isinstance(tokens, aotc.VmError)]
+    failed = [n for n, tokens in enumerate(found) if isinstance(tokens, aotc.CallError)]
     assert len(failed) == 2
     assert all(found[n] == expected([n], 10) for n in range(4) if n not in failed)
     assert asyncio.run(played.text([3], 4)) == expected([3], 4)
@@ -173,7 +173,7 @@ def test_rows_that_cannot_be_had_end_their_texts(folder, monkeypatch):
             await asyncio.sleep(0.05)
 
     def lost(*arrays):
-        raise aotc.VmError("texts", "the GPU is lost")
+        raise aotc.CallError("texts", "the GPU is lost")
 
     async def play():
         slow = asyncio.create_task(played.text([1], 10, pause))
@@ -181,7 +181,7 @@ def test_rows_that_cannot_be_had_end_their_texts(folder, monkeypatch):
         while max(played.seen, default=0) < 2:
             await asyncio.sleep(0)
         monkeypatch.setattr(decoder, "rows_of", lost)
-        with pytest.raises(aotc.VmError, match="lost"):
+        with pytest.raises(aotc.CallError, match="lost"):
             await asyncio.wait_for(quick, 10)
         slow.cancel()
 
@@ -196,7 +196,7 @@ def test_a_call_that_all_have_left_is_cancelled(folder):
 
         def cancel(self):
             Call.cancelled = True
-            self.future.set_exception(aotc.VmError("", "cancelled"))
+            self.future.set_exception(aotc.CallError("", "cancelled"))
 
         def __await__(self):
             self.future = asyncio.get_running_loop().create_future()

@@ -19,7 +19,7 @@ from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.semantics.run import OperandError, interpret
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from support.checklists.checklist import MLIR
 from support.checklists.checklist_all import CASES
 
@@ -121,7 +121,7 @@ def check_call(module, text, args, judged):
         wanted = by_reference(text, args)
     try:
         found = module.invoke("main", *args)
-    except VmError as error:
+    except CallError as error:
         return f"the judge computes it, but: {error}" if wanted is not None else "refused"
     if wanted is None:
         return f"the judge refuses it, but we give {[np.asarray(x).shape for x in found]}"

@@ -30,7 +30,7 @@ from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.plan import Plan, check_assertions
 from aotc.vmfb.verify.buffers import Buffers, load_buffers
 from aotc.vmfb.weights.constants import load_constants
@@ -196,7 +196,7 @@ class EmulatedSession:
             end = place + content.size
             walls = (after[place - WALL.size : place], after[end : end + WALL.size])
             if any((wall != WALL).any() for wall in walls):
-                raise VmError("", f"a kernel wrote beyond slot {slot}")
+                raise CallError("", f"a kernel wrote beyond slot {slot}")
             if content.flags.writeable:
                 content[:] = after[place:end]
 
@@ -205,7 +205,7 @@ class EmulatedSession:
         command = [*emulator, runner(architecture), *self.executable.libraries, job, str(self.executable.threads)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
-            raise VmError("", f"the runner ended with {done.returncode}", done.stderr.strip())
+            raise CallError("", f"the runner ended with {done.returncode}", done.stderr.strip())
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""

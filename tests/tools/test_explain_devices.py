@@ -14,7 +14,7 @@ from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.describe import describe
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -176,7 +176,7 @@ class TestPictures:
 
 def test_dims_that_are_none(files):
     done = run("explain", "memory", files / "mix.vmfb", "--dim=q=9")
-    assert isinstance(done.exception, VmError)
+    assert isinstance(done.exception, CallError)
     assert "no dim is called q" in str(done.exception)
     assert run("explain", "affinity", files / "m.mlir", "--dim=q=9").exit_code == 2
 

@@ -10,7 +10,7 @@ from jax import lax
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.profile.cost_record import digest_of, problem, read_record, record_text
 from aotc.vmfb.profile.measure import Profiler
 from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
@@ -99,13 +99,13 @@ def test_a_function_of_the_users_is_called_once():
 
 def test_errors_say_what_is_wrong():
     module = aotc.load(aotc.compile(jnp.sin, X, debug_info=False))
-    with pytest.raises(VmError, match="no kernel text"):
+    with pytest.raises(CallError, match="no kernel text"):
         module.profile("main", X)
-    with pytest.raises(VmError, match="no function 'other'"):
+    with pytest.raises(CallError, match="no function 'other'"):
         module.profile("other", X)
-    with pytest.raises(VmError, match="wrong number of arguments"):
+    with pytest.raises(CallError, match="wrong number of arguments"):
         module.profile("main")
-    with pytest.raises(VmError, match="no number of rounds"):
+    with pytest.raises(CallError, match="no number of rounds"):
         module.profile("main", X, repeat=0)
 
 

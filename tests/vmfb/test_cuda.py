@@ -27,7 +27,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.libcuda import library as driver_library
 from aotc.vmfb.dtypes import DTYPES, to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 pytest.importorskip("numba_cuda")
@@ -231,7 +231,7 @@ def test_assertions_on_what_is_computed(monkeypatch):
     module = aotc.load(data)
     for _ in range(2):
         np.testing.assert_allclose(module(x), np.sqrt(x), rtol=1e-6)
-        with pytest.raises(VmError, match=r"negative: -1\.00"):
+        with pytest.raises(CallError, match=r"negative: -1\.00"):
             module(x - 1)
 
 
@@ -341,5 +341,5 @@ class TestOnAGpu:
 
     def test_out_of_memory_is_an_error(self):
         module = aotc.load(aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a"))
-        with pytest.raises(VmError, match=r"GPU 0 has no 1,125,899,906,842,624 bytes more\n.* bytes free of"):
+        with pytest.raises(CallError, match=r"GPU 0 has no 1,125,899,906,842,624 bytes more\n.* bytes free of"):
             module._executable.gpu.allocate(1 << 50)

@@ -15,7 +15,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.devices.cuda.libcuda import library as driver_library
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import PLANS
 
 pytest.importorskip("numba_cuda")
@@ -85,8 +85,8 @@ def test_a_recording_that_fails_is_made_again(monkeypatch):
     function, w, x, tolerance = MODELS["mlp"]
     module = loaded(monkeypatch, jax.jit(lambda x: function(w, x)), x)
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatedGpu, "new_graph", lambda self: (_ for _ in ()).throw(VmError("", "planted")))
-        with pytest.raises(VmError, match="planted"):
+        patch.setattr(SimulatedGpu, "new_graph", lambda self: (_ for _ in ()).throw(CallError("", "planted")))
+        with pytest.raises(CallError, match="planted"):
             module.invoke("main", x)
     close(module.invoke("main", x), jax.jit(function)(w, x), tolerance)
 

@@ -227,7 +227,7 @@ def test_what_the_function_raises_the_call_raises():
     x = np.arange(3, dtype="float32")
     module = aotc.load(aotc.compile(jax.jit(lambda x: call("double", x.shape, x.dtype, x)), x))
     for _ in range(2):
-        with pytest.raises(aotc.VmError, match="custom call 'double' failed: KeyError: 'seven'"):
+        with pytest.raises(aotc.CallError, match="custom call 'double' failed: KeyError: 'seven'"):
             module(x)
 
 
@@ -237,7 +237,7 @@ def test_operands_cannot_be_written_to():
 
     aotc.register_custom_call("double", writes, native=False)
     x = np.arange(3, dtype="float32")
-    with pytest.raises(aotc.VmError, match="read-only"):
+    with pytest.raises(aotc.CallError, match="read-only"):
         aotc.load(aotc.compile(jax.jit(lambda x: call("double", x.shape, x.dtype, x)), x))(x)
 
 

@@ -193,7 +193,7 @@ def test_a_python_function_that_fails_ends_the_call():
     """
     aotc.register_custom_call("fails_in_a_loop", fail, native=False)
     module = aotc.load(aotc.compile(text), threads=1)
-    with pytest.raises(aotc.VmError, match="ZeroDivisionError"):
+    with pytest.raises(aotc.CallError, match="ZeroDivisionError"):
         module(np.zeros(4, np.float32))
 
 

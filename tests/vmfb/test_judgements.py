@@ -8,7 +8,7 @@ from support import tiny
 
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.arena import ARENAS
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.plan_recorder import is_planned
@@ -45,7 +45,7 @@ def interpreted(module, limit):
 
 
 def failure(call, *arguments):
-    with pytest.raises(VmError) as caught:
+    with pytest.raises(CallError) as caught:
         call(*arguments)
     return str(caught.value)
 
@@ -64,7 +64,7 @@ def test_what_is_submitted_after_a_check_that_fails_does_not_run():
     module = changed("count", text)
     assert module._functions["count"]._planned
     out = np.array(-1, np.int64)
-    with pytest.raises(VmError, match="no first byte"):
+    with pytest.raises(CallError, match="no first byte"):
         module.invoke("count", np.int64(0x100), out=[out])
     assert out == -1
     module.invoke("count", np.int64(0x101), out=[out])
@@ -106,7 +106,7 @@ def test_failures_of_one_thread_are_not_those_of_another(module):
             try:
                 if module.count(np.int64(limit)) != limit or fails:
                     wrong.append(limit)
-            except VmError:
+            except CallError:
                 if not fails:
                     wrong.append(limit)
 

@@ -87,7 +87,7 @@ def test_an_interrupt_while_an_exception_is_noted_is_not_lost(bundle, interrupts
     with pytest.raises(KeyboardInterrupt):
         profiled(entering(_Failures.add.__code__, 1, interrupt), module, X)
     assert len(calls) == 1
-    with pytest.raises(aotc.VmError, match="ValueError"):
+    with pytest.raises(aotc.CallError, match="ValueError"):
         module(X)
 
 
@@ -98,7 +98,7 @@ def test_what_another_handler_raises_is_an_error_all_the_same(bundle):
     module = aotc.load(bundle, threads=1, custom_calls={"python_function": lambda x, out: None})
     before = signal.signal(signal.SIGINT, alarm)
     try:
-        with pytest.raises(aotc.VmError, match="arrived before it began; Python printed it"):
+        with pytest.raises(aotc.CallError, match="arrived before it began; Python printed it"):
             profiled(entering(ENTRY, 1, interrupt), module, X)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -127,14 +127,14 @@ def test_a_failure_is_that_of_its_own_call(bundle):
     def first():
         try:
             found.append(module(X + 1))
-        except aotc.VmError as error:
+        except aotc.CallError as error:
             found.append(str(error))
 
     thread = threading.Thread(target=first)
     thread.start()
     first_is_in.wait(60)
     raising = aotc.load(bundle, threads=1, custom_calls={"python_function": fails})
-    with pytest.raises(aotc.VmError, match="the second's"):
+    with pytest.raises(aotc.CallError, match="the second's"):
         raising(X)
     np.testing.assert_array_equal(module(X), 2 * X)
     second_is_done.set()
@@ -163,7 +163,7 @@ def test_a_call_beside_one_that_failed_goes_on(bundle):
     results = []
     thread = threading.Thread(target=lambda: results.append(module(X + 1)))
     thread.start()
-    with pytest.raises(aotc.VmError, match="mine"):
+    with pytest.raises(aotc.CallError, match="mine"):
         module(X + 2)
     failed.set()
     thread.join()
@@ -195,6 +195,6 @@ def test_a_failure_on_a_workers_thread_is_the_calls():
     message = ""
     try:
         module(X)
-    except aotc.VmError as error:
+    except aotc.CallError as error:
         message = str(error)
     assert ("on a worker" in message) == (set(seen) != {main})

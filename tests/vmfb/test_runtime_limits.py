@@ -11,7 +11,7 @@ from aotc.vmfb.bundle import open_bundle, table_end, write_bundle
 from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS, MAX_THREADS
 from aotc.vmfb.devices.cuda.loaded_kernels import check_kernels
 from aotc.vmfb.devices.cuda.program import CudaProgram
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.limits import EAGER_BYTES, PLANS
 from aotc.vmfb.module import load
 
@@ -74,5 +74,5 @@ def test_blocks_of_a_grid(blocks):
         run()
         assert launched == [((MAX_BLOCKS, 1, 1), 32)]
     else:
-        with pytest.raises(VmError, match="too large a grid"):
+        with pytest.raises(CallError, match="too large a grid"):
             run()

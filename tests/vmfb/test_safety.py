@@ -10,7 +10,7 @@ from aotc.vmfb.abi import Graph, WhileNode, constant, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.commands import encode
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.kernel_interface import Invalid, digest, evaluate
 
@@ -179,7 +179,7 @@ def test_arithmetic_beyond_a_word():
     squares = "\n".join(["mul r0, r0, r0"] * 40)
     text = f"const r0, 3\n{squares}\narena r0\nresult res0, []\nsubmit cb2, []\nreturn"
     manifest, segments, name = with_program("count", text)
-    with pytest.raises(VmError, match="leaves 64 bits"):
+    with pytest.raises(CallError, match="leaves 64 bits"):
         call(manifest, segments, name)
 
 
@@ -195,7 +195,7 @@ def test_memory_that_nobody_has(monkeypatch):
     size = 1 << 46
     text = f"const r0, {size}\narena r0\nresult res0, []\nsubmit cb2, []\nreturn"
     manifest, segments, name = with_program("count", text)
-    with pytest.raises(VmError, match="bytes of working memory"):
+    with pytest.raises(CallError, match="bytes of working memory"):
         call(manifest, segments, name)
 
 

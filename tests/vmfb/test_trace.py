@@ -11,7 +11,7 @@ from support.mixed_dims import DIMS, PROGRAMS, SUBSETS
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -99,7 +99,7 @@ def test_on_the_command_line(tmp_path):
 
 def test_a_bundle_without_kernel_text_cannot_be_traced(tmp_path):
     module = aotc.load(aotc.compile(jax.jit(jnp.exp), np.ones(3, np.float32), debug_info=False))
-    with pytest.raises(VmError, match="no kernel text"):
+    with pytest.raises(CallError, match="no kernel text"):
         module.invoke("main", np.ones(3, np.float32), trace=tmp_path)
 
 
@@ -110,6 +110,6 @@ def test_a_full_disk_ends_a_traced_call(tmp_path, monkeypatch):
 
     module = aotc.load(aotc.compile(jax.jit(jnp.tanh), np.ones(3, "f4")))
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(VmError, match="cannot write the trace: No space left"):
+    with pytest.raises(CallError, match="cannot write the trace: No space left"):
         module.invoke("main", np.ones(3, "f4"), trace=tmp_path)
     assert list(tmp_path.iterdir()) == []

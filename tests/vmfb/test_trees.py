@@ -9,7 +9,7 @@ from support import tiny
 
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.module import load
 
 pytestmark = pytest.mark.ir
@@ -35,7 +35,7 @@ def test_pytrees_in_and_out():
     assert found.sum.tolist() == [10, 11, 12, 13]
     assert type(found).__name__ == "Out"
     for wrong in ({"a": X}, {"a": X, "b": [Y, Y]}, {"a": X, "b": Y}, [X, Y]):
-        with pytest.raises(VmError, match="another structure"):
+        with pytest.raises(CallError, match="another structure"):
             module(wrong)
 
 
@@ -66,7 +66,7 @@ def test_an_object_by_its_attributes(value):
 
 
 def test_an_object_without_an_attribute():
-    with pytest.raises(VmError, match=r"argument s\.inner has another structure") as error:
+    with pytest.raises(CallError, match=r"argument s\.inner has another structure") as error:
         trees.flattener(STATE, "f", "s.inner")(SimpleNamespace(w=7), [])
     assert "a SimpleNamespace without step" in str(error.value)
 

@@ -14,7 +14,7 @@ from support import tiny
 from aotc.vmfb.arguments import sharing_memory
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.devices.cpu import native
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host import machine
 from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.pointers import DATA_FIELD, address_of
@@ -53,7 +53,7 @@ def test_symbolic_dims_and_the_arena(module, n):
 
 
 def test_an_assertion_of_the_program(module):
-    with pytest.raises(VmError, match="n is 3, expected at least 4"):
+    with pytest.raises(CallError, match="n is 3, expected at least 4"):
         module.invoke("grow", f32(1, 2, 3))
 
 
@@ -124,9 +124,9 @@ def test_jax_arrays(module):
 
 def test_python_scalars(module):
     assert module.invoke("upto", 3)[0].tolist() == [0, 1, 2]
-    with pytest.raises(VmError, match=r"argument 0 \(n\) has a scalar that its dtype cannot hold"):
+    with pytest.raises(CallError, match=r"argument 0 \(n\) has a scalar that its dtype cannot hold"):
         module.invoke("upto", 3.0)
-    with pytest.raises(VmError, match="scalar out of range"):
+    with pytest.raises(CallError, match="scalar out of range"):
         module.invoke("upto", 1 << 70)
 
 
@@ -144,21 +144,21 @@ def test_python_scalars(module):
     ],
 )
 def test_wrong_arguments(module, arguments, message):
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         module.invoke("main", *arguments)
 
 
 def test_a_wrong_rank_of_symbolic_dims(module):
-    with pytest.raises(VmError, match="wrong shape"):
+    with pytest.raises(CallError, match="wrong shape"):
         module.invoke("grow", np.zeros((2, 2), np.float32))
 
 
 def test_names(module):
-    with pytest.raises(VmError, match="no function 'train'"):
+    with pytest.raises(CallError, match="no function 'train'"):
         module.invoke("train")
     with pytest.raises(AttributeError, match="no function 'train'"):
         _ = module.train
-    with pytest.raises(VmError, match="no argument 'z', argument 'y' is missing"):
+    with pytest.raises(CallError, match="no argument 'z', argument 'y' is missing"):
         module(X, z=Y)
     np.testing.assert_array_equal(module(X, y=Y), X + Y)
     assert repr(module.grow.signature) == "grow(x: f32[n]) -> (f32[n])"
@@ -217,7 +217,7 @@ def test_out_buffers(module):
     ],
 )
 def test_out_buffers_that_do_not_fit(module, out, message):
-    with pytest.raises(VmError, match=message):
+    with pytest.raises(CallError, match=message):
         module.invoke("main", X, Y, out=out)
 
 
@@ -306,7 +306,7 @@ def test_thread_counts(monkeypatch, tmp_path):
     assert (machine.thread_count(None), machine.thread_count(7)) == (3, 7)
     monkeypatch.setenv("AOTC_NUM_THREADS", "many")
     for asked in (None, 0, -1):
-        with pytest.raises(VmError, match="not a number of threads"):
+        with pytest.raises(CallError, match="not a number of threads"):
             machine.thread_count(asked)
 
 

@@ -198,7 +198,7 @@ def test_calls_at_a_time_share_the_room_of_one(diamond):
     assert wrong == []
     assert module.stats()["memory"]["cpu"]["high_water"] == limit
     small = aotc.load(diamond, memory_limit=arena - 1)
-    with pytest.raises(aotc.VmError, match="bytes of working memory"):
+    with pytest.raises(aotc.CallError, match="bytes of working memory"):
         small.invoke("diamond", *arguments)
 
 

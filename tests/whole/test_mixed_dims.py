@@ -112,7 +112,7 @@ def test_extents_that_are_not_proven_equal_are_compared_at_the_call():
         module = aotc.load(aotc.compile(text.encode(), opt_level=level))
         x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(6, np.float32)
         np.testing.assert_allclose(module.invoke("main", x, y)[0], np.exp(x).reshape(-1) + 1, rtol=1e-6)
-        with pytest.raises(aotc.vmfb.errors.VmError, match="reshape of 6 elements to 5"):
+        with pytest.raises(aotc.vmfb.errors.CallError, match="reshape of 6 elements to 5"):
             module.invoke("main", x, y[:5])
 
 

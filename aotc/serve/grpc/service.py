@@ -38,7 +38,7 @@ from aotc.serve.limits import COPIES
 from aotc.serve.memory import retain_freed_memory
 from aotc.serve.model import model_config, model_metadata, model_statistics
 from aotc.serve.protocol import EXTENSIONS
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 _CODES = {
     BAD: grpc.StatusCode.INVALID_ARGUMENT, UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
@@ -74,7 +74,7 @@ async def start(engine: Engine) -> GrpcServer:
 
     Raises
     ------
-    VmError
+    CallError
         If the port is not available.
     """
     settings = engine.settings
@@ -116,7 +116,7 @@ async def start(engine: Engine) -> GrpcServer:
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise VmError("", "gRPC cannot listen there", f"{address}: {error}", "a free port") from None
+        raise CallError("", "gRPC cannot listen there", f"{address}: {error}", "a free port") from None
     await server.start()
     return GrpcServer(server, port, asyncio.create_task(service.reads.watch()))
 

@@ -66,7 +66,7 @@ async def infer(
 
     Raises
     ------
-    VmError
+    CallError
         If it is malformed, does not match the model, or times out.
     """
     message = received.message

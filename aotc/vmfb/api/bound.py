@@ -15,7 +15,7 @@ from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda.foreign import as_array
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.public_names import public_names
 
 if TYPE_CHECKING:
@@ -107,14 +107,14 @@ class Bound:
 
         Raises
         ------
-        VmError
+        CallError
             If these are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function, bound = self._module.loaded(self.name), self.function.bound
         held = place_bound_values(self._module, function, values)
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
-            raise VmError(function.where, "an update gives all that was bound, and nothing else", *names)
+            raise CallError(function.where, "an update gives all that was bound, and nothing else", *names)
         self.function.switch_to(bound_to(self._module, self.name, held, {}))
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:

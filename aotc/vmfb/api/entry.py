@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.arguments import Signature
-from aotc.vmfb.errors import ArgumentError, CallError, VmError
+from aotc.vmfb.errors import ArgumentError, CallError
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.public_names import public_names
 
@@ -86,7 +86,7 @@ class Entry:
 
         Raises
         ------
-        VmError
+        CallError
             Its message has the argument that is missing, unknown, or has another structure.
         """
         arranged = self._arranged(args, kwargs)
@@ -102,7 +102,7 @@ class Entry:
         values: list[Any] = []
         try:
             self._flatten(args, values)
-        except VmError:
+        except CallError:
             raise
         except Exception as error:  # it runs code of the caller's objects
             what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
@@ -141,7 +141,7 @@ class Entry:
 
         Raises
         ------
-        VmError
+        CallError
             If the number of results is wrong.
         """
         if type(results) is not list or len(results) != len(self.signature.results):  # a call returns a list

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.arguments import type_text
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.bound import Bound
@@ -40,13 +40,13 @@ class Keeping:
 
         Raises
         ------
-        VmError
+        CallError
             If a value does not fit (the message lists all), or the module has no weights of its own; then nothing
             changes.
         """
         if self.own_weights is None:
             hint = "compile with bind=[...] and weights='unpacked', or aotc.load(path, weights=...)"
-            raise VmError(self.name, "the module has no weights of its own", hint=hint)
+            raise CallError(self.name, "the module has no weights of its own", hint=hint)
         self.own_weights.update(values)
 
     def put(self: RuntimeModule, x: Any, where: str = "") -> DeviceArray:
@@ -63,7 +63,7 @@ class Keeping:
 
         Raises
         ------
-        VmError
+        CallError
             If there is no such argument or device, or ``x`` does not fit the argument.
         """
         from aotc.vmfb.api import bound  # only for modules with such state
@@ -84,7 +84,7 @@ class Keeping:
 
         Raises
         ------
-        VmError
+        CallError
             If there is no such function or argument, values do not fit, or an argument is donated.
         """
         from aotc.vmfb.api import bound
@@ -109,7 +109,7 @@ class Keeping:
 
         Raises
         ------
-        VmError
+        CallError
             If there is no such argument, no result becomes it, or functions disagree about its type.
         """
         from aotc.vmfb.api.state import KeptState  # only for modules with states

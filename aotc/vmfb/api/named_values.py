@@ -9,7 +9,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import nodes_of
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import ArgumentError, VmError
+from aotc.vmfb.errors import ArgumentError, CallError
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
@@ -32,7 +32,7 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
         else:
             try:
                 pairs = _leaves(signature, key, value, where)
-            except VmError as error:
+            except CallError as error:
                 problems.append(str(error))
                 continue
         for n, x in pairs:

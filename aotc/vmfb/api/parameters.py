@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
-from aotc.vmfb.errors import ArgumentError, VmError
+from aotc.vmfb.errors import ArgumentError, CallError
 
 _LEAF: trees.Node = {"kind": "leaf"}
 
@@ -55,7 +55,7 @@ class Parameters:
 
         Raises
         ------
-        VmError
+        CallError
             Its message lists missing, unknown and duplicate arguments.
         """
         if len(args) == self.quick and not kwargs:
@@ -76,7 +76,7 @@ class Parameters:
             raise self._wrong(problems, len(args), kwargs)
         return [found[n] for n in range(len(self.names))]
 
-    def _wrong(self, problems: Sequence[str], count: int, kwargs: Mapping[str, Any]) -> VmError:
+    def _wrong(self, problems: Sequence[str], count: int, kwargs: Mapping[str, Any]) -> CallError:
         more = max(count - self._positional, 0)
         given = [*self.names[: min(count, self._positional)], *[f"{more} more"] * (more > 0), *kwargs]
         description = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"

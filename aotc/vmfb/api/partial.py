@@ -19,7 +19,7 @@ from aotc.vmfb.api.named_values import by_number, on_its_device
 from aotc.vmfb.api.partial_signature import without
 from aotc.vmfb.arguments import Argument, Signature
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import ArgumentError, VmError
+from aotc.vmfb.errors import ArgumentError, CallError
 from aotc.vmfb.memory.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PartialFunction:
 
         Raises
         ------
-        VmError
+        CallError
             If the number of arguments is wrong.
         BundleError
             If a file that contains bound arrays has been overwritten.
@@ -258,17 +258,17 @@ def place_bound_values(
     for number, value in found.items():
         if function.arguments[number].donated:
             what = f"{function.arguments[number].label} is donated: each call takes it"
-            problems.append(str(VmError(function.where, what, hint="give it to each call")))
+            problems.append(str(CallError(function.where, what, hint="give it to each call")))
             continue
         try:
             held[number] = on_its_device(function, number, value, module.home)
-        except VmError as error:
+        except CallError as error:
             problems.append(str(error))
     weights = module.prepared.get(function.name, {}).get("weights", ())
     missing = [function.arguments[n].name or str(n) for n in weights if n not in found]
     if missing and any(n in found for n in weights):
         what = "what was compiled to be bound is bound together"
-        problems.append(str(VmError(function.where, what, f"nothing for {', '.join(missing)}")))
+        problems.append(str(CallError(function.where, what, f"nothing for {', '.join(missing)}")))
     if problems:
         raise ArgumentError("", "\n".join(problems))
     return held

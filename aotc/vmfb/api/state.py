@@ -19,7 +19,7 @@ from aotc.vmfb.api.named_values import node_called
 from aotc.vmfb.api.state_call import StateCall, leaves_of
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.result_names import is_part, path_of
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
@@ -90,7 +90,7 @@ class KeptState:
     def _call(self, name: str) -> StateCall:
         if name not in self._calls:
             what = f"function {name!r} has nothing of the state"
-            raise VmError(self._module.name, what, expected=", ".join(self._calls))
+            raise CallError(self._module.name, what, expected=", ".join(self._calls))
         return self._calls[name]
 
     # ------------------------------------------------------------ values
@@ -114,7 +114,7 @@ class KeptState:
         else:
             node, keys = {"kind": "leaf"}, [name]
         if any(key not in self.types for key in keys):
-            raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
+            raise CallError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
         arrays = self._held.exclusively(lambda: [self._held.copy_of(key) for key in keys])
         return trees.unflattener(node)(iter(arrays))
 
@@ -141,7 +141,7 @@ class KeptState:
                      for n, x in zip(numbers, leaves)}  # fmt: skip
             if all(key in self.types for key in found):
                 return found
-        raise VmError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
+        raise CallError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all values to a safetensors file, by path: ``cache/k`` for ``cache['k']``."""
@@ -212,5 +212,5 @@ def _agreed(
         results = {r["name"]: 0 for f in found for r in functions[f].signature.results}
         pair = {next(iter(results), "result[0]"): names[0]}
         hint = f"state={pair} when compiling, or results={pair} here"
-        raise VmError(where, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
+        raise CallError(where, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
     return types

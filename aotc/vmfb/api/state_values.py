@@ -10,7 +10,7 @@ import numpy as np
 from aotc.vmfb.api.named_values import on_its_device
 from aotc.vmfb.arguments import Argument
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.errors import DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.errors import CallError, DeadlineExceeded, FenceCancelled
 from aotc.vmfb.host.locks import new_lock
 
 if TYPE_CHECKING:
@@ -48,26 +48,26 @@ class StateValues:
 
         Raises
         ------
-        VmError
+        CallError
             If another call is running, or the last call failed after it had started to overwrite the values.
         """
         if not self._lock.acquire(blocking=False):
             hint = "wait for it; a state for each sequence: module.state(...)"
-            raise VmError(where, "another call of the same state is under way", hint=hint)
+            raise CallError(where, "another call of the same state is under way", hint=hint)
         if lost:
             self._lost = None
         if self._lost is not None:
             self._lock.release()
             first = str(self._lost).partition("\n")[0]
             what = f"the state is lost: a call that overwrites it failed ({type(self._lost).__name__}: {first})"
-            raise VmError(where, what, hint="state.reset(), or state.load(path)")
+            raise CallError(where, what, hint="state.reset(), or state.load(path)")
 
     def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
         """End a call: store its new values, or, if it failed and ``overwrites`` old ones, mark the state as lost."""
         if error is None:
             self.values |= made
         else:
-            stopped = not isinstance(error, VmError) or isinstance(error, FenceCancelled | DeadlineExceeded)
+            stopped = not isinstance(error, CallError) or isinstance(error, FenceCancelled | DeadlineExceeded)
             gone = any(isinstance(x, DeviceArray) and x.donated for x in self.values.values())
             self._lost = error if gone or (overwrites and stopped) else None
         self._lock.release()
@@ -86,7 +86,7 @@ class StateValues:
         if not argument.static:
             expected = f"state[{key!r}] = ..., or a call that gives it"
             what = f"the state has no {key} yet, and its size is not known: {argument}"
-            raise VmError(where, what, expected=expected)
+            raise CallError(where, what, expected=expected)
         return self.placed(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
 
     def placed(self, key: str, array: np.ndarray) -> Any:

@@ -110,7 +110,7 @@ def give_weights(
     ------
     BundleError
         If there are none, they are not the bundle's own, or the bundle was compiled without bound arguments.
-    VmError
+    CallError
         If ``given`` weights do not fit.
     """
     places = places_of(bundle.manifest, variant, bundle.where)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.public_names import public_names
 
@@ -92,7 +92,7 @@ class DeviceArray:
 
         Raises
         ------
-        VmError
+        CallError
             If the array was donated to a call.
         """
         return self.numpy()
@@ -147,9 +147,10 @@ class DeviceArray:
     def _twin(self) -> DeviceArray:
         return DeviceArray(self.numpy(), self.device)
 
-    def _refusal(self) -> VmError:
+    def _refusal(self) -> CallError:
         text = f"{from_numpy(self.dtype)}{list(self.shape)} on {self.device}"
-        return VmError("", "this array was donated to a call, which has overwritten it", text, "a result of that call")
+        what = "this array was donated to a call, which has overwritten it"
+        return CallError("", what, text, "a result of that call")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = self.numpy()

@@ -6,7 +6,7 @@ import re
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.errors import ArgumentValueError, VmError
+from aotc.vmfb.errors import ArgumentValueError, CallError
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Executable
@@ -48,7 +48,7 @@ def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
 
     Raises
     ------
-    VmError
+    CallError
         If it is not a positive size, or the device does not support a limit.
     """
     try:
@@ -58,5 +58,5 @@ def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
     if size <= 0:
         raise ArgumentValueError("", f"memory_limit is {limit!r}", expected=f"{EXAMPLES}, more than none")
     if not hasattr(executable, "limit_memory"):
-        raise VmError(where, "memory cannot be limited on this device", hint="devices='cpu'")
+        raise CallError(where, "memory cannot be limited on this device", hint="devices='cpu'")
     executable.limit_memory(size)

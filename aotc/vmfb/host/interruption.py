@@ -41,7 +41,7 @@ def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
 
     Raises
     ------
-    VmError
+    CallError
         If this thread runs a submission that was cancelled, or whose deadline has passed.
     asyncio.CancelledError
         If the task on this thread, or the one that awaits this thread, is cancelled.

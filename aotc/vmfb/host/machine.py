@@ -141,7 +141,7 @@ def thread_count(asked: int | None) -> int:
 
     Raises
     ------
-    VmError
+    CallError
         If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
     """
     if asked is not None:
@@ -158,7 +158,7 @@ def shuffle_seed() -> int | None:
 
     Raises
     ------
-    VmError
+    CallError
         If it is not a number.
     """
     if not SHUFFLE:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 _CLEARED: tuple[type[BaseException], ...] = (TypeError, AttributeError, NameError, ImportError)
 """Exceptions of code whose module has been cleared."""
@@ -17,8 +17,8 @@ def refuse_if_ending(
     is_finalizing: Callable[[], bool] = sys.is_finalizing,
     cleared: tuple[type[BaseException], ...] = _CLEARED,
     is_a: Callable[..., bool] = issubclass,
-    make: Callable[..., VmError] = VmError.__new__,
-    kind: type[VmError] = VmError,
+    make: Callable[..., CallError] = CallError.__new__,
+    kind: type[CallError] = CallError,
 ) -> None:
     """Replace the current exception if its cause is that the interpreter has cleared modules.
 
@@ -26,7 +26,7 @@ def refuse_if_ending(
 
     Raises
     ------
-    VmError
+    CallError
         If so.
     """
     if is_finalizing() and is_a(exc_info()[0], cleared):

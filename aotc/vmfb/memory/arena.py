@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.memory.result_pool import ResultMemory
@@ -122,7 +122,7 @@ class ArenaPool:
             # Larger than requested: an array at the end may be empty, see EMPTY.
             memory = self.results.new((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
         except (MemoryError, ValueError):
-            raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
+            raise CallError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = address_of(memory)
         arena = Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory, self._held)
         self.high_water = max(self.high_water, self.allocated_bytes())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 
 @cache
@@ -24,7 +24,7 @@ def _mprotect() -> Any:
     try:
         function = ctypes.CDLL(None, use_errno=True).mprotect
     except (AttributeError, TypeError):
-        raise VmError("", "AOTC_GUARD needs mprotect, which this system has not", hint="unset AOTC_GUARD") from None
+        raise CallError("", "AOTC_GUARD needs mprotect, which this system has not", hint="unset AOTC_GUARD") from None
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return function
 
@@ -34,7 +34,7 @@ def _protect(begin: int, end: int, rights: int = 0) -> None:
     page = mmap.PAGESIZE
     first, last = begin // page * page, -(-end // page) * page
     if last > first and _mprotect()(first, last - first, rights):
-        raise VmError("", f"AOTC_GUARD: mprotect failed: {os.strerror(ctypes.get_errno())}")
+        raise CallError("", f"AOTC_GUARD: mprotect failed: {os.strerror(ctypes.get_errno())}")
 
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def guarded_bytes(size: int, alignment: int) -> np.ndarray:
 
     Raises
     ------
-    VmError
+    CallError
         If the system does not support protected pages.
     """
     page = mmap.PAGESIZE

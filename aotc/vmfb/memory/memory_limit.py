@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from weakref import WeakSet, ref
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import notice
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.limits import KEPT_RESULTS, NOTICE_NANOSECONDS
@@ -67,7 +67,7 @@ class LimitedPool(ArenaPool):
 
         Raises
         ------
-        VmError
+        CallError
             If ``size`` exceeds the limit: the request would wait for ever.
         """
         return self._arena(size, 0, more=False)
@@ -80,7 +80,7 @@ class LimitedPool(ArenaPool):
         if size + held > self.limit:
             what = f"this call needs {size + held:,} bytes of working memory"
             hint = "load it with a larger memory_limit, or give it less at a time"
-            raise VmError("", what, expected=f"at most memory_limit, {self.limit:,} bytes", hint=hint)
+            raise CallError("", what, expected=f"at most memory_limit, {self.limit:,} bytes", hint=hint)
         waiter = self._wait(_Waiter(size, exact=more), first=more)
         if waiter.arena is not None:
             return waiter.arena

@@ -135,7 +135,7 @@ def watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.n
 
     Raises
     ------
-    VmError
+    CallError
         As for a trace.
     """
     found: dict[str, Oddity] = {}

@@ -37,7 +37,7 @@ def measure(function: RuntimeFunction, arrays: Sequence[Any], repeat: int) -> di
 
     Raises
     ------
-    VmError
+    CallError
         As for a trace, and for a wrong number of arguments.
     """
     if len(arrays) != len(function.arguments):

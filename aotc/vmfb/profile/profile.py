@@ -19,7 +19,7 @@ def profile(
 
     Raises
     ------
-    VmError
+    CallError
         If there is no such function, arguments do not fit, or the bundle has no kernel texts.
     """
     if not isinstance(name, str):

@@ -19,7 +19,7 @@ import numpy as np
 
 from aotc.vmfb.abi import DISPATCH, Command
 from aotc.vmfb.commands import all_commands, kernel_words
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.profile.chrome import events_text, trace_events
@@ -80,17 +80,17 @@ class CallRecording:
 
     Raises
     ------
-    VmError
+    CallError
         If the module is not on the CPU or has no kernel texts, or thunks are not available for this machine.
     """
 
     def __init__(self, executable: Executable, where: str) -> None:
         if not hasattr(executable, "words"):
             what = "only dispatches of a CPU are timed while calls run"
-            raise VmError(where, what, hint="module.profile(name, *arrays), and `aotc profile`, take any device")
+            raise CallError(where, what, hint="module.profile(name, *arrays), and `aotc profile`, take any device")
         found = executable.kernel_texts()
         if found is None:
-            raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
+            raise CallError(where, "the bundle holds no kernel text", hint="compile it with debug information")
         self.where = where
         self.kernels: list[DebugText] = found
         self._patches = _patches(executable.words, executable.buffers)
@@ -105,9 +105,9 @@ class CallRecording:
 
     def __enter__(self) -> CallRecording:
         if self._clocks:
-            raise VmError(self.where, "a recording is made once", hint="call module.profile() again")
+            raise CallError(self.where, "a recording is made once", hint="call module.profile() again")
         if not self._place.lock.acquire(blocking=False):
-            raise VmError(self.where, "another recording of this module is on")
+            raise CallError(self.where, "another recording of this module is on")
         try:
             self._thunks = self._make_thunks()
             self._rows = np.zeros((RECORDED_CLAIMS, ROW_WORDS), np.int64)  # untouched pages take no memory
@@ -165,11 +165,11 @@ class CallRecording:
 
         Raises
         ------
-        VmError
+        CallError
             If the block has not been left.
         """
         if len(self._clocks) < 2:
-            raise VmError(self.where, "the recording is not over", hint="look at it after the with block")
+            raise CallError(self.where, "the recording is not over", hint="look at it after the with block")
         (ticks, first), (later, last) = self._clocks
         rate = (last - first) / max(later - ticks, 1)
         rows = self._rows[np.argsort(self._rows[:, ROW_BEGAN], kind="stable")]
@@ -212,7 +212,7 @@ class CallRecording:
 
         Raises
         ------
-        VmError
+        CallError
             If the block has not been left, or the file cannot be written.
         """
         from aotc.vmfb.host.files import write_atomically
@@ -221,7 +221,7 @@ class CallRecording:
         try:
             write_atomically(os.fspath(path), [events_text(events).encode()])
         except OSError as error:
-            raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
+            raise CallError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
 
 
 class _OpenDispatch:

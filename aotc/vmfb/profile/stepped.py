@@ -61,7 +61,7 @@ def stepped(function: RuntimeFunction, arrays: Sequence[Any]) -> list[Dispatch]:
 
     Raises
     ------
-    VmError
+    CallError
         As for a trace.
     """
     made: list[Dispatch] = []

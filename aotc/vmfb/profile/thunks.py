@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.pointers import address_of
 
 # Words of a thunk's data: kernel address, kernel number, number of dims, the log, and the byte offset of the last
@@ -109,7 +109,7 @@ class Thunks:
 
     Raises
     ------
-    VmError
+    CallError
         If there is no code for this machine, or the system refuses executable memory.
     """
 
@@ -117,7 +117,7 @@ class Thunks:
         machine = MACHINES.get(platform.machine()) if sys.platform.startswith("linux") else None
         if machine is None:
             what = f"dispatches cannot be timed on {sys.platform} {platform.machine()}"
-            raise VmError(where, what, hint="module.profile(name, *arrays) runs one at a time")
+            raise CallError(where, what, hint="module.profile(name, *arrays) runs one at a time")
         shared, clock, thread, stub = machine
         self.log = np.zeros(LOG_WORDS, np.int64)
         self._about = np.zeros((len(kernels), ABOUT_WORDS), np.int64)
@@ -133,7 +133,7 @@ class Thunks:
         try:
             self._memory, base = executable(code)
         except OSError as error:
-            raise VmError(where, f"the system allows no code to be made: {error.strerror or error}") from error
+            raise CallError(where, f"the system allows no code to be made: {error.strerror or error}") from error
         self.addresses = [base + _STUB * n for n in range(len(kernels))]
         function = ctypes.CFUNCTYPE(ctypes.c_int64)
         self.clock, self.thread = function(base + at_clock), function(base + at_thread)

@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, TileEdge, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 if TYPE_CHECKING:
     from ctypes import c_void_p
@@ -163,7 +163,7 @@ class Stepper:
 
     Raises
     ------
-    VmError
+    CallError
         If the bundle has no kernel texts.
     """
 
@@ -174,7 +174,7 @@ class Stepper:
         self.memory = memory
         found = executable.kernel_texts()
         if found is None:
-            raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
+            raise CallError(where, "the bundle holds no kernel text", hint="compile it with debug information")
         self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
         self.graph: Graph  # the graph of the current command
@@ -255,7 +255,7 @@ class Tracer(Stepper):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: an invalid path
-            raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
+            raise CallError(where, f"cannot write the trace: {error}", folder, "a folder") from error
         super().__init__(executable, slots, scratch, memory, where)
         self.count = 0
         self.files: dict[int, int] = {}  # number of each command's last file, by the command's id
@@ -283,7 +283,7 @@ class Tracer(Stepper):
             np.savez(path, allow_pickle=False, loc=np.array(loc), kernel=np.array(name), dtypes=dtypes, **arrays)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
+            raise CallError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
         self.count += 1
 
     def _tile(self, t: TileEdge) -> tuple[int, int, int, int]:

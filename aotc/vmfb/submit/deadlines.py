@@ -63,7 +63,7 @@ class Clock:
 
         Raises
         ------
-        VmError
+        CallError
             If the system cannot start the thread.
         """
         when = monotonic() + seconds

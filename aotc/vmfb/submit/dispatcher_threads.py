@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import RUNNING
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
@@ -73,13 +73,13 @@ def start_thread(name: str, life: Callable[[], None]) -> None:
 
     Raises
     ------
-    VmError
+    CallError
         If the system cannot start one.
     """
     try:
         threading.Thread(target=life, name=name, daemon=True).start()
     except RuntimeError as error:
-        raise VmError("", "no thread can be started that runs what is submitted", error) from None
+        raise CallError("", "no thread can be started that runs what is submitted", error) from None
 
 
 # Seconds that an idle dispatcher sleeps after a wake-up that found no work; it is not woken earlier. Waking a thread
@@ -201,7 +201,7 @@ class Dispatchers:
             return False
         try:
             start_thread(f"aotc-dispatcher-{number}", lambda: self._live(number))
-        except VmError:
+        except CallError:
             self._coming.pop()
             self._free.append(number)
             if not self._idents:
@@ -271,7 +271,7 @@ class Dispatchers:
         """End the threads at interpreter exit, before objects that they use are freed; wait for library calls."""
         self._ended = True
         for task in list(RUNNING.values()):
-            task.stop(VmError("", "the interpreter ends"))
+            task.stop(CallError("", "the interpreter ends"))
         end = monotonic() + EXIT_SECONDS
         while self._idents and monotonic() < end:
             self._coming.append(None)

@@ -81,7 +81,7 @@ class Fence:
 
         Raises
         ------
-        VmError
+        CallError
             If ``error`` is not an exception.
         """
         if not isinstance(error, BaseException):
@@ -146,7 +146,7 @@ class Fence:
         ------
         TimeoutError
             If ``timeout`` has passed.
-        VmError or other
+        CallError or other
             The error that the fence failed with.
         """
         self.wait(timeout)
@@ -172,7 +172,7 @@ class Fence:
 
         Raises
         ------
-        VmError or other
+        CallError or other
             The error that the fence failed with.
         """
         if self._outcome is None:
@@ -211,7 +211,7 @@ class Fence:
         ------
         TimeoutError
             If that takes more than ``timeout`` seconds.
-        VmError
+        CallError
             If ``timeout`` is not a number.
         """
         if timeout is not None:
@@ -267,7 +267,7 @@ class Fence:
 
         Raises
         ------
-        VmError
+        CallError
             If ``function`` is not callable.
         """
         if not callable(function):
@@ -410,7 +410,7 @@ class FenceResult:
         ------
         TimeoutError
             If that takes more than ``timeout`` seconds.
-        VmError
+        CallError
             If ``timeout`` is not a number.
         """
         if timeout is not None:
@@ -425,7 +425,7 @@ class FenceResult:
         ------
         TimeoutError
             If ``timeout`` has passed.
-        VmError or other
+        CallError or other
             The error that the fence failed with before the result was complete.
         """
         self.wait(timeout)

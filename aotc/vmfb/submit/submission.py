@@ -16,7 +16,7 @@ from typing import Any
 from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
-from aotc.vmfb.errors import ArgumentError, BundleError, DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
 from aotc.vmfb.host.interruption import RUNNING, ask
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
@@ -36,7 +36,7 @@ from aotc.vmfb.submit.memory_order import (
 from aotc.vmfb.submit.stream_queue import Lane
 
 # Errors that a call raises by contract. Any other exception is a defect of aotc, or is meant for the thread.
-_EXPECTED = (VmError, BundleError, MemoryError)
+_EXPECTED = (CallError, BundleError, MemoryError)
 
 
 class Submission(Fence):
@@ -62,7 +62,7 @@ class Submission(Fence):
         self._turn: Turn | None = None
         self._lent: OutputRegions | None = None  # where its results are, if they are in memory of the caller
         self._tokens: list[int] = []  # one for each settled fence still to be notified of; 0 is popped last
-        self._fate: dict[int, VmError | None] = {}  # set once: None if the call ended, else why it stops
+        self._fate: dict[int, CallError | None] = {}  # set once: None if the call ended, else why it stops
 
     # ------------------------------------------------------------ public interface
 
@@ -82,7 +82,7 @@ class Submission(Fence):
 
         Raises
         ------
-        VmError or other
+        CallError or other
             The error that the call failed with, unless the result was complete before.
         """
         early, outcome = self._early, self._outcome
@@ -129,11 +129,11 @@ class Submission(Fence):
 
     def signal(self) -> bool:
         """Raise: only the call settles this fence."""
-        raise VmError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
+        raise CallError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
 
     def fail(self, error: BaseException) -> bool:
         """Raise: only the call settles this fence."""
-        raise VmError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
+        raise CallError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
 
     def cancel(self) -> bool:
         """Cancel the call. A running call ends within milliseconds, and its arguments are unchanged.
@@ -161,16 +161,16 @@ class Submission(Fence):
         """Stop the call: its deadline has passed."""
         self._stop_with(DeadlineExceeded(self._where, "the deadline of the submission passed before it was done"))
 
-    def stop(self, error: VmError) -> None:
+    def stop(self, error: CallError) -> None:
         """Stop the running call because nobody waits for it."""
         self._stop_with(error)
 
     @property
-    def stopped(self) -> VmError | None:
+    def stopped(self) -> CallError | None:
         """Return the error that stops the call, or None."""
         return self._fate.get(0)
 
-    def _stop_with(self, error: VmError) -> bool:
+    def _stop_with(self, error: CallError) -> bool:
         fate = self._fate.setdefault(0, error)
         if fate is error:
             self.end_early_results()
@@ -182,7 +182,7 @@ class Submission(Fence):
                     self._leave_behind(error)
         return fate is not None
 
-    def _leave_behind(self, error: VmError) -> None:
+    def _leave_behind(self, error: CallError) -> None:
         """Fail the fence while GPUs finish launched work; the thread of the call waits for them and frees arrays."""
         turn = self._turn
         if turn is not None:
@@ -256,7 +256,7 @@ class Submission(Fence):
             results = tuple(self._run())
         except BaseException as error:
             ends = isinstance(error, SystemExit)  # the executor aborts all calls
-            failed = VmError(self._where, "the interpreter ends") if ends else error
+            failed = CallError(self._where, "the interpreter ends") if ends else error
         PROCESS.dispatchers.finish(self._end, results, failed)
 
     def _help(self) -> None:
@@ -367,7 +367,7 @@ class ResultWait:
     def begin(self) -> None:
         """Start to poll: the call runs."""
         if take(self._starts) is not None:
-            with suppress(VmError):  # without a thread that polls, the waiter is notified when the call ends
+            with suppress(CallError):  # without a thread that polls, the waiter is notified when the call ends
                 CLOCK.add(self._pause, self)
 
     def expire(self) -> None:
@@ -392,15 +392,15 @@ def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence
     return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
-def foreign(where: str, fence: Fence) -> VmError:
+def foreign(where: str, fence: Fence) -> CallError:
     """Return the error for a fence that belongs to the parent process of a fork."""
-    return VmError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
+    return CallError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
 
 
-def _consequence(where: str, root: tuple[str, BaseException]) -> VmError:
+def _consequence(where: str, root: tuple[str, BaseException]) -> CallError:
     label, error = root
     first = str(error).partition("\n")[0]
-    failed = VmError(where, f"it waits for {label}, which failed: {type(error).__name__}: {first}")
+    failed = CallError(where, f"it waits for {label}, which failed: {type(error).__name__}: {first}")
     failed.__cause__ = error
     return failed
 
@@ -444,7 +444,7 @@ def submit(
         if seconds is not None:
             made._mortal = True
             CLOCK.add(seconds, made)
-    except VmError:
+    except CallError:
         turn.leave()
         raise
     if donate:
@@ -466,7 +466,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
         label = taker(x) or taker(buffer)
         if label:
             what, hint = f"out[{n}] was given to {label} with donate=True", "the result that is in its memory"
-            raise VmError(where, what, expected="an array that is the caller's", hint=hint)
+            raise CallError(where, what, expected="an array that is the caller's", hint=hint)
     return buffers
 
 
@@ -510,7 +510,7 @@ def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any
     label = taker(value)
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
-        raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
+        raise CallError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
     if not isinstance(value, FenceResult):
         value = argument.as_ours(value, where)
     if isinstance(value, DeviceArray):  # passed to the call without a copy

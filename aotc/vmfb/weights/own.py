@@ -17,7 +17,7 @@ import numpy as np
 from aotc.vmfb.arguments import Argument, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, VmError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.result_names import path_of
@@ -132,7 +132,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
 
     Raises
     ------
-    VmError or BundleError
+    CallError or BundleError
         Its message lists all that are missing, unknown, or of another dtype or shape.
     """
     if not isinstance(values, Mapping):
@@ -150,7 +150,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         row = {"name": path, "dtype": dtype, "dims": shape, "donated": False}
         try:
             found[path] = Argument(0, row).prepare(value, where)
-        except VmError as error:
+        except CallError as error:
             description = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
             problems.append(" ".join(description.split()))
     known = {places.names.get(name, name) for name, _ in _flat(values)}
@@ -181,7 +181,7 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     ------
     BundleError
         If the bundle was compiled without bound arguments.
-    VmError
+    CallError
         If the weights do not fit.
     OSError
         If the file cannot be written.

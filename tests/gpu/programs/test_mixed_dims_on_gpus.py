@@ -11,7 +11,7 @@ from vmfb.test_trace import traced
 from whole.test_mixed_dims import check, tuples
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytest.importorskip("numba_cuda")
 
@@ -64,7 +64,7 @@ class TestMixedDimsOnAGpu:
         """They are errors, and leave the module as it was."""
         module = aotc.load(compiled(program, EVERY, SIZES))
         for seed, change in enumerate(TOGETHER[program]):
-            with pytest.raises(VmError, match=r"stablehlo.* at <model>.*\(dimension "):
+            with pytest.raises(CallError, match=r"stablehlo.* at <model>.*\(dimension "):
                 module.invoke("main", *of_other_size(PROGRAMS[program][1](SIZES)[0], *change))
             check(program, module, SIZES, seed)
 
@@ -105,7 +105,7 @@ def test_nothing_is_launched_for_sizes_that_disagree(program, monkeypatch):
     log = module._executable.gpu.log
     for change in TOGETHER[program]:
         before = list(log)
-        with pytest.raises(VmError, match=r"stablehlo.* at <model>.*\(dimension "):
+        with pytest.raises(CallError, match=r"stablehlo.* at <model>.*\(dimension "):
             module.invoke("main", *of_other_size(PROGRAMS[program][1](SIZES)[0], *change))
         assert not {"launch", "graph"} & set(log[len(before) :])
     check(program, module, SIZES, 1)

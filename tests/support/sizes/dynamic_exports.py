@@ -15,7 +15,7 @@ from jax import export, lax
 from jax.lax import linalg
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from support.dynamic_ops import agree, check_call, resized, shapes_of
 
 KEY = np.array([1, 2, 3, 4], np.uint32)
@@ -146,7 +146,7 @@ def by_jax(made, module, args, compared):
         wanted = None
     try:
         found = module.invoke("main", *args)
-    except VmError as error:
+    except CallError as error:
         return "refused" if wanted is None else f"JAX computes it, but: {error}"
     if wanted is None:
         return "JAX refuses it, but we do not"

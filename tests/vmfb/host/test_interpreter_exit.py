@@ -36,7 +36,7 @@ x = np.float32(0.5)
 class Last:
     def __init__(self, module, call):
         self.module, self.call = module, call
-    def __del__(self, write=os.write, error=aotc.VmError, x=x, str=str, float=float):
+    def __del__(self, write=os.write, error=aotc.CallError, x=x, str=str, float=float):
         try:
             value = self.call(self.module, x)
             write(1, b"called " + str(float(value)).encode())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.memory_limit import LimitedPool
 from aotc.vmfb.module import load
@@ -33,7 +33,7 @@ def started(work, *args):
 
 def test_what_is_larger_than_the_limit_is_refused_with_both_sizes():
     pool = LimitedPool(1000)
-    with pytest.raises(VmError, match=r"needs 1,001 bytes[^$]*memory_limit, 1,000 bytes"):
+    with pytest.raises(CallError, match=r"needs 1,001 bytes[^$]*memory_limit, 1,000 bytes"):
         pool.take(1001)
     pool.give(pool.take(1000))
     found = {"in_use": 0, "idle": 1000, "high_water": 1000, "idle_results": 0, "limit": 1000, "waiting": 0}
@@ -104,7 +104,7 @@ def test_calls_that_grow_do_not_wait_for_each_other():
     for thread in threads:
         thread.join(20)
     assert sorted(done) == list(range(12))
-    with pytest.raises(VmError, match="needs 1,100 bytes"):
+    with pytest.raises(CallError, match="needs 1,100 bytes"):
         pool.grow(600, 500)
 
 
@@ -196,7 +196,7 @@ def test_calls_of_a_module():
     memory = module.stats()["memory"]["cpu"]
     assert 0 < memory["high_water"] <= limit
     assert memory["in_use"] == memory["waiting"] == 0
-    with pytest.raises(VmError, match=r"this call needs 8,000 bytes"):
+    with pytest.raises(CallError, match=r"this call needs 8,000 bytes"):
         module.invoke("grow", np.ones(2000, np.float32))
     assert module.trim() > 0
     assert module.stats()["memory"]["cpu"]["idle"] == 0
@@ -214,5 +214,5 @@ def test_submissions_wait_too():
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1XB", "0 MB"])
 def test_a_limit_is_a_number_of_bytes(limit):
-    with pytest.raises(VmError, match="memory_limit is"):
+    with pytest.raises(CallError, match="memory_limit is"):
         load(tiny.bundle(), memory_limit=limit)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
 X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
@@ -139,15 +139,15 @@ def test_more_claims_than_have_room_are_counted(softmax, monkeypatch):
 def test_errors_of_recordings_say_what_is_wrong(softmax):
     module = aotc.load(softmax)
     with module.profile() as recording:
-        with pytest.raises(VmError, match="the recording is not over"):
+        with pytest.raises(CallError, match="the recording is not over"):
             recording.dispatches  # noqa: B018
-        with pytest.raises(VmError, match="another recording of this module is on"), module.profile():
+        with pytest.raises(CallError, match="another recording of this module is on"), module.profile():
             pass
-    with pytest.raises(VmError, match="a recording is made once"), recording:
+    with pytest.raises(CallError, match="a recording is made once"), recording:
         pass
-    with pytest.raises(VmError, match="profile begins with the name of a function"):
+    with pytest.raises(CallError, match="profile begins with the name of a function"):
         module.profile(X)
-    with pytest.raises(VmError, match="no kernel text"):
+    with pytest.raises(CallError, match="no kernel text"):
         aotc.load(aotc.compile(jnp.sin, X, debug_info=False)).profile()
-    with pytest.raises(VmError, match="cannot write the trace"):
+    with pytest.raises(CallError, match="cannot write the trace"):
         recording.save("/nowhere/trace.json")

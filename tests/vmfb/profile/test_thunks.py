@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.profile import roofline as roof
 from aotc.vmfb.profile import thunks
 
@@ -62,7 +62,7 @@ def test_stubs_lead_to_the_shared_code(machine, tmp_path):
 
 def test_a_machine_without_code_is_told_so(monkeypatch):
     monkeypatch.setattr(thunks.platform, "machine", lambda: "riscv64")
-    with pytest.raises(VmError, match="cannot be timed on linux riscv64"):
+    with pytest.raises(CallError, match="cannot be timed on linux riscv64"):
         thunks.Thunks([], "here")
 
 
@@ -71,7 +71,7 @@ def test_a_system_that_refuses_code_is_told_so(monkeypatch):
         raise OSError(13, "Permission denied")
 
     monkeypatch.setattr(thunks, "executable", refused)
-    with pytest.raises(VmError, match="allows no code to be made: Permission denied"):
+    with pytest.raises(CallError, match="allows no code to be made: Permission denied"):
         thunks.Thunks([(0, 0, 0)], "here")
 
 

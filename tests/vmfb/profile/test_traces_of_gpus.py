@@ -11,7 +11,7 @@ from vmfb.profile.test_trace_file import check_trace
 
 import aotc
 from aotc.vmfb.devices.cuda import driver
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.profile.cost_record import problem, read_record
 from aotc.vmfb.profile.stepped import stepped
 from aotc_cli.main import app
@@ -58,7 +58,7 @@ def test_a_record_of_kernels_alone(bundle):
 
 
 def test_calls_are_not_recorded_while_they_run(bundle):
-    with pytest.raises(VmError, match="only dispatches of a CPU are timed while calls run"):
+    with pytest.raises(CallError, match="only dispatches of a CPU are timed while calls run"):
         aotc.load(bundle).profile()
 
 

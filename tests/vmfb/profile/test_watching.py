@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.profile.finite_watch import oddity_in, watched
 from aotc_cli.main import app
 
@@ -137,7 +137,7 @@ def test_a_call_that_ends_well_leaves_nothing_and_no_folder_is_overwritten(bundl
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").write_text("mine")
     done = run(bundle, "--random", f"--reproducer={tmp_path}")
-    assert isinstance(done.exception, VmError)
+    assert isinstance(done.exception, CallError)
     assert "holds something" in str(done.exception)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 

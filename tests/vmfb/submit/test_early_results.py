@@ -140,9 +140,9 @@ def test_an_error_leaves_what_was_whole(two, slow):
         time.sleep(0.001)
     slow.error = ValueError("no slow value")
     slow.gate.set()
-    with pytest.raises(aotc.VmError, match="no slow value"):
+    with pytest.raises(aotc.CallError, match="no slow value"):
         fence.result(PATIENCE)
-    with pytest.raises(aotc.VmError, match="no slow value"):
+    with pytest.raises(aotc.CallError, match="no slow value"):
         fence[1].result()
     assert "no slow value" in str(fence[1].exception())
     assert fence[1].done
@@ -211,9 +211,9 @@ def test_a_submission_has_an_argument_that_was_whole_before_its_call_ended(two, 
     hold.signal()
     check(first.result(PATIENCE)[0], 2 * np.sin(X))
     check(other.submit("main", fence[0]).result(PATIENCE)[0], 2 * np.sin(X))
-    with pytest.raises(aotc.VmError, match="which failed"):
+    with pytest.raises(aotc.CallError, match="which failed"):
         last.result(PATIENCE)
-    with pytest.raises(aotc.VmError, match="which failed"):
+    with pytest.raises(aotc.CallError, match="which failed"):
         other.submit("main", fence[1])
 
 
@@ -252,7 +252,7 @@ def test_what_was_never_begun_has_no_results(two):
     assert not fence[0].ready()
     start.fail(ValueError("never"))
     for result in fence.results:
-        with pytest.raises(aotc.VmError, match="never"):
+        with pytest.raises(aotc.CallError, match="never"):
             result.result(PATIENCE)
 
 
@@ -326,7 +326,7 @@ def test_a_result_waits_for_the_assertions_on_what_is_computed_with_it(slow):
     module = aotc.load(aotc.compile(ASSERTED), threads=2, custom_calls={"slow": slow})
     fence = module.submit("main", X, -X)
     for result in (fence, *fence.results):
-        with pytest.raises(aotc.VmError, match="y sums to nothing"):
+        with pytest.raises(aotc.CallError, match="y sums to nothing"):
             result.result(PATIENCE)
     fence = module.submit("main", X, X)
     check(fence[0].result(PATIENCE), np.sin(X))

@@ -154,7 +154,7 @@ def test_an_error_travels_through_three_modules(module):
     third = modules[2].submit("grow", second)
     beside = modules[2].submit("main", X, Y, wait=[start])
     start.signal()
-    with pytest.raises(aotc.VmError, match=r"waits for a submission of tiny: grow, which failed: .*n is 2") as error:
+    with pytest.raises(aotc.CallError, match=r"waits for a submission of tiny: grow, which failed: .*n is 2") as error:
         third.result(PATIENCE)
     assert error.value.__cause__ is first.exception()
     assert beside.result(PATIENCE)[0].tolist() == (X + Y).tolist()
@@ -178,7 +178,7 @@ def test_a_fence_is_settled_once():
     assert not fence.fail(ValueError())
     assert not fence.cancel()
     assert fence.result() == []
-    with pytest.raises(aotc.VmError, match="a fence fails with an exception"):
+    with pytest.raises(aotc.CallError, match="a fence fails with an exception"):
         aotc.Fence().fail("why")
     with pytest.raises(TimeoutError, match=r"not done after 0.01 s"):
         aotc.Fence().result(0.01)
@@ -203,16 +203,16 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_known_to_be_wrong_is_refused(module, case):
     arguments, more, message = REFUSED[case]
-    with pytest.raises(aotc.VmError, match=message):
+    with pytest.raises(aotc.CallError, match=message):
         module.submit(*arguments, **more)
 
 
 def test_results_that_cannot_fit_are_refused(module):
     start = aotc.Fence()
     number, row = module.submit("count", np.int64(3), wait=[start]), module.submit("main", X, Y, wait=[start])
-    with pytest.raises(aotc.VmError, match=r"argument 0 .x. has the wrong dtype"):
+    with pytest.raises(aotc.CallError, match=r"argument 0 .x. has the wrong dtype"):
         module.submit("main", number, Y)
-    with pytest.raises(aotc.VmError, match=r"argument 0 .limit. has the wrong dtype"):
+    with pytest.raises(aotc.CallError, match=r"argument 0 .limit. has the wrong dtype"):
         module.submit("count", row)
     start.signal()
 
@@ -221,13 +221,13 @@ def test_failed_and_settled_fences(module):
     failed = module.submit("grow", X[:2])
     assert failed.exception(PATIENCE)
     for more in ({"wait": [failed]}, {"wait": [aotc_done(), failed]}):
-        with pytest.raises(aotc.VmError, match="waits for a submission of tiny: grow, which failed"):
+        with pytest.raises(aotc.CallError, match="waits for a submission of tiny: grow, which failed"):
             module.submit("main", X, Y, **more)
-    with pytest.raises(aotc.VmError, match="which failed"):
+    with pytest.raises(aotc.CallError, match="which failed"):
         module.submit("grow", failed)
-    with pytest.raises(aotc.VmError, match="settled by its call"):
+    with pytest.raises(aotc.CallError, match="settled by its call"):
         failed.signal()
-    with pytest.raises(aotc.VmError, match="settled by its call"):
+    with pytest.raises(aotc.CallError, match="settled by its call"):
         failed.fail(ValueError())
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(failed)
@@ -285,9 +285,9 @@ def test_a_fork_while_submissions_are_queued(module):
     queued = [module.submit("main", X, Y, wait=[start]) for _ in range(100)]
 
     def child():
-        with pytest.raises(aotc.VmError, match="belongs to the process before a fork"):
+        with pytest.raises(aotc.CallError, match="belongs to the process before a fork"):
             queued[0].result()
-        with pytest.raises(aotc.VmError, match="belongs to the process before a fork"):
+        with pytest.raises(aotc.CallError, match="belongs to the process before a fork"):
             module.submit("main", queued[1], Y)
         assert module.submit("main", done, Y).result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
         mine = module.submit("main", X, Y, wait=[start])

@@ -28,19 +28,19 @@ def module():
 def test_what_was_given_away_is_refused(module):
     start, x = aotc.Fence(), X.copy()
     fence = module.submit("update", x, Y, donate=True, wait=[start])
-    with pytest.raises(aotc.VmError, match=r"argument 0 .x. was given to tiny: update with donate=True"):
+    with pytest.raises(aotc.CallError, match=r"argument 0 .x. was given to tiny: update with donate=True"):
         module.submit("main", x, Y)
     chained = module.submit("update", fence, Y, donate=True)
-    with pytest.raises(aotc.VmError, match="was given to"):
+    with pytest.raises(aotc.CallError, match="was given to"):
         module.submit("main", fence, Y)
     start.signal()
     assert chained.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
-    with pytest.raises(aotc.VmError, match="was given to"):
+    with pytest.raises(aotc.CallError, match="was given to"):
         module.submit("main", x, Y)
     assert module.submit("update", chained.result()[0], Y, donate=True).result()[0].tolist() == (X + 3 * Y).tolist()
     kept = DeviceArray(X.copy(), "d0")
     module.submit("update", kept, Y, donate=True).wait()
-    with pytest.raises(aotc.VmError, match="was given to"):
+    with pytest.raises(aotc.CallError, match="was given to"):
         module.submit("main", kept, Y)
 
 
@@ -115,7 +115,7 @@ def test_who_only_writes_runs_however_the_earlier_ones_end(module):
     assert taking.result(PATIENCE)[0].tolist() == (X + Y).tolist()
     assert again.result(PATIENCE)[0].tolist() == (2 * Y).tolist()
     assert reading.result(PATIENCE)[0].tolist() == (3 * Y).tolist()  # what the second wrote
-    with pytest.raises(aotc.VmError, match="which failed: FenceCancelled"):
+    with pytest.raises(aotc.CallError, match="which failed: FenceCancelled"):
         reading_nothing.result(PATIENCE)
     assert {**_READERS, **_WRITERS} == {}
 
@@ -134,7 +134,7 @@ def test_earlier_readers_of_a_device_array_come_before_who_is_given_it(module, w
         value.wait()
     taking = module.submit("update", value, Y, donate=True, results="device")
     assert (value if when == "there" else value.result()[0]).donated
-    with pytest.raises(aotc.VmError, match="was given to"):
+    with pytest.raises(aotc.CallError, match="was given to"):
         module.submit("main", value, Y)
     held.signal()
     assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
@@ -167,7 +167,7 @@ def test_a_call_that_is_given_a_device_array_waits_for_no_readers(module):
     reader = module.submit("main", value, Y, wait=[start])
     module.invoke("update", value, Y, donate=True)
     start.signal()
-    with pytest.raises(aotc.VmError, match="was donated to a call"):
+    with pytest.raises(aotc.CallError, match="was donated to a call"):
         reader.result(PATIENCE)
 
 
@@ -175,7 +175,7 @@ def test_what_was_given_away_is_no_buffer_either(module):
     start, x, kept = aotc.Fence(), X.copy(), DeviceArray(X.copy(), "d0")
     for given in (x, kept):
         module.submit("update", given, Y, donate=True, wait=[start])
-        with pytest.raises(aotc.VmError, match=r"out.0. was given to tiny: update with donate=True"):
+        with pytest.raises(aotc.CallError, match=r"out.0. was given to tiny: update with donate=True"):
             module.submit("main", X, Y, out=[given])
     start.signal()
 
@@ -185,7 +185,7 @@ def test_an_error_holds_no_arguments(module):
     gone, fence = weakref.ref(x), module.submit("grow", x)
     del x
     assert "expected at least 4" in str(fence.exception())
-    with pytest.raises(aotc.VmError):
+    with pytest.raises(aotc.CallError):
         fence.result()
     assert gone() is None
 

@@ -97,6 +97,6 @@ def test_a_result_in_memory_that_was_given_away_is_the_callers(modules):
         (value,) = module.submit("update", given, np.ones(SIZE, np.float32), donate=True, results=kind).result()
         assert value is not given
         module.submit("main", np.asarray(value), value).wait(PATIENCE)
-        with pytest.raises(aotc.VmError, match="was given to"):
+        with pytest.raises(aotc.CallError, match="was given to"):
             module.submit("main", given, value)
     assert np.asarray(value).tolist() == [6, 6, 6, 6]

@@ -163,7 +163,7 @@ class TestSubmissions:
         doomed[0].cancel()
         gate.fail(ValueError("no"))
         for fence in doomed:
-            with pytest.raises(aotc.VmError):
+            with pytest.raises(aotc.CallError):
                 fence.result(60)
         late = [module.submit("main", X) for module in (first, second) for _ in range(20)]
         late[-1].cancel()

@@ -283,7 +283,7 @@ class CpuExecutable:
         """Return a function that runs ``plan`` on argument and result arrays.
 
         The arrays must be C-contiguous, with the plan's shapes and dtypes. The function may be called by several
-        threads at the same time. It raises VmError if an assertion of the plan fails.
+        threads at the same time. It raises CallError if an assertion of the plan fails.
         """
         layout = abi.Slots(plan.arguments, len(plan.results))
         need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.digests import remember
 from aotc.vmfb.host.interruption import is_calling, on_ask
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
@@ -119,7 +119,7 @@ class Executor:
         for word, name in _HOST.items():
             function = getattr(ctypes.pythonapi, name)
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
-        with suppress(VmError):  # an invalid variable is reported by a load without threads=
+        with suppress(CallError):  # an invalid variable is reported by a load without threads=
             self[abi.POOL_CORES] = thread_count(None)
         self.hold(_PROCESS.trial)
 

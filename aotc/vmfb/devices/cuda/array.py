@@ -16,7 +16,7 @@ from aotc.vmfb.devices.cuda.staging import download, upload
 from aotc.vmfb.devices.cuda.stream_order import Mark, Tracked, changed
 from aotc.vmfb.devices.dlpack import CUDA, capsule
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.memory.pointers import address_of
 
@@ -103,14 +103,14 @@ def keeper(ordinal: int) -> Keeper:
 
     Raises
     ------
-    VmError
+    CallError
         If the GPU does not exist.
     """
     found = _KEEPERS.get(ordinal)
     if found is None:
         problem = cuda_driver.missing()
         if problem or not 0 <= ordinal < cuda_driver.device_count():
-            raise VmError("", f"there is no GPU {ordinal}", problem)
+            raise CallError("", f"there is no GPU {ordinal}", problem)
         found = _KEEPERS.setdefault(ordinal, Keeper(ordinal))
     return found
 
@@ -232,7 +232,7 @@ class CudaArray(DeviceArray):
 
         Raises
         ------
-        VmError
+        CallError
             If the array was donated to a call.
         """
         if self._buffer is None:

@@ -18,7 +18,7 @@ from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream,
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
 from aotc.vmfb.devices.cuda.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.cuda.stream_order import Mark
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.release import Release
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
@@ -83,7 +83,7 @@ class PageLock:
 
 def _unlock(context: c_void_p, address: int, process: int) -> None:
     if os.getpid() == process:  # a forked child has no driver
-        with suppress(VmError), _within(context):
+        with suppress(CallError), _within(context):
             attempt("cuMemHostUnregister", address)
 
 
@@ -139,7 +139,7 @@ class _Resources:
             self.later.extend(blocks)
             blocks = ()
         if os.getpid() == self.process:
-            with suppress(VmError), _within(self.context):
+            with suppress(CallError), _within(self.context):
                 for graph in graphs:
                     attempt("cuGraphExecDestroy", graph.ready)
                     attempt("cuGraphDestroy", graph.source)
@@ -159,7 +159,7 @@ class _Resources:
         """Release everything but the context."""
         _WORDS.extend(self.words)
         if os.getpid() == self.process:
-            with suppress(VmError), _within(self.context):
+            with suppress(CallError), _within(self.context):
                 for stream in self.streams:
                     attempt("cuStreamSynchronize", stream)
                 for mark in self.marks:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.kernel_interface import evaluate
 
 _CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERATIVE
@@ -107,7 +107,7 @@ def launch_of(
 
     Raises
     ------
-    VmError
+    CallError
         If the grid exceeds the limits of a GPU.
     """
     row = kernel.get("launch")
@@ -120,7 +120,7 @@ def launch_of(
         found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]), together)
     for count, most in zip(found.blocks, (MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_BLOCKS_ACROSS)):
         if count > most:
-            raise VmError(where, f"kernel {kernel['name']!r} has too large a grid", count, most)
+            raise CallError(where, f"kernel {kernel['name']!r} has too large a grid", count, most)
     return found
 
 

@@ -16,7 +16,7 @@ from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer
 from aotc.vmfb.devices.cuda.launch import fits
 from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.locks import new_recursive_lock
 from aotc.vmfb.verify.buffers import check_digest
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
@@ -115,7 +115,7 @@ class LoadedGpu:
                     modules[place] = self.gpu.load(bytes(image))
                 functions.append(self.gpu.function(modules[place], kernel["symbol"]))
                 self.gpu.let_share(functions[-1], kernel.get("launch", {}).get("shared", 0))
-            except VmError as error:
+            except CallError as error:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions
 

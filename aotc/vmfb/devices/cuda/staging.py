@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.driver import Gpu
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.memory.arena import Arena
@@ -73,7 +73,7 @@ def locked(arena: Arena, size: int, gpu: Gpu) -> Arena:
     if arena.locked < size:
         whole = min(1 << (size - 1).bit_length(), arena.size)  # rounded up: a slightly larger call need not lock again
         arena.lock, arena.locked = None, whole
-        with suppress(VmError):
+        with suppress(CallError):
             arena.lock = cuda_driver.PageLock(gpu, arena.memory, arena.address, whole)
     return arena
 

@@ -20,7 +20,7 @@ from aotc.vmfb.abi import Slots
 from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.mixed.host_part import HostPart
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import notice
 from aotc.vmfb.host.locks import new_lock, new_recursive_lock
 from aotc.vmfb.host.release import Release
@@ -134,10 +134,10 @@ class CallStreams:
     def abandon(self) -> None:
         """Stop loops and wait for all work, whose results are no longer needed."""
         for gpu in self.gpus:
-            with suppress(VmError):
+            with suppress(CallError):
                 gpu.enter()
                 gpu.end_loops()
-        with suppress(VmError):
+        with suppress(CallError):
             self.wait()
 
     def note(self, call: Recorded) -> None:
@@ -268,7 +268,7 @@ class StreamPool:
 
         Raises
         ------
-        VmError
+        CallError
             If the call alone exceeds the limit, or the GPU has too little memory.
         """
         if not _too_small(streams, sizes):
@@ -306,7 +306,7 @@ class StreamPool:
 
         Raises
         ------
-        VmError
+        CallError
             If the call alone exceeds the limit.
         """
         self._check(loaded, size + held)
@@ -327,7 +327,7 @@ class StreamPool:
         if limit and size > limit:
             what = f"this call needs {size:,} bytes of working memory on GPU {loaded.ordinal}"
             hint = "load it with a larger memory_limit, or give it less at a time"
-            raise VmError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
+            raise CallError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
 
     def _free_some(self) -> None:
         """Free memory that is only cached for later calls."""

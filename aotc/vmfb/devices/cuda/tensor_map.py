@@ -11,7 +11,7 @@ from typing import Any
 
 from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
 from aotc.vmfb.devices.cuda import driver
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.kernel_interface import evaluate
 
 # CUtensorMapDataType, by the type as which an element is copied; TF32 rounds f32 during the copy.
@@ -48,7 +48,7 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
 
     Raises
     ------
-    VmError
+    CallError
         If the driver refuses it, because the array or its rows are not aligned to 16 bytes.
     """
     return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
@@ -61,13 +61,13 @@ def move_map(
 
     Raises
     ------
-    VmError
+    CallError
         As in :func:`encode_map`.
     """
     address += evaluate(row.get("offset", 0), dims)
     try:
         driver.call("cuTensorMapReplaceAddress", made, address)
-    except VmError:
+    except CallError:
         ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
 
 
@@ -89,7 +89,7 @@ def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[in
         else:
             box = (ctypes.c_uint32 * rank)(*row["box"])
             driver.call("cuTensorMapEncodeTiled", *array, box, steps, *way)
-    except VmError as error:
+    except CallError as error:
         shown = f"{list(sizes)} of {row['type']} at {address:#x}, rows {list(strides)[:-1]} bytes apart"
-        raise VmError(where, "an array cannot be copied in tiles", shown, "addresses of whole 16 bytes") from error
+        raise CallError(where, "an array cannot be copied in tiles", shown, "addresses of whole 16 bytes") from error
     return made

@@ -21,7 +21,7 @@ from aotc.vmfb.devices.cuda.streams import CallStreams
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.devices.mixed.early_results import Download, Downloads, LockedMarks
 from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
@@ -240,7 +240,7 @@ class PlacedCall:
                 places[slot], sizes[space] = (space, begin), begin + max(size, 1)
         return places, sizes
 
-    def _report(self, rows: Sequence[tuple[int, Any]]) -> VmError:
+    def _report(self, rows: Sequence[tuple[int, Any]]) -> CallError:
         """Return the error for a call for which a GPU has too little memory."""
         plan = self._plan
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]

@@ -18,7 +18,7 @@ from aotc.vmfb.devices.cuda.array import keeper
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.staging import download
 from aotc.vmfb.devices.early import MARK_BYTES, Marks
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.host.release import Release
 from aotc.vmfb.memory.pointers import address_of
@@ -71,7 +71,7 @@ class Downloads:
 
     def __init__(self, rows: dict[int, Download]) -> None:
         self._rows = rows
-        self._error: VmError | None = None
+        self._error: CallError | None = None
         self._lock = new_recursive_lock()
 
     def fetch(self, number: int) -> None:
@@ -79,7 +79,7 @@ class Downloads:
 
         Raises
         ------
-        VmError
+        CallError
             If the result could not be copied before its memory was reused.
         """
         with self._lock:
@@ -102,7 +102,7 @@ class Downloads:
             try:
                 for number in [number for number in self._rows if is_ready(number)]:
                     self._copy([number])
-            except VmError as error:
+            except CallError as error:
                 self._error = error
             else:
                 self._rows.clear()

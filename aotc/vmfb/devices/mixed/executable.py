@@ -23,7 +23,7 @@ from aotc.vmfb.devices.mixed.call import Array, PlacedCall
 from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.session import PlacedSession
 from aotc.vmfb.devices.mixed.spaces import Spaces
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 from aotc.vmfb.memory.mapped_file import check_of, checked_first
@@ -162,7 +162,7 @@ class PlacedExecutable:
         """Return compiler and program digest of the bundle, which needs debug information."""
         return origin(self._bundle)
 
-    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
+    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
         """Return the error of a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
         from aotc.vmfb.devices.mixed.out_of_memory import report  # only for this error
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.cuda.driver import memory_info
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.plan import Plan
@@ -19,7 +19,7 @@ LARGEST_SHOWN = 4
 
 def report(
     bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
-) -> VmError:
+) -> CallError:
     """Return the error of a call.
 
     Parameters
@@ -43,7 +43,7 @@ def report(
     largest = "; ".join(f"{size:,} of {name}" for size, name in rows)
     what = f"a GPU has no memory for a call with a planned peak of {peak:,} bytes"
     hint = f"give it less at a time, or drop arrays on the GPU; the largest: {largest}"
-    return VmError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
+    return CallError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
 
 
 def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:

@@ -30,7 +30,7 @@ from aotc.vmfb.devices.early import MARK_BYTES, with_marks
 from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.spaces import Spaces, space_of
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import end_if_stopped
 from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.pointers import address_of
@@ -146,7 +146,7 @@ class CallContext(Protocol):
     def stats(self) -> dict[str, Any]:
         """Return counters and facts to show to users."""
 
-    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
+    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
         """Return the error of a call that exceeds the GPU memories numbered ``own``."""
 
 

@@ -8,7 +8,7 @@ from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any
 
 from aotc.vmfb.devices.cuda.libcuda.functions import CONDITIONS, SIGNATURES
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import new_lock
 
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
@@ -62,7 +62,7 @@ def _name(library: ctypes.CDLL | None, status: int) -> str:
     return (text.value or b"error %d" % status).decode()
 
 
-class OutOfGpuMemory(VmError):
+class OutOfGpuMemory(CallError):
     """A GPU has not enough free memory."""
 
 
@@ -76,7 +76,7 @@ def call(name: str, *arguments: Any) -> None:
 
     Raises
     ------
-    VmError
+    CallError
         If it fails; the message has the function's name and the driver's error.
     """
     library: Any = DRIVER.library
@@ -85,12 +85,12 @@ def call(name: str, *arguments: Any) -> None:
         raise failure(name, status)
 
 
-def failure(name: str, status: int) -> VmError:
+def failure(name: str, status: int) -> CallError:
     """Return the exception for a failed function."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
         return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
-    return VmError("", what, found)
+    return CallError("", what, found)
 
 
 def is_done(name: str, handle: c_void_p) -> bool:
@@ -111,5 +111,5 @@ def handle_of(name: str, *arguments: Any) -> c_void_p:
 
 def attempt(name: str, *arguments: Any) -> None:
     """Call a function and ignore its failure."""
-    with suppress(VmError):
+    with suppress(CallError):
         call(name, *arguments)
