@@ -110,7 +110,7 @@ class Entry:
         return values
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Submit a call; the fence's results are flat, :meth:`rebuild` restores their structure."""
+        """Submit a call; the fence's :meth:`~aotc.Fence.result` is what a call returns."""
         try:
             return self.options().submit(*args, **kwargs)
         except:  # as in a call
