@@ -80,8 +80,8 @@ def problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options
         If it cannot be compiled.
     """
     from aotc.kernels.cuda.build import build_images
+    from aotc.kernels.numba_front.check_replacement import TRIALS
     from aotc.kernels.numba_front.gpu_compile import compile_kernel  # needs numba-cuda
-    from aotc.kernels.numba_front.replacement import TRIALS
 
     if obstacle({"target": target.name}):
         return ""

@@ -71,10 +71,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A model before parsing: text or bytes.
+    """A model as it was read, before parsing: text or bytes.
 
-    ``values`` are the leaves of a function's examples, by its name; ``digest`` is that of the jax.export blob with
-    ``data``. ``rewritten`` is the bytecode ``data`` as MLIR wrote it in the child process that read it first.
+    ``values`` has for each function's name the flat list of the example arguments that it was exported with; ``digest``
+    is the SHA-256 of the jax.export blob that contained ``data``. ``rewritten`` is ``data`` as MLIR wrote it again in
+    the child process that read it first; the parser prefers it.
     """
 
     data: str | bytes

@@ -28,7 +28,11 @@ Leaves = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A callee cloned for some argument types: its name, results and their shape values."""
+    """A copy of a called function, made for given argument types.
+
+    ``known`` has for each result that is a small integer or boolean tensor used in shape arithmetic its elements as
+    dims, else None.
+    """
 
     name: str
     results: tuple[Value, ...]

@@ -118,7 +118,7 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
         return _by_numba_cuda(kernel, target, request)
     if not source:
         return {"object": compile_kernel(kernel, target)}
-    from aotc.kernels.numba_front.replacement import problem
+    from aotc.kernels.numba_front.check_replacement import problem
 
     try:
         if reason := problem(kernel, source, name):

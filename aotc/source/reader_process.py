@@ -153,7 +153,9 @@ def memory_for(data: bytes) -> int:
 
 
 def prepare() -> None:
-    """Start the child if there is none, so that it imports MLIR while this process does.
+    """Start the child process that reads models, unless it runs.
+
+    It imports MLIR while this process imports the compiler.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from aotc.tools.explain.memory import explain_memory
 from aotc.tools.flow import flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.profile.chrome import PROCESS
+from aotc.vmfb.profile.perfetto import PROCESS
 from aotc.vmfb.profile.records import Dispatch, Span
 
 

@@ -56,7 +56,7 @@ def command(
     import aotc
     from aotc.vmfb.bundle import open_bundle, write_file
     from aotc.vmfb.host.files import write_atomically
-    from aotc.vmfb.profile.chrome import events_text
+    from aotc.vmfb.profile.perfetto import events_text
     from aotc.vmfb.profile.stored_records import with_profile
     from aotc_cli.commands.compile import check_output
 
@@ -149,7 +149,7 @@ def _traced(
 ) -> list[dict[str, Any]]:
     """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
     from aotc.vmfb.errors import CallError
-    from aotc.vmfb.profile.chrome import trace_events
+    from aotc.vmfb.profile.perfetto import trace_events
     from aotc.vmfb.profile.stepped import stepped
 
     module.invoke(name, *values)

@@ -10,7 +10,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.kernels.emit.vector import scalar_emitter as plain
-from aotc.kernels.emit.vector.scalar_emitter import is_plain, unrolls
+from aotc.kernels.emit.vector.scalar_emitter import needs_no_llvm_passes, unrolls
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -37,14 +37,14 @@ OTHERS = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_few_passes_are_run_for_a_kernel_without_loops_for_vectors(name, compiled, monkeypatch):
     kernel = compiled(PLAIN[name], X)[-1]
-    assert is_plain(kernel)
+    assert needs_no_llvm_passes(kernel)
     monkeypatch.setattr(back_end.Library, "optimize", None)
     assert "define void" in str(optimized_module(kernel, TARGETS[TARGET]))
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_passes_are_run_for_others(name, compiled):
-    assert not all(map(is_plain, compiled(OTHERS[name], X)))
+    assert not all(map(needs_no_llvm_passes, compiled(OTHERS[name], X)))
 
 
 def test_moves_are_written_four_times_and_counts_twice(compiled):
@@ -104,7 +104,7 @@ def test_a_look_within_a_loop_that_becomes_one_kernel():
 
 def test_few_passes_are_run_for_a_kernel_that_only_calls(compiled, monkeypatch):
     (kernel,) = compiled(jnp.fft.rfft, X)
-    assert is_plain(kernel)
+    assert needs_no_llvm_passes(kernel)
     monkeypatch.setattr(back_end.Library, "optimize", None)
     assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))
 

@@ -32,21 +32,21 @@ NOT_FINITE = -4
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One character."""
+    """Argument of a LAPACK call: a pointer to one character."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An integer."""
+    """Argument of a LAPACK call: a pointer to an integer."""
 
     value: Dim
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Memory of a result that has the operand that it overwrites, from element ``first`` on."""
+    """Argument of a LAPACK call: a pointer to a result, from element ``first`` on, that begins as an operand's copy."""
 
     result: int
     first: int = 0
@@ -54,14 +54,17 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Memory of a result; LAPACK's integers are 64 bits wide and are converted."""
+    """Argument of a LAPACK call: a pointer to the memory of the op's result number ``result``.
+
+    LAPACK writes integers of 64 bits, which are converted to the result's dtype afterwards.
+    """
 
     result: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Memory of an operand that the routine only reads."""
+    """Argument of a LAPACK call: a pointer to an operand that the routine only reads."""
 
     operand: int
 

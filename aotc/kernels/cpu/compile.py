@@ -22,7 +22,7 @@ from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, define
-from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, is_plain, unrolls
+from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, needs_no_llvm_passes, unrolls
 from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.emit.vector.vector_emitter import VectorEmitter
 from aotc.kernels.emit.vector.vector_loops import vector_loops
@@ -110,7 +110,7 @@ def _link_finished(library: Library, emitted: Emitted) -> None:
 
 def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
     """Return the emitter of a kernel that LLVM's passes would not improve; None for other kernels."""
-    if is_plain(kernel):
+    if needs_no_llvm_passes(kernel):
         return PlainEmitter
     found = vector_loops(kernel, target)
     return None if found is None else partial(VectorEmitter, vectors=found)

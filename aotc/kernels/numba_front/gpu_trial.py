@@ -11,9 +11,9 @@ from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
 from aotc.kernels.cpu.custom import numba_reason
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.shared_memory import block_launch, dynamic_shared_bytes
+from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import function_of
 from aotc.kernels.numba_front.gpu_source import gpu_source
-from aotc.kernels.numba_front.replacement import TRIALS
 from aotc.kernels.numba_front.simulated_cuda import run_kernel
 from aotc.kernels.numba_front.trial import Arguments, NoTrial, difference, random_arguments
 from aotc.targets import Target

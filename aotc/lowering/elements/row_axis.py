@@ -20,7 +20,10 @@ def rows_of(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
 
 
 class RowBlocks:
-    """An array as ``[outer, n, inner]``; a grid item takes ``width`` neighbouring rows along ``n`` of one ``outer``.
+    """Divides the rows of an array among grid items.
+
+    The array is seen as ``[outer, n, inner]``. A row has the ``n`` elements along the middle axis; a grid item takes up
+    to ``block`` rows that are neighbours along ``inner``.
 
     Attributes
     ----------

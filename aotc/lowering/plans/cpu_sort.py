@@ -93,14 +93,14 @@ def _plan_radix(b: RegionBuilder, op: Op) -> RadixSortPlan:
 
 @dataclass(frozen=True, slots=True)
 class InsertionPlan(RegionPlan):
-    """The largest elements of a row, in order: each element larger than the last of them is inserted.
+    """Plan of ``top_k`` that keeps the k largest elements so far in order, and inserts each one that exceeds the k-th.
 
     Attributes
     ----------
     block : int
-        Elements that are compared with the last one at once.
+        Elements that are compared with the k-th one at once.
     vectorized : bool
-        Is the comparison written as lanes?
+        Is the comparison written with vector lanes?
     """
 
     block: int

@@ -50,7 +50,7 @@ def plan_gpu_update(b: RegionBuilder) -> ScatterPlan | SliceUpdatePlan:
 
 
 def plan_gpu_slice(b: RegionBuilder) -> SliceUpdatePlan:
-    """Return the update of a slice with a thread for each element."""
+    """Return the plan that writes a slice of an array with one GPU thread for each element."""
     return SliceUpdatePlan(by_rows=False)
 
 

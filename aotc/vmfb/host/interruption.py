@@ -68,7 +68,10 @@ def is_submitted() -> bool:
 
 
 class Watch:
-    """Checks for interruption of a loop on the host: submissions in each iteration, other calls at intervals."""
+    """Lets a loop that runs on the host notice that its call was cancelled.
+
+    A submission's stop flag is read in each iteration; other calls ask for signals every few milliseconds.
+    """
 
     __slots__ = ("_due",)
 

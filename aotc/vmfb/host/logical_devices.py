@@ -49,8 +49,11 @@ def are_several() -> bool:
     return len(_USERS) > 1 and len(in_use()) > 1
 
 
-def slots(devices: int, cores: int) -> dict[str, float]:
-    """Return the share of ``cores`` threads of each of these devices, by name."""
+def core_shares(devices: int, cores: int) -> dict[str, float]:
+    """Return how many of ``cores`` threads each device may use, by name; a fraction is possible.
+
+    ``devices`` is a bit set; devices that no module uses are left out.
+    """
     return {name: share_of(bit, cores) for name, bit in in_use().items() if devices & bit}
 
 

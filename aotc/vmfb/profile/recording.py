@@ -22,7 +22,7 @@ from aotc.vmfb.commands import all_commands, kernel_words
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.pointers import address_of
-from aotc.vmfb.profile.chrome import events_text, trace_events
+from aotc.vmfb.profile.perfetto import events_text, trace_events
 from aotc.vmfb.profile.records import Dispatch, Part, Span, work_of
 from aotc.vmfb.profile.roofline import roof_of
 from aotc.vmfb.profile.thunks import (

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.profile.chrome import events_text, trace_events
 from aotc.vmfb.profile.cost_record import problem, read_record
+from aotc.vmfb.profile.perfetto import events_text, trace_events
 from aotc.vmfb.profile.stepped import stepped
 from aotc_cli.main import app
 

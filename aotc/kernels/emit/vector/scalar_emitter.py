@@ -51,8 +51,12 @@ _SHIFTS = {"shl": ir.IRBuilder.shl, "shr_logic": ir.IRBuilder.lshr, "shr_arith":
 BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder.xor}
 
 
-def is_plain(kernel: Kernel) -> bool:
-    """Does a kernel that selects buffers, tests blocks, or calls functions have no vectorizable loop?"""
+def needs_no_llvm_passes(kernel: Kernel) -> bool:
+    """Return True if the scalar emitter can compile the kernel without LLVM's passes.
+
+    Such a kernel calls external functions, selects among buffers or tests blocks, and has no register tiles, expensive
+    functions or loops that could be vectorized.
+    """
     stmts = list(walk(kernel.body))
     if any(isinstance(s, Tile) for s in stmts):
         return False

@@ -55,7 +55,10 @@ TRANSPOSED_ELEMENTS = 65536
 
 
 def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
-    """Return the transposing copy of ``stmt``: two loops that swap axes, both long enough; else None."""
+    """Return the transposing copy of ``stmt``: two loops that swap axes; else None.
+
+    None also if a loop is too short or the copy too large for tiles, or if source and target may overlap.
+    """
     match stmt:
         case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
             x, out, loops = load.buffer, store.buffer, (stmt, inner)

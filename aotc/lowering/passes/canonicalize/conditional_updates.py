@@ -36,7 +36,10 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def updates_read_once(module: Module) -> set[Value]:
-    """Return the updated arrays with a single reader, if the program has selects."""
+    """Return the results of scatters and slice updates that exactly one op reads.
+
+    The set is empty if the module has no ``select``, because nothing can then be rewritten.
+    """
     if not (module.has("select") and module.has(*_CONDITIONAL)):
         return set()
     found: set[Value] = set()

@@ -21,7 +21,10 @@ from aotc.lowering.analysis.constant_values import weights_of
 
 
 def widest_product_rows(module: Module) -> dict[Value, Dim]:
-    """Return the rows of the widest product with the same matrix, by the results of the narrower products."""
+    """Return the largest number of rows of the products that share a right matrix.
+
+    The keys are the results of the products with fewer rows.
+    """
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
     for f in module.functions.values():

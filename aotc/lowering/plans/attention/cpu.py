@@ -82,7 +82,10 @@ class BlockedAttentionPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class AttentionByRowsPlan(RegionPlan):
-    """Attention of rows whose number only a call knows: two variants, one for few rows."""
+    """Plan of attention whose number of query rows is not known at compile time.
+
+    The kernel has a variant for few rows and one for many, and chooses in each call.
+    """
 
     few: DecodeAttentionPlan
     many: BlockedAttentionPlan

@@ -55,7 +55,11 @@ def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
 
 
 class Jacobi(Rotations):
-    """Rotate the columns of the matrix ``head`` of the first output, and store values and vectors in order."""
+    """What the Jacobi kernels for eigenvalues and for singular values share.
+
+    A block of threads handles the matrix ``out[head]`` of the first output (``head`` is the index in the batch): it
+    rotates columns until they are orthogonal, then stores values and vectors, sorted by value.
+    """
 
     descending = False
 

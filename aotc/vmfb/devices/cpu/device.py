@@ -464,7 +464,7 @@ class CpuExecutable:
         return {
             "target": self._variant["target"],
             "threads": self.threads,
-            "slots": logical_devices.slots(self.device_bits, self._executor[abi.POOL_CORES]),
+            "slots": logical_devices.core_shares(self.device_bits, self._executor[abi.POOL_CORES]),
             **self._executor.stats(),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),

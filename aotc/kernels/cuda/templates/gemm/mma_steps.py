@@ -290,7 +290,10 @@ DOUBLE_PIECES = DOUBLE_STEP_TERMS * DOUBLE_BYTES // PIECE
 
 
 class DoubleProducts(WarpProducts):
-    """f64, 8 terms in a step: lane l has terms ``2 (l % 4)`` and the next one, in place of l % 4 and l % 4 + 4.
+    """Loads and products of a warp for f64 matmuls, with 8 terms of the sum in a step.
+
+    Lane l of the instruction's layout has the terms l % 4 and l % 4 + 4; here it takes ``2 (l % 4)`` and the next one.
+
 
     The order of the terms is arbitrary, as long as both operands have the same one. With this order the terms of an
     operand that is contiguous along the contraction are neighbours, and one load has both.

@@ -103,7 +103,7 @@ def is_done(name: str, handle: c_void_p) -> bool:
 
 
 def handle_of(name: str, *arguments: Any) -> c_void_p:
-    """Call a function whose first argument is an output pointer to a handle; return the handle."""
+    """Call the CUDA driver function ``name``, which writes a handle to its first argument; return that handle."""
     found = c_void_p()
     call(name, byref(found), *arguments)
     return found
