@@ -25,7 +25,7 @@ from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, unfit
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.numba_front.replace import check_names
+from aotc.kernels.numba_front.replace import check_names, of_kind
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.lowering.regions.custom_call import CustomCall
@@ -105,7 +105,8 @@ def assemble(
     path = _path(module)
     with guard(_COMPILING, options, path=path):
         if options.replace:
-            check_names(options.replace, [k for v in variants for k in v.kernels])
+            parts = [part for v in variants for part in ((t, v.kernels[rows]) for t, rows in _parts(v))]
+            check_names(options.replace, [(t.kind, k) for t, kernels in parts for k in kernels])
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
         begin(options, "keeping the model")
@@ -232,8 +233,9 @@ def _images(
              for k in kernels if calls_device_function(k)}  # fmt: skip
     try:
         sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-        sources |= {k.name: _replacement(k, str(options.replace[k.name]), target, options)
-                    for k in kernels if k.name in options.replace}  # fmt: skip
+        replaced = of_kind(options.replace, "cuda")
+        sources |= {k.name: _replacement(k, str(replaced[k.name]), target, options)
+                    for k in kernels if k.name in replaced}  # fmt: skip
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:

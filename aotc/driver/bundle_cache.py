@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aotc.kernels.jobs import store
-from aotc.kernels.jobs.kernel_cache import PACKAGES, digest_of
+from aotc.kernels.jobs.cache import PACKAGES, digest_of
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import any_registered

@@ -53,6 +53,7 @@ class AsgiApp:
         self._settings = settings
         self._log = open_log(settings.json_logs)
         self._starting: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the start and end of the application."""
@@ -61,19 +62,23 @@ class AsgiApp:
             return
         try:
             await self._started()
-        except Error as error:
-            await send_fault(send, RequestFault(CLOSED, "", str(error)), close=True)
+        except Exception as error:
+            self._log.error("cannot start", extra={"fields": {"error": str(error)}})
+            await send_fault(send, RequestFault(CLOSED, "", _what(error)), close=True)
             return
         await self._app(scope, receive, send)
 
     async def _started(self) -> None:
         """Load the models, once."""
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._start())
+        loop = asyncio.get_running_loop()
+        if self._starting is None or self._loop is not loop:  # another loop: of a test client, say
+            self._loop, self._starting = loop, asyncio.create_task(self._start())
+        starting = self._starting
         try:
-            await asyncio.shield(self._starting)
-        except Error:
-            self._starting = None  # the next request tries again
+            await asyncio.shield(starting)
+        except Exception:
+            if self._starting is starting:
+                self._starting = None  # the next request tries again
             raise
 
     async def _start(self) -> None:
@@ -88,8 +93,8 @@ class AsgiApp:
         await receive()
         try:
             await self._started()
-        except Error as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": _what(error)})
             return
         await send({"type": "lifespan.startup.complete"})
         try:
@@ -99,3 +104,7 @@ class AsgiApp:
             self._watching.cancel()
             self._engine.conversion.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _what(error: Exception) -> str:
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

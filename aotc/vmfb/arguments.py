@@ -169,10 +169,10 @@ class Argument:
             return array.astype(self.dtype)
         if isinstance(array, np.ndarray) and array.dtype.isbuiltin == self.dtype.isbuiltin == 1:
             both = array.dtype.kind + self.dtype.kind
-            halves = array.dtype.itemsize == 2 * self.dtype.itemsize
-            if halves and self.dtype.itemsize == 4 and both in ("ii", "iu", "ui", "uu"):
+            sizes = array.dtype.itemsize, self.dtype.itemsize
+            if sizes == (8, 4) and both in ("ii", "iu", "ui", "uu"):
                 return self._narrowed(array, where)
-            if halves and (both == "cc" or (both == "ff" and self.dtype.itemsize == 4)):
+            if (both, *sizes) in (("ff", 8, 4), ("cc", 16, 8)):
                 return self._rounded(array, where)
         raise self._wrong(
             where,
@@ -194,7 +194,7 @@ class Argument:
 
     def _rounded(self, array: np.ndarray, where: str) -> np.ndarray:
         """Return float64, NumPy's default, as float32 if no element overflows; complex numbers likewise."""
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             made = array.astype(self.dtype)
         lost = ~np.isfinite(made) & np.isfinite(array)
         if lost.any():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -252,9 +253,12 @@ class RuntimeModule(FunctionTable, Protocol):
     ----------
     devices : dict of str to str
         The device of this machine for each device that the model names.
+    dependents : set of Bound or KeptState
+        What is closed with the module.
     """
 
     devices: dict[str, str]
+    dependents: WeakSet[Any]
 
     @property
     def functions(self) -> Mapping[str, FunctionEntry]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from weakref import WeakSet
 
 import numpy as np
 
@@ -221,6 +222,7 @@ class LoadedModule(Keeping):
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
         self.again = PickledModule(_unpickle, None, ())
+        self.dependents: WeakSet[Any] = WeakSet()  # bound functions and states, which are closed with the module
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], SubmittedCall]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
 
@@ -445,16 +447,17 @@ class LoadedModule(Keeping):
     def close(self) -> None:
         """Let later calls fail, and free working memory that no running call uses. Closing twice is allowed.
 
-        Code and weights are freed when no running call, bound function or state needs them any more.
+        Bound functions and states of the module fail, too. Code and weights are freed when running calls end.
         """
-        if isinstance(self._executable, Closed):
+        executable, closed = self._executable, Closed(self.name)
+        if isinstance(executable, Closed):
             return
-        self.trim()
-        for entry in self.functions.values():
-            entry.close()
-        self._bundle = self._executable = Closed(self.name)
+        self._bundle = self._executable = closed
         self._functions, self.own_weights, self.prepared = {}, None, {}
         self._submitted.clear()
+        for user in [*self.functions.values(), *self.dependents]:
+            user.close()
+        executable.trim()
 
     def __enter__(self) -> LoadedModule:
         return self

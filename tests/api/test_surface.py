@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 import warnings
 
 import jax.numpy as jnp
@@ -71,6 +72,8 @@ def test_an_example_that_jax_narrows_is_an_argument():
         assert module(example).dtype.itemsize * 2 == example.dtype.itemsize
     module = aotc.load(aotc.compile(lambda x: x + x, np.ones(2)))
     np.testing.assert_array_equal(module(np.array([np.inf, 1.0])), [np.inf, 2])
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(module(np.array([1e-50, np.nan])), [0, np.nan])
     with pytest.raises(aotc.ArgumentValueError, match=r"1e\+300 at \[1\]"):
         module(np.array([1.0, 1e300]))
 
@@ -107,13 +110,54 @@ def test_a_closed_module(bundle):
             call()
 
 
-def test_closing_leaves_running_calls_and_bound_functions(bundle):
+def test_closing_leaves_running_calls(bundle):
     module = bundle.load()
-    bound = module.bind({"x": X})
-    fence = module.submit("main", X)
+    start = aotc.Fence()
+    fence, waiting = module.submit("main", X), module.submit("main", X, wait=[start])
     module.close()
-    np.testing.assert_array_equal(fence.result()[2], X + 2)
-    np.testing.assert_array_equal(bound()["sum"], X + 2)
+    start.signal()
+    for f in (fence, waiting):
+        np.testing.assert_array_equal(f.result(60)[2], X + 2)
+
+
+def test_bound_functions_and_states_are_closed_with_their_module():
+    module = aotc.load(aotc.compile(lambda c, x: c + x, X, X, state={"result[0]": "c"}))
+    bound, state = module.bind({"x": X}), module.state("c")
+    bound(X)
+    state(X)
+    module.close()
+    for call in (
+        lambda: bound(X), lambda: bound.invoke(X), lambda: bound.submit(X), lambda: bound.update({"x": X}),
+        lambda: bound.invoke(X, results="device"), lambda: state(X),
+    ):  # fmt: skip
+        with pytest.raises(aotc.CallError, match="closed"):
+            call()
+    assert "closed" in repr(bound)
+
+
+def test_closing_from_many_threads(bundle):
+    module, errors = bundle.load(), []
+
+    def close():
+        try:
+            module.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+
+
+def test_a_function_with_the_name_of_a_member_is_pickled(tmp_path):
+    with pytest.warns(aotc.AotcWarning):
+        aotc.compile({"target": jnp.sin, "close": jnp.cos}, args={"target": [X], "close": [X]}, output=tmp_path / "m")
+    module = aotc.load(tmp_path / "m")
+    for name, f in (("target", np.sin), ("close", np.cos)):
+        np.testing.assert_allclose(pickle.loads(pickle.dumps(module[name]))(X), f(X), rtol=1e-6)
 
 
 def test_functions_with_names_of_members():

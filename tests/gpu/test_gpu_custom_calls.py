@@ -236,10 +236,17 @@ def test_a_function_that_is_refused(options, message):
         aotc.compile(jax.jit(lambda x: call("f", (x.shape, x.dtype), x)), X, target="cuda:sm_80")
 
 
+def subtract(x, y, out):
+    out[...] = x - y
+
+
 def test_shapes_that_are_refused():
     aotc.register_custom_call("f", gpu=sum_and_difference)
     with pytest.raises(aotc.CompileError, match=r"per element, but has arrays of shapes \(3, 100\) and \(100,\)"):
         aotc.compile(jax.jit(lambda x: call("f", (x.shape, x.dtype), x, x[0])), X, target="cuda:sm_80")
+    aotc.register_custom_call("f", native=False, gpu=sum_and_difference)  # for the CPU it fits
+    made = aotc.compile(jax.jit(lambda x: call("f", (x.shape, x.dtype), x, x[0])), X, target="cpu")
+    np.testing.assert_array_equal(aotc.load(made, custom_calls={"f": subtract})(X), X - X[0])
     aotc.register_custom_call("f", gpu=running_sum, per="row")
     with pytest.raises(aotc.CompileError, match=r"per row, but has arrays of shapes \(2, 100\) and \(3, 100\)"):
         aotc.compile(jax.jit(lambda x: call("f", ((2, 100), x.dtype), x)), X, target="cuda:sm_80")

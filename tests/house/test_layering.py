@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.trees",
     ),
     "aotc.driver.bundle_cache": (
-        "aotc.frontend.mlir", "aotc.kernels.jobs.kernel_cache", "aotc.kernels.jobs.store",
+        "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store",
         "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),

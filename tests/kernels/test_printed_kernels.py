@@ -151,6 +151,20 @@ def test_a_replaced_kernel_runs_in_the_bundle():
     assert bytes(open_bundle(own).segment(library)) != bytes(opened.segment(library))
 
 
+def test_a_replaced_kernel_of_one_kind_of_target():
+    """Kernels for CPUs and for GPUs may have one name."""
+    model, x = jax.jit(lambda x: jax.nn.softmax(x)), np.linspace(-3, 3, 45, dtype="f4").reshape(5, 9)
+    ((key, row),) = open_bundle(aotc.compile(model, x)).manifest["debug"]["kernels"].items()
+    name, module = key.rpartition("/")[2], numba_source(parse_kernel(row["text"])).module
+    targets = {"target": "cpu,cuda:sm_90"}
+    own = aotc.compile(model, x, replace={f"cpu/{name}": module}, **targets)
+    np.testing.assert_allclose(aotc.load(own, devices="cpu")(x), jax.nn.softmax(x), rtol=1e-6)
+    with pytest.raises(aotc.CompileError, match=f"cpu/{name} or cuda/{name}"):
+        aotc.compile(model, x, replace={name: module}, **targets)
+    with pytest.raises(aotc.CompileError, match="no kernel 'cuda/other' to replace"):
+        aotc.compile(model, x, replace={"cuda/other": module}, **targets)
+
+
 def doubled(a, o, scratch, begin, end):
     for item in range(begin, end):
         for i in range(10 * item, 10 * item + 10):

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import aotc
+from aotc.serve.asgi import AsgiApp
 
 pytestmark = pytest.mark.cpu
 
@@ -102,6 +103,37 @@ def test_a_bundle_that_cannot_be_loaded(tmp_path):
     status, found = asyncio.run(mounted())
     assert status == 503
     assert "not an aotc bundle" in found["error"]
+
+
+def test_a_start_that_fails_is_tried_again(tiny_folder, monkeypatch):
+    """Also for an error that is not aotc's, and with requests that wait for it together."""
+    app, starts, begin = aotc.asgi(tiny_folder), [], AsgiApp._start
+
+    async def start(self):
+        starts.append(None)
+        await asyncio.sleep(0.05)
+        if len(starts) == 1:
+            raise OSError("the disk is away")
+        await begin(self)
+
+    monkeypatch.setattr(AsgiApp, "_start", start)
+
+    async def several():
+        first = await asyncio.gather(*(ask(app, "GET", "/v2/health/ready") for _ in range(3)))
+        second = await asyncio.gather(*(ask(app, "GET", "/v2/health/ready") for _ in range(3)))
+        return [status for status, _ in first], [status for status, _ in second], first[0][1]
+
+    failed, good, said = asyncio.run(several())
+    assert failed == [503] * 3
+    assert "the disk is away" in said["error"]
+    assert good == [200] * 3
+    assert len(starts) == 2
+
+
+def test_an_application_in_another_loop(tiny_folder):
+    app = aotc.asgi(tiny_folder)
+    for _ in range(2):
+        assert asyncio.run(ask(app, "POST", "/v2/models/tiny/infer", {"inputs": ROWS}))[0] == 200
 
 
 def test_settings_are_checked(tmp_path):

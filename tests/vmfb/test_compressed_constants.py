@@ -83,6 +83,8 @@ WRONG = {
     "rows that overlap": (row(1, 0, 60), "lie outside of 64 to 128"),
     "a row beyond the segment": (row(1, 2, len(STREAM) + 1), "of the .* bytes that are stored"),
     "a stream beyond the segment": (row(0, 3, 1 << 62), "of the .* bytes that are stored"),
+    "stored bytes that two rows name": (row(1, 2, 0), "expected to begin at"),
+    "stored bytes that no row names": (lambda e: e["rows"].pop(), "do not fill their segment"),
     "bytes as they are, and fewer": (row(1, 3, 63), "are 63 bytes as they are, expected 64"),
     "bytes as they are, with a distance": (row(1, 5, 1), "are 64 bytes as they are"),
     "words of three bytes": (row(0, 4, 3), "have words of 3 bytes"),

@@ -7,6 +7,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from aotc.diagnostics import CompileError
 from aotc.frontend.calls.callbacks import CALLBACKS, import_callback
 from aotc.frontend.calls.cusolver import CUSOLVER
 from aotc.frontend.calls.known_calls import KNOWN_CALLS
@@ -20,6 +21,7 @@ from aotc.frontend.mlir_types import config_of, entries, get_value, integers, le
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims.algebra import Expr
+from aotc.ir.opset.control import REFUSED_ON_GPUS
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.custom_calls import PER_ELEMENT, PER_LAUNCH, PER_ROW, GpuFunction, registered
 
@@ -103,9 +105,13 @@ def _users(state: State, op: Any, target: str) -> None:
     operands, types = state.data_operands(op), _result_types(state, op)
     known = registered(target)
     if known is not None and known.gpu is not None:
-        attrs["gpu"] = _on_gpus(state, f"custom call @{target}", known.gpu, [v.type for v in operands], types)
-        if attrs["aliases"] and known.gpu.per == PER_LAUNCH:
-            state.fail(f"custom call @{target}: a kernel of the user's cannot start with an operand's values", _ALIASES)
+        try:
+            attrs["gpu"] = _on_gpus(state, f"custom call @{target}", known.gpu, [v.type for v in operands], types)
+            if attrs["aliases"] and known.gpu.per == PER_LAUNCH:
+                what = f"custom call @{target}: a kernel of the user's cannot start with an operand's values"
+                state.fail(what, _ALIASES)
+        except CompileError as error:  # for the lowering to GPUs: other targets call the function for the host
+            attrs["gpu"] = (REFUSED_ON_GPUS, error.findings[0].message, error.findings[0].hint)
     state.bind(op, state.emit("custom_call", operands, attrs, types))
 
 

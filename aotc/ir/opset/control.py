@@ -152,5 +152,8 @@ HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant",
 RUNS_ONCE = "runs_once"
 """The attribute of a branch with the number of the side that runs about once in a run of the loop around it."""
 
+REFUSED_ON_GPUS = "refused"
+"""How a custom call is called on a GPU (its attribute ``gpu``) if the user's function does not fit, and why."""
+
 JUDGED = frozenset({"assert", "bind_dim"})
 """Ops of the host program that read their operands from any device's memory, and wait for them."""

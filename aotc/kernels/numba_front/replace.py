@@ -25,7 +25,7 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
     texts = {}
     for name, module in replaced.items():
         if callable(module):
-            texts[name] = _text_of(name, module)
+            texts[name] = _text_of(name.rpartition("/")[2], module)
             continue
         if isinstance(module, str) and "\n" in module:
             texts[name] = module
@@ -49,23 +49,36 @@ def _text_of(name: str, function: Callable[..., Any]) -> str:
     return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"
 
 
-def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[Kernel]) -> None:
-    """Check that each replaced kernel is one of ``kernels``, those of all variants, and not a template's.
+def of_kind(replaced: Mapping[str, Replacement], kind: str) -> dict[str, Replacement]:
+    """Return the functions in place of the kernels for a kind of target by kernel name: ``k0``, or ``cuda/k0``."""
+    rows = {name.rpartition("/")[::2]: module for name, module in replaced.items()}
+    return {name: module for (own, name), module in rows.items() if own in ("", kind)}
+
+
+def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str, Kernel]]) -> None:
+    """Check that each replaced kernel is one of ``kernels``, each with its kind of target, and not a template's.
 
     Raises
     ------
     CompileError
-        If there is no such kernel.
+        If there is no such kernel, or one for CPUs and one for GPUs have the name.
     """
-    by_name = {kernel.name: kernel for kernel in kernels}
-    names = [name for name, kernel in by_name.items() if is_replaceable(kernel)]
-    for name in replaced:
-        if name not in names:
-            kernel = by_name.get(name)
-            message = f"the bundle has no kernel {name!r} to replace"
-            if kernel is not None:
-                message = f"kernel {name} cannot be replaced: {_computed_by(kernel)} computes it"
-            raise CompileError.at(UNKNOWN, message, hint=f"one of: {', '.join(names[:20]) or 'none'}")
+    rows = list(kernels)
+    names = dict.fromkeys(kernel.name for _, kernel in rows if is_replaceable(kernel))
+    for key in replaced:
+        own, _, name = key.rpartition("/")
+        found = [(kind, kernel) for kind, kernel in rows if kernel.name == name and own in ("", kind)]
+        if not found:
+            hint = f"one of: {', '.join([*names][:20]) or 'none'}"
+            raise CompileError.at(UNKNOWN, f"the bundle has no kernel {key!r} to replace", hint=hint)
+        kinds = sorted({kind for kind, _ in found})
+        if len(kinds) > 1:
+            message = f"kernels for {' and '.join(kinds)} are called {name}: a function replaces one of them"
+            raise CompileError.at(UNKNOWN, message, hint=" or ".join(f"{kind}/{name}" for kind in kinds))
+        if not all(is_replaceable(kernel) for _, kernel in found):
+            kernel = next(kernel for _, kernel in found if not is_replaceable(kernel))
+            message = f"kernel {name} cannot be replaced: {_computed_by(kernel)} computes it"
+            raise CompileError.at(UNKNOWN, message, hint=f"one of: {', '.join([*names][:20]) or 'none'}")
 
 
 def is_replaceable(kernel: Kernel) -> bool:

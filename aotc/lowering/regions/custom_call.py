@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotc.diagnostics import Loc
+from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.forms.offsets import delinearize
 from aotc.ir.loop.ir import DEVICE_CALL, Apply, Buffer, Const, ExternalCall, For, Kernel, Load, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
+from aotc.ir.opset.control import REFUSED_ON_GPUS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.plans.single_ops import CustomCallPlan, DeviceCallPlan
@@ -103,6 +104,8 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
     """
     op = b.the_op("custom_call")
     per, *launch = op.attrs["gpu"]
+    if per == REFUSED_ON_GPUS:
+        raise CompileError.at(op.loc, launch[0], hint=launch[1])
     function = f"{DEVICE_CALL}{per}_{describe(op).symbol}"
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     if launch:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from aotc.vmfb.api.entry import Closed
 from aotc.vmfb.api.named_values import on_its_device
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
@@ -73,7 +74,8 @@ def bind(module: RuntimeModule, values: Mapping[str | int, Any], name: str) -> B
 
 
 def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") or isinstance(x, int | float | complex)
+    names = ("shape", "__array__", "__dlpack__", "add_done_callback")  # the last one: a fence with a single result
+    return isinstance(x, int | float | complex) or any(hasattr(x, name) for name in names)
 
 
 @public_names("arrays", "async_", "bound", "invoke", "name", "signature", "state", "submit", "update")
@@ -92,6 +94,11 @@ class Bound:
         self._module, self.function, self.name = module, function, function.name
         self._entry = cast("FunctionEntry", module.functions.get(self.name))  # None for internal programs
         self._quick = -1  # number of arguments of calls that pass flat arrays
+        module.dependents.add(self)
+
+    def close(self) -> None:
+        """Let later calls fail: the module is closed."""
+        self.function = cast("OpenFunction", Closed(self.function.where))
 
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
@@ -198,4 +205,6 @@ class Bound:
         raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")
 
     def __repr__(self) -> str:
+        if isinstance(self.function, Closed):
+            return f"<{self.name} of a closed module>"
         return f"<{self._module.loaded(self.name).signature!r} with {self.function.bound_names} bound>"

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import getitem
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aotc.vmfb import trees
@@ -174,7 +175,7 @@ class Entry:
         return self._parameters.signature()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.again, self.__name__)
+        return getitem, (self.again, self.__name__)
 
     def __repr__(self) -> str:
         return repr(self.signature)

@@ -73,10 +73,16 @@ class KeptState:
             if takes or gives
         }
         self.default = bound.name if bound is not None else ""
+        module.dependents.add(self)
         for name, tree in init.items():
             self._held.init |= {key: np.array(x) for key, x in self._leaves_by_name(name, tree).items()}
 
     # ------------------------------------------------------------ calls
+
+    def close(self) -> None:
+        """Let later calls fail: the module is closed."""
+        for call in self._calls.values():
+            call.close()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self.default or self._module.default_name())(*args, **kwargs)

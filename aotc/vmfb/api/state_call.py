@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from aotc.vmfb import trees
+from aotc.vmfb.api.entry import Closed
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import PartialFunction
 from aotc.vmfb.api.partial_signature import without
@@ -58,6 +59,10 @@ class StateCall:
         self._copied = [(at, n) for at, n in enumerate(self._open) if donated[n]] if self._overwrites else []
         self.__name__ = self.__qualname__ = function.name
         self.__doc__ = function.signature.doc or repr(self.signature)
+
+    def close(self) -> None:
+        """Let later calls fail: the module is closed."""
+        self._function = cast("RuntimeFunction", Closed(self._function.where))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []

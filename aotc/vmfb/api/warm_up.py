@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aotc.vmfb.arguments import type_text
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.profile.trace import evaluate
@@ -57,6 +58,9 @@ def _call(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
     arrays = []
     for row in module.loaded(name).signature.arguments:
         dims = [d if isinstance(d, int) else evaluate(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]
+        if min(dims, default=0) < 0:
+            what = f"warm gives argument {row['name']!r} of {name} a negative size"
+            raise ArgumentValueError(module.name, what, repr(dict(sizes))[:80], type_text(row["dtype"], row["dims"]))
         arrays.append(np.zeros(dims, to_numpy(row["dtype"])))
     try:
         module.loaded(name).run(arrays)

@@ -145,7 +145,8 @@ class Fence:
         Raises
         ------
         TimeoutError
-            If ``timeout`` has passed.
+            If ``timeout`` has passed. A submission whose deadline has passed raises ``aotc.DeadlineExceeded``, which is
+            a ``TimeoutError``, too: whoever waits again tests ``fence.done()``.
         CallError or other
             The error that the fence failed with.
         """

@@ -20,24 +20,31 @@ def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
     BundleError
         Its message has the first row that is wrong.
     """
-    stored, end = bundle.segment(entry["segment"]).nbytes, 0
+    stored, end, at = bundle.segment(entry["segment"]).nbytes, 0, 0
     if entry["size"] > MAX_BYTES:
         raise BundleError(bundle.where, f"{entry['size']:,} bytes of constants", expected=f"at most {MAX_BYTES:,}")
     for row in entry["rows"]:
-        if problem := _row_problem(row, end, entry["size"], stored):
+        if problem := _row_problem(row, end, entry["size"], at, stored):
             raise BundleError(bundle.where, f"the compressed constants {row} {problem}")
-        end = row[0] + row[1]
+        end, at = row[0] + row[1], at + row[3]
+    if at != stored:
+        what = "compressed constants do not fill their segment"
+        raise BundleError(bundle.where, what, f"{at:,} bytes", f"{stored:,}")
 
 
-def _row_problem(row: list[int], begin: int, end: int, stored: int) -> str:
-    """Return the problem of a row of compressed constants, which must lie between two offsets, or an empty string."""
+def _row_problem(row: list[int], begin: int, end: int, first: int, stored: int) -> str:
+    """Return the problem of a row of compressed constants, or an empty string.
+
+    It must lie between the offsets ``begin`` and ``end``; its stored bytes begin at ``first``, where those of the row
+    before end. So no bytes are expanded twice.
+    """
     if len(row) != 6:
         return f"are {len(row)} numbers, expected 6"
     offset, size, at, length, word, distance = row
     if not begin <= offset <= offset + size <= end:
         return f"lie outside of {begin} to {end}"
-    if at + length > stored:
-        return f"end at {at + length} of the {stored} bytes that are stored"
+    if at != first or length < 0 or at + length > stored:
+        return f"are bytes {at} to {at + length} of the {stored} bytes that are stored, expected to begin at {first}"
     if not word:
         return "" if length == size and not distance else f"are {length} bytes as they are, expected {size}"
     if word not in WORDS or size % word:

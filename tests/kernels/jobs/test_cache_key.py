@@ -24,7 +24,7 @@ DOES_NOT = ["pipeline.py", "frontend/importer.py", "lowering/lower.py", "tools/l
             "kernels/cpu/build.py", "ir/loop/verify.py"]  # fmt: skip
 
 KEY = """
-from aotc.kernels.jobs.kernel_cache import key_of
+from aotc.kernels.jobs.cache import key_of
 from aotc.targets import TARGETS
 print(key_of("text", TARGETS["cpu:x86-64-v3"]))
 """

@@ -232,3 +232,55 @@ def test_arrays_without_negative_zeros_need_no_flag():
     never = lambda x, p: lax.fori_loop(0, 4, lambda i, c: c.at[i].set(p[i, 0]), x)
     for function in (begins, never):
         assert flags_of(rewritten(function, (x, parts))) == 0
+
+
+# ---------------------------------------------------------------- programs around such sums
+
+
+def _beside_a_sort(x, g, keys, values):
+    added = lax.fori_loop(0, 9, lambda i, w: w + lax.dynamic_update_slice(jnp.zeros_like(w), g, (i,)), x)
+    return added, lax.sort((keys, values), num_keys=1)
+
+
+def _both_results_of_a_branch(p, g, h):
+    a, b = lax.cond(p, lambda: (h, jnp.zeros_like(g)), lambda: (jnp.zeros_like(g), g))
+    return a + b
+
+
+def _a_narrow_state_that_counts(x, indices, g):
+    """200 iterations leave i8, which is a state before the counter of the loop."""
+
+    def outer(x, row):
+        def inner(carry, j):
+            t, narrow = carry
+            return (lax.dynamic_update_slice(t, g, (j,)), narrow + jnp.int8(1)), None
+
+        (t, _), _ = lax.scan(inner, (jnp.zeros_like(x), jnp.int8(0)), row)
+        return x + t, None
+
+    return lax.scan(outer, x, indices)[0]
+
+
+R = np.random.default_rng(0)
+G, H = R.standard_normal((2, 64), "f4")
+AROUND = {
+    "several results": (
+        _beside_a_sort, G, R.standard_normal(8, "f4"), R.integers(0, 99, 16).astype("i4"), R.standard_normal(16, "f4"),
+    ),
+    "both results": (_both_results_of_a_branch, np.array(True), G, H),
+    "the other side": (_both_results_of_a_branch, np.array(False), G, H),
+    "a narrow state": (
+        _a_narrow_state_that_counts, np.abs(R.standard_normal(1 << 14, "f4")),
+        R.integers(0, 1 << 14, (3, 200)).astype("i4"), R.standard_normal(4, "f4"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_programs_around_such_sums(name):
+    function, *arguments = AROUND[name]
+    found = jax.tree.leaves(aotc.load(aotc.compile(function, *arguments))(*arguments))
+    with jax.disable_jit():
+        expected = jax.tree.leaves(function(*arguments))
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

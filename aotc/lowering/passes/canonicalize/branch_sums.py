@@ -84,16 +84,17 @@ class _SumMover:
         at = branch.results.index(total.operands[number])
         regions = []
         for region in branch.regions:
-            operands = list(total.operands)
-            operands[number] = region.results[at]
+            inside = dict(zip(branch.results, region.results))  # the other operand may be a result of the branch, too
+            operands = tuple([inside.get(v, v) for v in total.operands])
             made = Value(self.names.fresh(total.result.name), total.result.type)
-            self.makers[made] = inner = Op(total.name, tuple(operands), (made,), total.attrs, loc=total.loc)
+            self.makers[made] = inner = Op(total.name, operands, (made,), total.attrs, loc=total.loc)
             results = (*region.results[:at], made, *region.results[at + 1 :])
             regions.append(Region(region.params, (*region.ops, inner), results))
         results = (*branch.results[:at], total.result, *branch.results[at + 1 :])
         new = Op(branch.name, branch.operands, results, branch.attrs, tuple(regions), branch.loc)
         self.makers.update((v, new) for v in results)
-        self.counts = _with(self.counts, {v: len(regions) for v in total.operands if v is not total.operands[number]})
+        others = [v for n, v in enumerate(total.operands) if n != number]
+        self.counts = _with(self.counts, {v: 0 if v in branch.results else len(regions) for v in others})
         return [*ops[:place], *ops[place + 1 : end], new, *ops[end + 1 :]]
 
 

@@ -35,7 +35,7 @@ from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import DTYPES, kind_of
 
 INDEX = TensorType("i32")
 INNER_SUM = Limit(
@@ -51,6 +51,12 @@ def add_inner_sums(function: Function, options: Options) -> Function:
         return function
     found = _InnerSumFinder(function.body, options).sums()
     return function.doing(_InnerSumRewriter(function.body, found).region(function.body)) if found else function
+
+
+def _most(v: Value) -> int:
+    """Return the largest integer of a value's type."""
+    row = DTYPES[v.type.dtype]
+    return (1 << (row.bits - (row.kind == "i"))) - 1
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class _InnerSumFinder:
             fill = splat_of(loop.operands[number], self.makers)
             is_zero = fill is not None and bool(fill == 0) and not np.signbit(fill)
             iterations = trip_count(loop, self.constants, {})
-            counter = self._counter(loop)
+            counter = self._counter(loop, iterations or 0)
             writes = self._writes(loop.regions[1], number)
             tested = loop.regions[0].params[number] in uses(loop.regions[0])
             if not (is_zero and iterations and counter and writes) or tested or not self._pays(writes, iterations):
@@ -120,8 +126,10 @@ class _InnerSumFinder:
                 return _InnerSum(loop, total, number, x, writes, counter, iterations)
         return None
 
-    def _counter(self, loop: Op) -> Value | None:
-        return next((v for v, row in counters(loop, self.constants, {}).items() if row == (0, 1)), None)
+    def _counter(self, loop: Op, iterations: int) -> Value | None:
+        """Return the parameter that counts the iterations from 0, of a type that holds the last number."""
+        found = counters(loop, self.constants, {}).items()
+        return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _most(v)), None)
 
     def _writes(self, body: Region, number: int) -> list[Op]:
         """Return the updates that make the next state ``number``, in order; none if it is made otherwise."""

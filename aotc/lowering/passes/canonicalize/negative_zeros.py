@@ -99,7 +99,8 @@ class _Tracker:
         return values_without_negative_zeros(self.body)
 
     def _is_eligible(self, v: Value) -> bool:
-        return kind_of(v.type.dtype) == "f" and pays_a_branch(v, self.options) and v not in self.unsigned
+        is_tested = kind_of(v.type.dtype) == "f" and DTYPES[v.type.dtype].bits % 8 == 0  # as integers of as many bits
+        return is_tested and pays_a_branch(v, self.options) and v not in self.unsigned
 
     # --- analysis ---
 
@@ -229,7 +230,7 @@ class _Tracker:
                 self._add(op, *self.sums[op], b)
             else:
                 b.append(op)
-                if op.results and op.result in self.tracked:
+                if len(op.results) == 1 and op.result in self.tracked:
                     self.flags[op.result] = self._flag_after(op, b)
         more = [self._flag(region.results[n], b) for n in flagged]
         return Region(region.params, tuple(b.ops), (*region.results, *more))
