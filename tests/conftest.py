@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.wide_families import is_left_out
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the expected text of golden cases")
     parser.addoption("--target", default="cpu", help="what the conformance suite compiles for, as cuda:sm_90")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark two thirds of the cases of wide families as slow."""
+    for item in items:
+        if is_left_out(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -121,7 +121,7 @@ def test_closing_leaves_running_calls(bundle):
 
 
 def test_bound_functions_and_states_are_closed_with_their_module():
-    module = aotc.load(aotc.compile(lambda c, x: c + x, X, X, state={"result[0]": "c"}))
+    module = aotc.load(aotc.compile(lambda c, x: c + x, X, X, state={"result": "c"}))
     bound, state = module.bind({"x": X}), module.state("c")
     bound(X)
     state(X)

@@ -102,8 +102,9 @@ def import_closure(entry: str, root: Path = ROOT) -> dict[str, bytes]:
         if name in sources:
             continue
         sources[name] = source = _file_of(name, root)[0].read_bytes()
-        if name != PACKAGE:
-            waiting.append(name.rpartition(".")[0])
+        if name == PACKAGE:  # it imports public names on first use: a compiler process uses none of them
+            continue
+        waiting.append(name.rpartition(".")[0])
         for module, inner in imports_of(source):
             waiting.append(module)
             if inner and _file_of(module, root)[1] and _file_of(f"{module}.{inner}", root)[0].is_file():

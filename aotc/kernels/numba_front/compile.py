@@ -7,11 +7,14 @@ The kernel's C function makes arrays of its pointers and calls the Python functi
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
 from numba.core import errors, types
+from numba.core.dispatcher import Dispatcher
 
 from aotc.ir.loop.ir import Buffer, Kernel
 from aotc.ir.loop.scratch import scratch_bytes
@@ -78,6 +81,14 @@ def _shape(buffer: Buffer) -> str:
     return f"({', '.join(map(str, buffer.shape or (1,)))},)"
 
 
+@cache
+def _forget_machine_code() -> None:
+    """Forget what ``numba.njit`` compiled of the helpers in this process: the context ahead of time is another one."""
+    helpers = [m for name, m in list(sys.modules.items()) if name.startswith(runtime.__name__)]
+    for helper in (x for module in helpers for x in list(vars(module).values()) if isinstance(x, Dispatcher)):
+        helper._reset_overloads()
+
+
 def kernel_library(kernel: Kernel, target: Target, source: str = "", name: str = "") -> back_end.Library:
     """Return the unoptimized library that defines ``kernel.name`` with the ABI of ``vmfb.abi``.
 
@@ -88,6 +99,7 @@ def kernel_library(kernel: Kernel, target: Target, source: str = "", name: str =
     KernelRefused
         If Numba cannot compile it without Python.
     """
+    _forget_machine_code()
     function = function_of(source, name) if source else function_of(numba_source(kernel).module, kernel.name)
     scope: dict[str, Any] = {**vars(runtime), "function": numba.njit(error_model="numpy")(function)}
     exec(compile(shell_text(kernel), "<kernel shell>", "exec"), scope)
