@@ -161,6 +161,11 @@ class Options:
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
 
+    def replaced(self, kind: str) -> dict[str, str]:
+        """Return the modules in place of kernels for a kind of target by kernel: of ``k0``, and of ``cuda/k0``."""
+        rows = {name.rpartition("/")[::2]: str(module) for name, module in self.replace.items()}
+        return {name: module for (own, name), module in rows.items() if own in ("", kind)}
+
     def advance(self, done: int, total: int, what: str) -> None:
         """Report the progress of compilation to ``progress``.
 

@@ -25,7 +25,7 @@ from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, unfit
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.numba_front.replace import check_names, of_kind
+from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.lowering.regions.custom_call import CustomCall
@@ -233,8 +233,8 @@ def _images(
              for k in kernels if calls_device_function(k)}  # fmt: skip
     try:
         sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-        replaced = of_kind(options.replace, "cuda")
-        sources |= {k.name: _replacement(k, str(replaced[k.name]), target, options)
+        replaced = options.replaced("cuda")
+        sources |= {k.name: _replacement(k, replaced[k.name], target, options)
                     for k in kernels if k.name in replaced}  # fmt: skip
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:

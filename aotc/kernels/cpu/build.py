@@ -17,7 +17,6 @@ from aotc.kernels.interface import interface, seal
 from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.numba_front.replace import of_kind
 from aotc.kernels.worker import target_fields
 from aotc.options import NUMBA, Options
 from aotc.progress import begin
@@ -104,7 +103,7 @@ class Build:
 
         self._kernels, self._target, self._options, self._custom = kernels, target, options, custom
         self._targets = targets or [target] * len(kernels)
-        replaced = {name: str(text) for name, text in of_kind(options.replace, "cpu").items()}
+        replaced = options.replaced("cpu")
         self._symbols, named = name_kernels(kernels, self._targets, options.kernel_compiler, replaced)
         fields = target_fields(target)
         users = [_custom_request(c, fields) for c in custom]

@@ -49,12 +49,6 @@ def _text_of(name: str, function: Callable[..., Any]) -> str:
     return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"
 
 
-def of_kind(replaced: Mapping[str, Replacement], kind: str) -> dict[str, Replacement]:
-    """Return the functions in place of the kernels for a kind of target by kernel name: ``k0``, or ``cuda/k0``."""
-    rows = {name.rpartition("/")[::2]: module for name, module in replaced.items()}
-    return {name: module for (own, name), module in rows.items() if own in ("", kind)}
-
-
 def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str, Kernel]]) -> None:
     """Check that each replaced kernel is one of ``kernels``, each with its kind of target, and not a template's.
 
