@@ -64,7 +64,7 @@ class Bundle(bytes):
 
     @property
     def weights(self) -> dict[str, str]:
-        """The types of its own weights by path, ``{"params/w": "f32[4, 3]"}``; empty if none were bound."""
+        """The types of the bundle's own weights by path, ``{"params/w": "f32[4, 3]"}``; empty without any."""
         opened = open_bundle(self)
         if not opened.manifest.get("weights"):
             return {}
@@ -84,7 +84,7 @@ class Bundle(bytes):
         return restore(opened).code if opened.manifest.get("source") else b""
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: signatures, sizes, and the largest kernels of each target."""
+        """Return an HTML table for notebooks: signatures, sizes, and the largest kernels of each target."""
         facts = describe(open_bundle(self), len(self))
         rows = [("functions", "<br>".join(f"<code>{escape(repr(f))}</code>" for f in self.functions.values()))]
         rows.append(("size", size_text(len(self))))

@@ -87,7 +87,7 @@ from aotc.source.record import Embedded, recorded
 from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
 from aotc.targets import Target, combine, host_of, resolve
-from aotc.vmfb.errors import nearest
+from aotc.vmfb.errors import meant
 from aotc.vmfb.profile.cost_record import problem
 from aotc.vmfb.verify.check_bundle import check_bundle
 
@@ -264,9 +264,7 @@ def checked_options(
 ) -> Options:
     """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
-        near = nearest(unknown[0], known)
-        hint = f"{near}=..." if near else f"one of {', '.join(known)}"
-        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=hint)
+        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=meant(unknown[0], known))
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))

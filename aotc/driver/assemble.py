@@ -13,7 +13,6 @@ import numpy as np
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.driver.compress_constants import compress_constants
-from aotc.driver.gpu_kernels import problem_on_gpu
 from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
@@ -28,7 +27,6 @@ from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
-from aotc.lowering.regions.custom_call import CustomCall
 from aotc.options import Options
 from aotc.progress import begin
 from aotc.source.embed import Segments
@@ -231,48 +229,18 @@ def _images(
 
     calls = {k.name: next(c for c in v.custom.values() if imports(k)[0].endswith(c.symbol))
              for k in kernels if calls_device_function(k)}  # fmt: skip
+    replaced = options.replaced("cuda")
+    if not calls and not replaced:
+        return build_images(kernels, target, options, entry)
+    from aotc.driver.gpu_sources import refused_call, sources_of  # imports Numba and its simulator
+
     try:
-        sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-        replaced = options.replaced("cuda")
-        sources |= {k.name: _replacement(k, replaced[k.name], target, options)
-                    for k in kernels if k.name in replaced}  # fmt: skip
+        sources = sources_of(kernels, calls, replaced, target, options)
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:
             raise unfit(refusal.symbol, refusal.reason) from None
-        raise _refused(calls[refusal.symbol], refusal.reason) from None
-
-
-def _replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return the module of a function in place of a GPU kernel, after a trial of both."""
-    from aotc.kernels.numba_front.compile import KernelRefused  # imports Numba
-    from aotc.kernels.numba_front.gpu_trial import problem
-
-    try:
-        reason = problem(kernel, source, target) or problem_on_gpu(kernel, source, target, options)
-    except KernelRefused as error:
-        reason = str(error)
-    if reason:
-        raise unfit(kernel.name, reason)
-    return source
-
-
-def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
-    from aotc.kernels.cpu.custom import Refused  # imports Numba
-    from aotc.kernels.numba_front.users_function import users_module
-
-    known = registered(call.name)
-    if known is None or known.gpu is None:
-        raise _refused(call, "it is not registered any more")
-    try:
-        return users_module(kernel, known.gpu.function, call.attributes, target)
-    except Refused as error:
-        raise _refused(call, str(error)) from None
-
-
-def _refused(call: CustomCall, reason: str) -> CompileError:
-    message = f"custom call @{call.name}: its function for GPUs cannot be compiled into the bundle: {reason}"
-    return CompileError.at(call.loc, message, hint="change it, or register the call without gpu= to run it on the host")
+        raise refused_call(calls[refusal.symbol], refusal.reason) from None
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Single kernels on a GPU, outside of a program: for trials beside other code."""
+"""Runs single kernels on the first GPU, without a program, to compare them with other code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotc.ir.loop.ir import Kernel
-from aotc.kernels.numba_front.trial import Arguments, difference, random_arguments
-from aotc.options import Options
-from aotc.targets import Target
-from aotc.vmfb.devices.cuda.device import obstacle
+from aotc.kernels.numba_front.trial import Arguments
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.tensor_map import encode_map
-from aotc.vmfb.errors import CallError
 
 
 class GpuKernels:
@@ -67,37 +63,3 @@ class GpuKernels:
             gpu.download(array.ctypes.data, place, array.nbytes)
         gpu.wait()
         gpu.free(places)
-
-
-def problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return how a function in place of ``kernel`` differs on this machine's GPU; empty if none runs the target.
-
-    ``source`` is the text of the module that defines it.
-
-    Raises
-    ------
-    KernelRefused
-        If it cannot be compiled.
-    """
-    from aotc.kernels.cuda.build import build_images
-    from aotc.kernels.numba_front.check_replacement import TRIALS
-    from aotc.kernels.numba_front.gpu_compile import compile_kernel  # needs numba-cuda
-
-    if obstacle({"target": target.name}):
-        return ""
-    built = build_images([kernel], target, options)
-    row = built.kernels[0].entry()
-    begin, size = row["image"]
-    kernels = GpuKernels("a trial", [row], [built.data[begin : begin + size]])
-    image = compile_kernel(kernel, target, source, kernel.name)
-    for seed in range(TRIALS):
-        arguments = random_arguments(kernel, seed)
-        expected, found = arguments.copied(), arguments.copied()
-        try:
-            kernels.run_own(kernel, expected)
-            kernels.run(image.data, kernel.name, kernel, found)
-        except CallError as error:
-            return f"it fails on the GPU: {error}"
-        if said := difference(kernel, expected, found):
-            return f"on random arguments on the GPU, {said}"
-    return ""

@@ -14,7 +14,7 @@ from aotc.serve.http_io import Receive, Scope, Send, send_fault
 from aotc.serve.logs import open_log
 from aotc.serve.rest import make_app
 from aotc.serve.settings import Settings
-from aotc.vmfb.errors import ArgumentError, Error, nearest
+from aotc.vmfb.errors import Error, check_keywords
 
 
 def asgi(source: str | os.PathLike[str], **settings: Any) -> AsgiApp:
@@ -34,12 +34,7 @@ def asgi(source: str | os.PathLike[str], **settings: Any) -> AsgiApp:
     CallError
         If a setting is invalid.
     """
-    known = [f.name for f in fields(Settings)]
-    for name in settings:
-        if name not in known:
-            near = nearest(name, known)
-            hint = f"{near}=" if near else f"one of {', '.join(known)}"
-            raise ArgumentError("", f"asgi has no setting {name!r}", hint=hint)
+    check_keywords("asgi", settings, [f.name for f in fields(Settings)])
     return AsgiApp(Settings(source=Path(source), **settings).check())
 
 

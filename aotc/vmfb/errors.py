@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,11 +112,25 @@ class DeadlineExceeded(CallError, TimeoutError):
 VmError = CallError
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the name among ``known`` that was probably meant; an empty string if none is near."""
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return the hint for a misspelt keyword: the nearest known one, or all of them."""
     from difflib import get_close_matches  # only for an error
 
-    return next(iter(get_close_matches(name, list(known), n=1)), "")
+    near = get_close_matches(name, known, n=1)
+    return f"{near[0]}=..." if near else f"one of {', '.join(known)}"
+
+
+def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a keyword that ``where`` does not have.
+
+    Raises
+    ------
+    ArgumentError
+        It suggests the nearest keyword.
+    """
+    for name in given:
+        if name not in known:
+            raise ArgumentError("", f"{where} has no keyword {name!r}", hint=meant(name, known))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose, implied_places
-from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, nearest
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.manifest import programs_of
@@ -48,10 +48,7 @@ def _with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Par
 
     @wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Loaded:
-        for name in kwargs:
-            if name not in known:
-                near, what = nearest(name, known), f"{function.__name__} has no keyword {name!r}"
-                raise ArgumentError("", what, expected=None if near else ", ".join(known), hint=f"{near}=" * bool(near))
+        check_keywords(function.__name__, kwargs, known)
         return function(*args, **kwargs)
 
     return checked

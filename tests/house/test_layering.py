@@ -74,7 +74,10 @@ MAY_IMPORT = {
         "numpy", "aotc.ir.program", "aotc.vmfb.limits", "aotc.vmfb.weights.differences",
     ),
     "aotc.driver.weights": ("aotc.guard", "aotc.ir", "aotc.vmfb", *COMMON),
-    "aotc.driver.gpu_kernels": ("aotc.ir", "aotc.kernels", "aotc.vmfb", *COMMON),
+    "aotc.driver.gpu_kernels": ("aotc.ir", "aotc.kernels", "aotc.vmfb"),
+    "aotc.driver.gpu_sources": (
+        "aotc.driver.gpu_kernels", "aotc.ir", "aotc.kernels", "aotc.lowering.regions.custom_call", "aotc.vmfb", *COMMON,
+    ),
     "aotc.driver.declare_state": (
         "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.result_names", *COMMON,
     ),

@@ -121,7 +121,7 @@ _ALIASES = "a call without output_operand_aliases, or a function per row"
 def _on_gpus(
     state: State, call: str, gpu: GpuFunction, operands: list[TensorType], results: list[TensorType]
 ) -> tuple[Any, ...]:
-    """Return how a registered function for GPUs is called: ``("element",)``, ``("row",)`` or ``("launch", 128, n)``."""
+    """Return the form of a call of a function for GPUs: ``("element",)``, ``("row",)`` or ``("launch", 128, n)``."""
     shapes = [t.shape for t in results]
     if not shapes:
         state.fail(f"{call} has no result, which its function for GPUs could fill in", "a function without gpu=")

@@ -1,4 +1,4 @@
-"""Trials of functions for GPUs on this machine's CPU, beside the loop IR's interpreter."""
+"""Runs functions for GPUs on the CPU, and compares their results with those of the loop IR's interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS_TOGETHER = 3
 
 
 def problem(kernel: Kernel, source: str, target: Target) -> str:
-    """Return how the function in a module's text differs from the kernel that it replaces, or an empty string.
+    """Return the difference between a replacement and its kernel as text; an empty string if there is none.
 
     Both run in the simulator on random arguments.
 

@@ -70,7 +70,7 @@ def template_tiles(kernel: Kernel) -> Any:
 
 
 def _launch_text(kernel: Kernel, target: Target) -> str:
-    """Return how the kernel is launched, in words."""
+    """Return the launch of the kernel as text."""
     threads, shared = thread_count(kernel), dynamic_shared_bytes(kernel, target)
     memory = f", and {shared} bytes of shared memory" if shared else ""
     if needs_grid(kernel):

@@ -31,7 +31,7 @@ from aotc.vmfb.abi import ALIGNMENT
 
 _FUNCTION = njit(error_model="numpy", boundscheck=True)  # a user's function must not write beyond its arrays
 _ERRORS: list[BaseException] = []
-"""What callbacks of the running kernel raised; compiled code cannot."""
+"""Exceptions of callbacks of the running kernel, raised after it: compiled code cannot raise them."""
 _LAUNCH = [0, 0, 0]  # threads of a block, blocks, bytes of dynamic shared memory
 
 

@@ -1,4 +1,4 @@
-"""What printed kernels for GPUs import besides :mod:`aotc.kernels.runtime`, for numba.cuda."""
+"""Helpers for numba.cuda that printed GPU kernels import in addition to :mod:`aotc.kernels.runtime`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class CustomCallPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCallPlan(RegionPlan):
-    """Threads of a GPU call the user's function: for each element or row, or as a kernel of its own."""
+    """Plan in which GPU threads call the user's function: for each element, for each row, or as a whole kernel."""
 
 
 @dataclass(frozen=True, slots=True)

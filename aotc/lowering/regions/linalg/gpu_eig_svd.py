@@ -55,7 +55,7 @@ def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
 
 
 class Jacobi(Rotations):
-    """What the Jacobi kernels for eigenvalues and for singular values share.
+    """Base of the Jacobi kernels for eigenvalues and for singular values.
 
     A block of threads handles the matrix ``out[head]`` of the first output (``head`` is the index in the batch): it
     rotates columns until they are orthogonal, then stores values and vectors, sorted by value.

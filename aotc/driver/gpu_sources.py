@@ -1,0 +1,111 @@
+"""The Python modules of GPU kernels that are not compiled from the loop IR.
+
+A kernel calls a function that the user registered for a custom call, or is replaced by a function of the user's
+(``replace=``), which is first compared with the kernel: in the simulator, and on a GPU if one runs the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aotc.diagnostics import CompileError
+from aotc.driver.gpu_kernels import GpuKernels
+from aotc.ir.loop.ir import Kernel
+from aotc.kernels.cpu.build import unfit
+from aotc.kernels.cpu.custom import Refused
+from aotc.kernels.cuda.build import build_images
+from aotc.kernels.numba_front.check_replacement import TRIALS
+from aotc.kernels.numba_front.compile import KernelRefused
+from aotc.kernels.numba_front.gpu_compile import compile_kernel
+from aotc.kernels.numba_front.gpu_trial import problem
+from aotc.kernels.numba_front.trial import difference, random_arguments
+from aotc.kernels.numba_front.users_function import users_module
+from aotc.lowering.regions.custom_call import CustomCall
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.devices.cuda.device import obstacle
+from aotc.vmfb.errors import CallError
+
+
+def sources_of(
+    kernels: Sequence[Kernel], calls: Mapping[str, CustomCall], replaced: Mapping[str, str], target: Target,
+    options: Options,
+) -> dict[str, str]:  # fmt: skip
+    """Return the text of a module for each kernel in ``calls`` and ``replaced``, by the kernel's name.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+    calls : mapping of str to CustomCall
+        The custom call of each kernel that calls a user's function.
+    replaced : mapping of str to str
+        The text of the module that defines each replacement.
+    target : Target
+    options : Options
+
+    Raises
+    ------
+    CompileError
+        If a function cannot be compiled, or a replacement differs from its kernel.
+    """
+    sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
+    trials = {k.name: _tried(k, replaced[k.name], target, options) for k in kernels if k.name in replaced}
+    return sources | trials
+
+
+def refused_call(call: CustomCall, reason: str) -> CompileError:
+    """Return the error for a custom call whose function for GPUs cannot be compiled."""
+    message = f"custom call @{call.name}: its function for GPUs cannot be compiled into the bundle: {reason}"
+    return CompileError.at(call.loc, message, hint="change it, or register the call without gpu= to run it on the host")
+
+
+def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
+    known = registered(call.name)
+    if known is None or known.gpu is None:
+        raise refused_call(call, "it is not registered any more")
+    try:
+        return users_module(kernel, known.gpu.function, call.attributes, target)
+    except Refused as error:
+        raise refused_call(call, str(error)) from None
+
+
+def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+    """Return ``source`` after its trials."""
+    try:
+        reason = problem(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)
+    except KernelRefused as error:
+        reason = str(error)
+    if reason:
+        raise unfit(kernel.name, reason)
+    return source
+
+
+def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+    """Return how the replacement of ``kernel`` differs from it on this machine's GPU; empty without such a GPU.
+
+    ``source`` is the text of the module that defines the replacement.
+
+    Raises
+    ------
+    KernelRefused
+        If it cannot be compiled.
+    """
+    if obstacle({"target": target.name}):
+        return ""
+    built = build_images([kernel], target, options)
+    row = built.kernels[0].entry()
+    begin, size = row["image"]
+    kernels = GpuKernels("a trial", [row], [built.data[begin : begin + size]])
+    image = compile_kernel(kernel, target, source, kernel.name)
+    for seed in range(TRIALS):
+        arguments = random_arguments(kernel, seed)
+        expected, found = arguments.copied(), arguments.copied()
+        try:
+            kernels.run_own(kernel, expected)
+            kernels.run(image.data, kernel.name, kernel, found)
+        except CallError as error:
+            return f"it fails on the GPU: {error}"
+        if said := difference(kernel, expected, found):
+            return f"on random arguments on the GPU, {said}"
+    return ""
