@@ -88,7 +88,7 @@ class Conversion:
             return parse_infer(body, header_length, where, most)
 
     async def read_tokens(self, body: bytes, where: str) -> dict[str, Any]:
-        """Parse a generation request over HTTP.
+        """Parse a generation request over HTTP; ``tokens`` and ``stop`` of a long one are arrays of int64.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Conversion:
         document = json.loads(data[:length])
         for key in ("tokens", "stop"):
             size = document[key]
-            document[key] = np.frombuffer(data, np.int64, size // 8, length).tolist()
+            document[key] = np.frombuffer(data, np.int64, size // 8, length)
             length += size
         return document
 

@@ -102,12 +102,12 @@ class Played:
 
     async def text(self, tokens, count, pause=None):
         """Return so many tokens."""
-        first, text = await self.decoder.begin(tokens)
+        first, text = await self.decoder.begin(np.array(tokens))
         found = [int(np.argmax(first))]
         while len(found) < count:
             if pause is not None:
                 await pause(len(found))
-            found.append(int(np.argmax(await self.decoder.feed(text, found[-1:]))))
+            found.append(int(np.argmax(await self.decoder.feed(text, np.array(found[-1:])))))
         self.decoder.leave(text, False)
         return found
 
@@ -203,9 +203,9 @@ def test_a_call_that_all_have_left_is_cancelled(folder):
             return self.future.__await__()
 
     async def play():
-        texts_ = [(await played.decoder.begin([n]))[1] for n in range(2)]
+        texts_ = [(await played.decoder.begin(np.array([n])))[1] for n in range(2)]
         played.module.submit = lambda *arrays, **more: Call()
-        tasks = [asyncio.create_task(played.decoder.feed(text, [1])) for text in texts_]
+        tasks = [asyncio.create_task(played.decoder.feed(text, np.array([1]))) for text in texts_]
         await asyncio.sleep(0.05)
         for n, text in enumerate(texts_):
             assert not Call.cancelled

@@ -158,7 +158,7 @@ def test_memory_may_grow_for_it_but_not_beyond_a_limit():
     def function(w, x, y):
         return [lax.fori_loop(0, 5, lambda i, c, x=x: jnp.tanh(x * c @ w).sum(0) * 0.01, x[0]) for x in (x, y)]
 
-    types = [jax.ShapeDtypeStruct((300, 300), np.float32)] * 3
+    types = [jax.ShapeDtypeStruct((200, 200), np.float32)] * 3
     exported = jax.export.export(jax.jit(function))(*types)
     free = aotc.compile(exported)
     taken = open_bundle(free).manifest["variants"][0]["memory"]["main"]
@@ -166,7 +166,7 @@ def test_memory_may_grow_for_it_but_not_beyond_a_limit():
     small = aotc.compile(exported, memory_limit=limit, verify_each=True)
     assert [sum(map(len, controls(data))) for data in (free, small)] == [2, 0]
     assert open_bundle(small).manifest["variants"][0]["memory"]["main"]["arena"] + taken["scratch"] <= limit
-    arrays = [normal(300, 300, seed=n, scale=0.1) for n in range(3)]
+    arrays = [normal(200, 200, seed=n, scale=0.1) for n in range(3)]
     one, other = (aotc.load(data, threads=2).invoke("main", *arrays) for data in (free, small))
     assert [a.tobytes() for a in one] == [a.tobytes() for a in other]
 

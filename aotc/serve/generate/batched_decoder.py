@@ -74,16 +74,16 @@ class Decoder:
         dims = module.functions[DECODE].signature.arguments[0]["dims"]
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
-    async def begin(self, tokens: Sequence[int]) -> tuple[np.ndarray, GrowingText]:
+    async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GrowingText]:
         """Run ``prefill`` for a new sequence; return its first result, and the sequence."""
         asked = self._argument(PREFILL, tokens)
         first, *state = await self.module.submit(PREFILL, asked, results=self.results)
         return np.asarray(first), GrowingText(state)
 
-    async def feed(self, text: GrowingText, tokens: Sequence[int]) -> np.ndarray:
+    async def feed(self, text: GrowingText, tokens: np.ndarray) -> np.ndarray:
         """Run ``decode`` for more tokens and return the first result; a cancelled call loses the sequence."""
         first = np.empty(0)
-        for some in [tokens] if self._takes_many else [[token] for token in tokens]:
+        for some in [tokens] if self._takes_many else (tokens[n : n + 1] for n in range(len(tokens))):
             asked = self._argument(DECODE, some)
             if self.why_alone:
                 first, *text.state = await self.module.submit(
@@ -115,7 +115,7 @@ class Decoder:
         """Return the sizes of a state without the batch dim."""
         return tuple([x.shape[:at] + x.shape[at + 1 :] for x, at in zip(state, self.axes)])
 
-    def _argument(self, name: str, tokens: Sequence[int]) -> np.ndarray:
+    def _argument(self, name: str, tokens: np.ndarray) -> np.ndarray:
         """Return tokens as a function's argument: they are its last dim, all others are 1.
 
         Raises
@@ -129,9 +129,10 @@ class Decoder:
         if not fits:
             raise RequestFault(BAD, where, "it takes another number of tokens", len(tokens), row["dims"])
         low, high = limits(row["dtype"])
-        if tokens and not low <= min(tokens) <= max(tokens) <= high:
-            raise RequestFault(BAD, where, "a token is out of range", max(tokens, key=abs), f"{low} to {high}")
-        return np.array(tokens, to_numpy(row["dtype"])).reshape(shape)
+        least, largest = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)
+        if not low <= least <= largest <= high:
+            raise RequestFault(BAD, where, "a token is out of range", max(least, largest, key=abs), f"{low} to {high}")
+        return tokens.astype(to_numpy(row["dtype"])).reshape(shape)
 
 
 # Seconds that a decoding step of a batch waits for a sequence whose client has not read its last token. Many iterations

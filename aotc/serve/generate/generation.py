@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
+
 from aotc.serve.engine import Engine
 from aotc.serve.errors import LATE, RequestFault
 from aotc.serve.generate.capabilities import check_functions
@@ -72,7 +74,7 @@ async def _generate(
                 async for token in tokens:
                     made += 1
                     count()
-                    done = STOP if token in parameters.stop else LENGTH if made + 1 == parameters.most else ""
+                    done = STOP if (parameters.stop == token).any() else LENGTH if made + 1 == parameters.most else ""
                     if done:
                         sequence.whole = True
                         break
@@ -93,10 +95,11 @@ async def _tokens(sequence: Sequence, parameters: GenerationRequest) -> AsyncGen
         if sequence.text is None:
             first, sequence.text = await decoder.begin(parameters.tokens)
         else:
-            first = await decoder.feed(sequence.text, [*sequence.pending, *parameters.tokens])
+            first = await decoder.feed(sequence.text, np.concatenate([sequence.pending, parameters.tokens]))
         while True:
-            sequence.pending = [next_token(first, parameters.sampling)]
-            yield sequence.pending[0]
+            token = next_token(first, parameters.sampling)
+            sequence.pending = np.array([token])
+            yield token
             first = await decoder.feed(sequence.text, sequence.pending)
     finally:
         if sequence.text is not None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from aotc.serve.errors import BAD, RequestFault, shown
 from aotc.serve.generate.sampling import Sampling, integer_of, parse_sampling
 from aotc.serve.limits import MOST_TOKENS
@@ -27,12 +29,13 @@ class GenerationRequest:
 
     Attributes
     ----------
-    tokens : list of int
-        May be empty if a sequence is continued.
+    tokens : ndarray
+        int64, one dim; may be empty if a sequence is continued. A list of a million integers would take the GIL so long
+        that health checks are late.
     most : int
         Maximum number of tokens to generate.
-    stop : frozenset of int
-        Tokens that end the generation.
+    stop : ndarray
+        Tokens that end the generation, as ``tokens``.
     sampling : Sampling
     timeout : float or None
         Maximum seconds for the whole request.
@@ -42,9 +45,9 @@ class GenerationRequest:
         True for the first, and for the last, request of the sequence.
     """
 
-    tokens: list[int]
+    tokens: np.ndarray
     most: int = USUAL_TOKENS
-    stop: frozenset[int] = frozenset()
+    stop: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     sampling: Sampling = field(default_factory=Sampling)
     timeout: float | None = None
     sequence: str = ""
@@ -66,12 +69,12 @@ def parse_request(document: Mapping[str, Any], where: str) -> GenerationRequest:
     sequence, starts, ends = _sequence(document, where)
     continues = bool(sequence) and not starts
     tokens = _integers(document.get("tokens", [] if continues else None), "tokens", where)
-    if not tokens and not continues:
+    if not tokens.size and not continues:
         raise RequestFault(BAD, where, "tokens is empty", expected='"tokens": [1, 2, 3]')
     most = integer_of(document, "max_tokens", USUAL_TOKENS, (1, MOST_TOKENS), where)
     stop = _integers(document.get("stop", []), "stop", where)
     sampling, timeout = parse_sampling(document, where), timeout_of(document, where)
-    return GenerationRequest(tokens, most, frozenset(stop), sampling, timeout, sequence, starts, ends)
+    return GenerationRequest(tokens, most, stop, sampling, timeout, sequence, starts, ends)
 
 
 # Maximum characters of a sequence id, because ids are stored. A UUID has 36.
@@ -92,7 +95,12 @@ def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]
     return str(name) if name else "", marks[0], marks[1]
 
 
-def _integers(found: Any, key: str, where: str) -> list[int]:
+def _integers(found: Any, key: str, where: str) -> np.ndarray:
+    if isinstance(found, np.ndarray):
+        return found
     if not isinstance(found, list) or not set(map(type, found)) <= {int}:
         raise RequestFault(BAD, where, f"{key} is not a list of integers", shown(found), f'"{key}": [1, 2, 3]')
-    return found
+    try:
+        return np.array(found, np.int64)
+    except OverflowError:
+        raise RequestFault(BAD, where, f"one of {key} is out of range", expected="64 bits") from None

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 
+import numpy as np
+
 from aotc.serve.errors import BAD, BUSY, CONFLICT, NOT_FOUND, RequestFault
 from aotc.serve.generate.batched_decoder import GrowingText
 from aotc.serve.generate.request import GenerationRequest
@@ -22,8 +24,8 @@ class Sequence:
         The model that started it: it continues on this one even if the model has been replaced.
     text : GrowingText or None
         None before its first token.
-    pending : list of int
-        The last token, which the state does not include yet.
+    pending : ndarray
+        int64: the last token, which the state does not include yet.
     whole : bool
         True if the last request left the sequence in a state that another can continue.
     """
@@ -33,7 +35,7 @@ class Sequence:
     def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.text: GrowingText | None = None
-        self.pending: list[int] = []
+        self.pending = np.empty(0, np.int64)
         self.whole = False
         self.timer: asyncio.TimerHandle | None = None
 
