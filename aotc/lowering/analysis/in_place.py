@@ -12,7 +12,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.dims.compare import certain
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import VIEWS
-from aotc.ir.tensor.ir import Function, Op, TensorType, Value
+from aotc.ir.tensor.ir import Function, Op, TensorType, Value, captures
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:
@@ -62,6 +62,12 @@ class UpdatedArrays:
             elif (maker := self._makers.get(v)) is not None and maker.name in FREE:
                 left += maker.operands
         return found
+
+    def is_updated_in(self, array: Value, ops: Iterable[Op]) -> bool:
+        """Return True if one of ``ops`` updates an array in place, or has a region that reads it and may."""
+        viewed = self._viewed(array)
+        some = self._updates.get(viewed, ())
+        return any(op in some or viewed in map(self._viewed, captures(op)) for op in ops)
 
     def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
         """Return the updates of arrays that are larger than ``type_`` and that ``ops`` read as before the update."""

@@ -77,7 +77,7 @@ class KernelWork:
 
 
 def number(e: Dim, values: Mapping[str, float]) -> float:
-    """Evaluate ``e`` with ``values``; a name without a value is a symbolic size, taken as ``UNKNOWN_SIZE``."""
+    """Evaluate ``e`` with ``values``; a name without a value is taken as ``UNKNOWN_SIZE``, or less if it is bounded."""
     if not isinstance(e, Expr):
         return e
     total: float = e.const
@@ -85,11 +85,16 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
         part: float = coefficient
         for atom in monomial:
             if isinstance(atom, Sym):
-                part *= values.get(atom.name, UNKNOWN_SIZE.value)
+                part *= values[atom.name] if atom.name in values else _unknown(atom, values)
             else:
                 part *= _FUNCTIONS[atom.fn](number(atom.a, values), number(atom.b, values))
         total += part
     return total
+
+
+def _unknown(atom: Sym, values: Mapping[str, float]) -> float:
+    most = float(UNKNOWN_SIZE.value)
+    return most if atom.extent is None else min(most, number(atom.extent, values) - 1)
 
 
 TENSOR_WORK = Estimate(
@@ -206,8 +211,9 @@ class _Counter:
                 self.block(body, times, None)
             case Tile():
                 self.tiles = max(self.tiles, self.of_tile(stmt))
-                for buffer in (stmt.a, stmt.b, stmt.out):
+                for buffer in (stmt.a, stmt.out):
                     self.touch(buffer, self.bytes_of(buffer))
+                self.touch(stmt.b, self.right_bytes(stmt, times))
             case ExternalCall(args=args) | Either(places=args):
                 for buffer, _ in args:
                     self.touch(buffer, self.bytes_of(buffer))
@@ -227,6 +233,13 @@ class _Counter:
         if tile.form.unit in self.matrices:
             return MATRIX_WORK.value / 100 * size / 2
         return PAIRS_WORK.value / 100 if tile.form == BF16_PAIRS else max(size / 4, 1.0)
+
+    def right_bytes(self, tile: Tile, times: float) -> float:
+        """Return the bytes of ``b`` that a tile reads: the whole array, unless it is a slice whose place is loaded."""
+        if {s.name for s in symbols(tile.b_base)}.isdisjoint(self.data):
+            return self.bytes_of(tile.b)
+        terms = prod(number(extent, self.values) for extent, _, _ in tile.levels) * tile.form.group
+        return times * terms * tile.cols * size_of(tile.b.dtype)
 
     def varies(self, value: Scalar, var: str) -> bool:
         """Return True if ``value`` differs between iterations of the loop over ``var``."""
@@ -304,8 +317,9 @@ class _Counter:
         """
         size = size_of(buffer.dtype)
         names = {s.name for e in index for s in symbols(e)} if self.data else set()
+        names = {name for name in names if self.data.get(name)}  # others stay the same in all loops
         stride = self.stride(buffer, index, loop.var) if loop else 0.0
-        if not names.isdisjoint(self.data):
+        if names:
             moved = loop is None or any(self.data.get(name) == loop.var for name in names)
             self.work.random.append(
                 (times if moved or not loop else times / max(loop.iterations, 1), self.bytes_of(buffer))
@@ -318,7 +332,7 @@ class _Counter:
             self.count(1.0, times, loop if stride else None)
             return
         self.count(1.0, times, None)
-        if buffer.space == "global" and names.isdisjoint(self.data):
+        if buffer.space == "global" and not names:
             self.work.random.append((times * min(abs(stride) * size / LINE.value, 1.0), self.bytes_of(buffer)))
 
     def stride(self, buffer: Buffer, index: tuple[Dim, ...], var: str) -> float:

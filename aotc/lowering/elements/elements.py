@@ -9,7 +9,7 @@ are used more than once, or that an index depends on, become :class:`Let` statem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -86,6 +86,7 @@ class Elements:
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
         self._named: dict[Dim, Dim] = {}
         self.sources: dict[tuple[Value, Index], Index] = {}  # source indices that index arithmetic does not find
+        self._starts: dict[Value, list[Dim]] = {}  # of slices, with names that all later blocks see
         read = [v for op in dict.fromkeys(ops.values()) for v in op.operands]
         self._uses = Counter([*read, *results])
 
@@ -146,6 +147,14 @@ class Elements:
         wide = Apply("max", (wide, Const(0, "i64")), "i64")
         wide = Apply("min", (wide, IndexScalar(last)), "i64")
         return sym(self.bind(wide, "n").name, 0, last + 1)
+
+    def hold_starts(self, values: Iterable[Value]) -> None:
+        """Bind where the dynamic slices begin of which ``values`` are moved elements, for all blocks inside this one."""
+        for v in values:
+            while (op := self.ops.get(v)) is not None and (op.name in MOVES or op.name == "dynamic_slice"):
+                if op.name == "dynamic_slice" and v not in self._starts:
+                    self._starts[v] = _starts_of(self, op)
+                v = op.operands[0]
 
     def short(self, i: Dim) -> Dim:
         """Return ``i``, or a name bound to it if it is a long expression."""
@@ -340,12 +349,13 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     return chosen, depth
 
 
+def _starts_of(self: Elements, op: Op) -> list[Dim]:
+    source, sizes = op.operands[0].type.shape, dims_of(op.attrs, "sizes")
+    return [self.clamp(self.at(v, ()), d - n) for v, d, n in zip(op.operands[1:], source, sizes, strict=True)]
+
+
 def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    source = op.operands[0].type.shape
-    starts = [
-        self.clamp(self.at(v, ()), d - size)
-        for v, d, size in zip(op.operands[1:], source, dims_of(op.attrs, "sizes"), strict=True)
-    ]
+    starts = self._starts.get(op.result) or _starts_of(self, op)
     return self._at(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
 
 

@@ -1,17 +1,18 @@
-"""Find matmul operands that a GPU reads in place, through transposes, slices and reshapes, without a copy."""
+"""Find operands that kernels read in place: those of matmuls on a GPU, and slices of arrays for attention on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.dims.symbols import substitute
 from aotc.ir.loop.forms.matmul import MOST_COORDINATES, is_multiple, view_of
 from aotc.ir.loop.ir import Buffer, Load
-from aotc.ir.opset import ELEMENTWISE, FREE, MOVES
-from aotc.ir.tensor.ir import Op, Value
+from aotc.ir.opset import ELEMENTWISE, FREE, MOVES, VIEWERS
+from aotc.ir.tensor.ir import Op, TensorType, Value, captures
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.in_place import UpdatedArrays
 from aotc.lowering.analysis.index_maps import Index, backward, linearize
 from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores
 from aotc.lowering.threshold import Limit
@@ -23,8 +24,8 @@ _WIDENED = frozenset({"bf16", "f16", "f32"})
 
 
 @dataclass(frozen=True, slots=True)
-class ProductViews:
-    """Operands that matmuls read through ops that only move elements, or that widen them.
+class OperandViews:
+    """Operands that matmuls read through ops that only move elements, or that widen them; and slices of attention.
 
     Attributes
     ----------
@@ -34,16 +35,24 @@ class ProductViews:
         The stored arrays that are read instead, behind movement ops.
     moves : set of Op
         The movement ops between the sources and the operands.
+    slices : set of Op
+        The slices at places known at run time that attention reads in place.
     """
 
     operands: set[Value] = field(default_factory=set)
     sources: set[Value] = field(default_factory=set)
     moves: set[Op] = field(default_factory=set)
+    slices: set[Op] = field(default_factory=set)
 
 
-def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
-    """Return the operands of matmuls among ``ops`` that ``target`` reads without storing them first."""
-    found = ProductViews()
+def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, level: int) -> OperandViews:
+    """Return the operands of matmuls and attention among ``ops`` that ``target`` reads without storing them first.
+
+    ``results`` are those of the region that has ``ops``; ``level`` is that of optimization.
+    """
+    found = OperandViews()
+    if target.kind == "cpu" and level > 0:
+        found.slices.update(_slices_of_attention(ops, results))
     makers = {v: op for op in ops for v in op.results}
     if not target.has_ampere:
         return found
@@ -64,6 +73,58 @@ def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
                 found.sources.add(chain[-1].operands[0])
                 found.moves.update(chain)
     return found
+
+
+SHORT_LINE = Limit(
+    15,
+    "elements of the last dim of a slice, at most, that is copied before attention reads it",
+    "by construction: 16 f32 are a cache line; shorter lines apart from each other are read several times",
+)
+
+
+def _slices_of_attention(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
+    """Return the dynamic slices that only attention reads, e.g. those of one layer's keys in the cache of all layers.
+
+    A slice is kept if something overwrites its array before attention reads it: the whole array would be copied.
+    """
+    slices = [op for op in ops if op.name == "dynamic_slice" and _has_long_lines(op.result.type)]
+    if not slices or not any(op.name in VIEWERS for op in ops):
+        return set()
+    places = {op: n for n, op in enumerate(ops)}
+    users: dict[Value, list[Op]] = {}
+    for op in ops:
+        for v in (*op.operands, *captures(op)):
+            users.setdefault(v, []).append(op)
+    updated, found = UpdatedArrays(ops), set[Op]()
+    for op in slices:
+        readers = _readers(op.result, users, set(results))
+        if readers is not None:
+            last = max(places[reader] for reader in readers)
+            if not updated.is_updated_in(op.operands[0], ops[places[op] : last]):
+                found.add(op)
+    return found
+
+
+def _has_long_lines(slice_: TensorType) -> bool:
+    return slice_.rank > 0 and not SHORT_LINE.holds(slice_.shape[-1])
+
+
+def _readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
+    """Return the attention ops that read ``v``, directly or through movement ops; None if other ops read it, or none."""
+    found: list[Op] = []
+    stack = [v]
+    while stack:
+        value = stack.pop()
+        if value in results:
+            return None
+        for user in users.get(value, ()):
+            if user.name in MOVES:
+                stack.append(user.result)
+            elif user.name in VIEWERS:
+                found.append(user)
+            else:
+                return None
+    return found or None
 
 
 WIDENED_IN_TILES = Limit(

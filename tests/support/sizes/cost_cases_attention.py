@@ -22,6 +22,11 @@ def shared(q: Any, k: Any) -> Any:
     return jnp.einsum("nts,sd->ntd", SOFTMAX(jnp.einsum("ntd,sd->nts", q, k) / 4), k)
 
 
+def in_stack(q: Any, k: Any) -> Any:
+    """Keys of the layer that the data choose."""
+    return ATTENTION(q, k[(q[0, 0] > 0).astype(jnp.int32)])
+
+
 def of_bytes(q: Any, k: Any) -> Any:
     """Queries that share keys, which are integers with a scale."""
     keys = k.astype(jnp.float32) * 0.01
@@ -37,6 +42,7 @@ LIMITS = {
     "key_queries": pair(shared, [(2, 3, 16), (100, 16)], [(3, 4, 16), (100, 16)]),
     "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
     "idle_items": pair(ATTENTION, [(1, 16), (2048, 16)], [(300, 16), (2048, 16)]),
+    "short_line": pair(in_stack, [(20, 8), (3, 100, 8)], [(20, 16), (3, 100, 16)]),
     "few_scores": pair(ATTENTION, [(8, 16), (9, 16)], [(20, 16), (100, 16)]),
 }
 

@@ -18,7 +18,7 @@ lowering).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from aotc.ir.dims.algebra import is_static, product
@@ -36,7 +36,7 @@ from aotc.lowering.passes.fuse.outline import Group, Outliner
 from aotc.lowering.passes.fuse.recompute import Recomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, share_of
-from aotc.lowering.plans.operand_views import ProductViews, has_aligned_rows, product_views
+from aotc.lowering.plans.operand_views import OperandViews, has_aligned_rows, operand_views
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, STRIDED_BYTES
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -67,10 +67,10 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
 
 
 def needs_buffer(
-    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str,
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: OperandViews, kind: str,
     level: int,
 ) -> set[Value]:  # fmt: skip
-    """Return the values that must exist in memory because of their readers; products read ``viewed`` in place.
+    """Return the values that must exist in memory because of their readers, which read ``viewed`` in place.
 
     ``kind`` is that of the target, ``level`` that of optimization.
     """
@@ -80,7 +80,7 @@ def needs_buffer(
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
             copied = {v for v in op.operands if kind == "cuda" and not has_aligned_rows(v, makers)}
-            needed.update(v if v in copied else unmoved(v, makers) for v in op.operands)
+            needed.update(x for v in op.operands for x in ([v] if v in copied else _stored(v, makers, viewed.slices)))
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
@@ -93,6 +93,15 @@ def needs_buffer(
             needed.add(op_.operands[0])
             stack.append(op_.operands[0])
     return needed
+
+
+def _stored(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[Value]:
+    """Yield the values from which ``v`` is read through movement ops and ``slices``: an array, and places of slices."""
+    v = unmoved(v, makers)
+    while (op := makers.get(v)) is not None and op in slices:
+        yield from (unmoved(start, makers) for start in op.operands[1:])
+        v = unmoved(op.operands[0], makers)
+    yield v
 
 
 def _reads_inline(op: Op) -> bool:
@@ -136,7 +145,7 @@ class _Fuser:
             for v in op.operands:
                 self.users.setdefault(v, []).append(op)
         self.updated = UpdatedArrays(region.ops)
-        self.views = product_views(region.ops, self.budget.target)
+        self.views = operand_views(region.ops, region.results, self.budget.target, self.level)
         kind = self.budget.target.kind
         self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
         moves: dict[Value, int] = {}  # consecutive movement ops that every reader of a value repeats
@@ -157,7 +166,7 @@ class _Fuser:
         outer, taken = self.outer, self.functions
         outliner = Outliner(
             self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,
-            self.views.operands,
+            self.views.operands, self.views.slices,
         )
         return outliner.region(region)
 
@@ -189,6 +198,8 @@ class _Fuser:
             return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
+        if op in self.views.slices:
+            return False
         if op.name in FREE:
             wanted = op.result in self.needed or self.level == 0
             return wanted or (

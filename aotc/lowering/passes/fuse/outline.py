@@ -51,6 +51,8 @@ class Outliner:
         The group of each outlined function; new ones are added.
     viewed : set of Value
         Operands of products that are read from the array that movement ops make them of.
+    slices : set of Op
+        Dynamic slices that their readers read in place, as if they were movement ops.
     """
 
     groups: list[Group]
@@ -62,6 +64,7 @@ class Outliner:
     fuse_region: Callable[[Op, Region], Region]
     named: dict[str, Group]
     viewed: Set[Value] = frozenset()
+    slices: Set[Op] = frozenset()
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
     def region(self, region: Region) -> Region:
@@ -117,6 +120,8 @@ class Outliner:
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
         """Tell if this movement op or small constant is repeated inside the region that reads it."""
+        if maker in self.slices:
+            return True
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
             first = group.members[0]  # a scalar that its region reads becomes an immediate
             return maker.name == "constant" and value not in first.operands and value.type.shape == ()

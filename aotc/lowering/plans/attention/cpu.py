@@ -136,6 +136,7 @@ def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> li
     """Return the layouts of keys and values of a head, of the first one along the axes ``whole_axes``."""
     batch, e = axes(tuple(v.type for v in op.operands), op.attrs)[0], b.trial_elements()
     at = tuple(0 if a in whole_axes or n == 1 else sym(e.names("n"), 0, n) for a, n in enumerate(batch))
+    e.hold_starts(op.operands)
     return [operand_view(e, op, number, at) for number in (1, 2)]
 
 

@@ -56,7 +56,9 @@ class AttentionItem:
         self.end: Dim = self.terms
 
     def _take_part(self, body: list[Stmt], part: Dim) -> None:
-        """Write the first and last term of a part."""
+        """Write the first and last term of a part, and where slices that are read in place begin."""
+        self.e.enter(body)
+        self.e.hold_starts(self.op.operands)
         size = ceildiv(self.terms, self.parts)
         self.split_at, self.begin = (part,) if "split" in self.op.attrs else (), part * size
         exact = isinstance(self.terms, int) and self.terms % self.parts == 0

@@ -33,7 +33,6 @@ class AttentionRows(AttentionProducts):
         others = iter(at)
         self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
         body: list[Stmt] = [Alloc(x) for x in self.buffers]
-        self.e.enter(body)
         self._take_part(body, part)
         if not self.whole:
             self.height = self._named(body, self.rows, self.blocks.rows + 1)
