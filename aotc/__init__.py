@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aotc.pipeline import compile
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
+    from aotc.tools.inspect import inspect
     from aotc.vmfb.custom_calls import register_custom_call
     from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.errors import (
@@ -57,6 +58,7 @@ _HOMES = {
     "Options": "aotc.options",
     "asgi": "aotc.serve.asgi",
     "compile": "aotc.pipeline",
+    "inspect": "aotc.tools.inspect",
     "load": "aotc.vmfb.module",
     "register_custom_call": "aotc.vmfb.custom_calls",
     "upgrade": "aotc.recompile",
@@ -83,6 +85,7 @@ __all__ = [
     "__version__",
     "asgi",
     "compile",
+    "inspect",
     "load",
     "register_custom_call",
     "upgrade",

@@ -26,6 +26,11 @@ SECTIONS = (
                 ("aotc/vmfb/errors.py", "ArgumentError"), ("aotc/vmfb/errors.py", "ArgumentValueError"),
                 ("aotc/vmfb/errors.py", "FenceCancelled"), ("aotc/vmfb/errors.py", "DeadlineExceeded"),
                 ("aotc/diagnostics.py", "AotcWarning")]),
+    ("Looking at a bundle", [("aotc/tools/inspect.py", "inspect"), ("aotc/tools/inspect.py", "Inspection"),
+                             ("aotc/tools/inspect.py", "InspectedVariant"), ("aotc/tools/inspect.py", "KernelTime"),
+                             ("aotc/tools/inspect.py", "InspectedKernel"),
+                             ("aotc/tools/inspect.py", "InspectedBuffer"),
+                             ("aotc/tools/inspect.py", "InspectedSegment")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

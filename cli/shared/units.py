@@ -1,24 +1,13 @@
-"""Bytes, seconds and counts as text."""
+"""The memory of a call as text, and the units of :mod:`aotc.display.units`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotc.diagnostics import size_text
+from aotc.display.units import count_text, size_text, time_text
 
-
-def time_text(seconds: float) -> str:
-    """Return a duration with three digits and a suitable unit: ``12.3 us``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1 or unit == "us":
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds} s"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return ``1 kernel`` or ``2 kernels``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+__all__ = ["count_text", "size_text", "time_text", "working_memory"]
 
 
 def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
@@ -37,8 +26,3 @@ def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
         return "memory depends on shapes"
     size, threads = max(known, default=(0, 0))
     return f"memory peak {least}{size_text(size)}" + (f" with {count_text(threads, 'thread')}" if threads else "")
-
-
-def bytes_text(size: int | str) -> str:
-    """Return a size as text; a size that depends on the call is text already."""
-    return size if isinstance(size, str) else f"{size:,}"

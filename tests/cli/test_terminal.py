@@ -1,4 +1,4 @@
-"""The command line on a terminal of 80 columns: what a person sees of every command, beside what a pipe gets."""
+"""The command line on a terminal of 80 or 120 columns: what a person sees of every command, beside what a pipe gets."""
 
 import fcntl
 import json
@@ -22,7 +22,6 @@ from typer.main import get_command
 
 import aotc
 from aotc_cli.main import app
-from aotc_cli.shared.tables import column_widths
 
 COLUMNS = 80
 SECONDS = 120
@@ -152,10 +151,10 @@ def environment(folder, **more):
     return {**inherited, "TERM": "xterm-256color", "AOTC_CACHE_DIR": str(folder / "cache"), **more}
 
 
-def on_terminal(folder, *words, script=MAIN, only_stderr=False, **more):
+def on_terminal(folder, *words, script=MAIN, only_stderr=False, columns=COLUMNS, **more):
     """Run a command on a terminal; ``only_stderr``: with its stdout in a file."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-c", script, *words]
     with TemporaryFile("w+") as file:
         out = file if only_stderr else slave
@@ -314,26 +313,85 @@ def test_errors(words, folder):
 
 
 @pytest.mark.ir
-def test_long_names_are_not_cropped(folder):
-    """A table with a word wider than the terminal is left to it, whole."""
+def test_long_names_are_folded(folder):
+    """A name wider than the terminal is folded after its underscores, and none of it is missing."""
     seen = on_terminal(folder, "lint", "call.mlir")
     assert seen.code == 1
-    assert [line.split() for line in seen.lines[1:3]] == [
-        ["op", "dtypes", "count", "becomes", "lines"],
-        ["custom_call", f"@{UNKNOWN_CALL}", "f32", "1", "refused", "2"],
-    ]
+    rows = seen.lines[3 : seen.lines.index("", 3)]
+    assert "".join(row[: row.index("f32") if "f32" in row else None].split()[-1] for row in rows).endswith(UNKNOWN_CALL)
+    assert_fits(seen.lines)
 
 
-@pytest.mark.ir
-@pytest.mark.parametrize(
-    ("columns", "room", "widths"),
-    [
-        ([("a", "bb"), ("ccc", "d")], 5, [2, 3]),
-        ([("a", "bb bb bb"), ("ccc", "d")], 9, [6, 3]),
-        ([("aaaa aaaa", "b"), ("cccccc", "d d")], 10, [4, 6]),
-        ([("aaaa aaaa", "b"), ("cccccc", "d d")], 9, []),
-        ([("", ""), ("x y", "")], 1, [0, 1]),
-    ],
-)
-def test_column_widths(columns, room, widths):
-    assert column_widths(columns, room) == widths
+# ---------------------------------------------------------------- models with scopes
+
+MODELS = """
+import jax, numpy as np, aotc
+
+def saved(f, name, *arguments):
+    aotc.compile(f, *arguments, output=f"{name}.vmfb")
+    from jax import export
+    kinds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    open(f"{name}.jax", "wb").write(export.export(jax.jit(f))(*kinds).serialize())
+
+x = np.ones((2, 8, 16), "f4")
+from flax import nnx
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(2, 16, decode=False, rngs=rngs)
+        self.normalization = nnx.LayerNorm(16, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.attention(self.normalization(x))
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+net = Net(nnx.Rngs(0))
+saved(lambda x: net(x), "nnx", x)
+import flax.linen as nn
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm()(x)
+        return x + nn.MultiHeadDotProductAttention(num_heads=2)(y, y)
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = LinenBlock()(x)
+        return nn.Dense(4)(x)
+
+linen = LinenNet()
+saved(linen.apply, "linen", linen.init(jax.random.key(0), x), x)
+"""
+FITTING = [
+    ("inspect", "{}.vmfb", "--all"),
+]
+
+
+@pytest.fixture(scope="module")
+def scopes(tmp_path_factory):
+    """A folder with a model of flax.nnx and one of flax.linen, and bundles of both."""
+    pytest.importorskip("flax")
+    path = tmp_path_factory.mktemp("scopes")
+    subprocess.run([sys.executable, "-c", MODELS], cwd=path, env=environment(path), check=True, timeout=2 * SECONDS)
+    return path
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", FITTING, ids=" ".join)
+def test_fits_models_with_scopes(words, columns, scopes):
+    for model in ("nnx", "linen"):
+        seen = on_terminal(scopes, *(word.format(model) for word in words), columns=columns)
+        assert seen.code == 0, seen.text
+        assert max(map(len, seen.lines)) <= columns, seen.text

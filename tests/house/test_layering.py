@@ -68,6 +68,7 @@ MAY_IMPORT = {
         "aotc.diagnostics", "aotc.vmfb.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.host.byte_sizes",
     ),
+    "aotc.display": ("aotc.diagnostics",),
     "aotc.driver": (),
     "aotc.support": (),
     "aotc.driver.compress_constants": (

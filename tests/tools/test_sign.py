@@ -130,7 +130,7 @@ def test_inspect_says_who_signed(path, keys):
     facts = describe(open_bundle(str(path)), path.stat().st_size)
     key = load_pem_public_key(public).public_bytes_raw()
     assert facts["signed_by"] == key.hex()
-    assert f"  signed with {key.hex()}" in CliRunner().invoke(app, ["inspect", str(path)]).output
+    assert f"signed with {key.hex()}" in CliRunner().invoke(app, ["inspect", str(path)]).output
     path.write_bytes(tiny.bundle())
     assert describe(open_bundle(str(path)), path.stat().st_size)["signed_by"] is None
     assert "signed with" not in CliRunner().invoke(app, ["inspect", str(path)]).output

@@ -189,7 +189,7 @@ def test_tiles_are_told(everywhere, tmp_path):
     assert sorted((t["times"], t["over"], t["halo"]) for t in variant["tiles"]) == wanted
     bundle = tmp_path / "model.vmfb"
     bundle.write_bytes(data)
-    said = CliRunner().invoke(app, ["inspect", str(bundle)]).output
+    said = CliRunner().invoke(app, ["inspect", str(bundle), "--all"]).output
     assert said.count("waits for tiles of") == len(wanted)
     report = explain_schedule(opened)
     assert sorted(halo for row in report.rows for halo in row.halos.values()) == sorted(h for _, _, h in wanted)

@@ -1,0 +1,477 @@
+"""The contents of a bundle as typed values: signatures, sizes, weights, memory, kernels; nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from aotc.display.document import Block, Column, Document, Line, facts, table
+from aotc.display.shown import Shown
+from aotc.display.units import bytes_text, count_text, size_text, time_text
+from aotc.lowering.cost_model.work import UNKNOWN_SIZE
+from aotc.tools.explain.schedule import explain_schedule
+from aotc.vmfb.arguments import Signature, TensorSpec, spec_of
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
+from aotc.vmfb.describe import describe
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.errors import Error, bundle_errors
+from aotc.vmfb.weights.own import places_of
+
+# Kernels that the summary lists, by decreasing time: with the other facts of a variant they fill half a screen.
+TOP_KERNELS = 5
+# Arguments of a signature that the summary lists one by one; more are counted by the parameter that they are part of.
+MOST_ARGUMENTS = 8
+# Details of a note, such as its transfers, that the summary lists.
+SHOWN_DETAILS = 4
+_ROOT = re.compile(r"[^\[.]*")  # the parameter in a name of JAX: ``params`` in ``params['w']``
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel with the time of all its runs in a call, predicted or measured, on one core or a whole GPU."""
+
+    name: str
+    loc: str
+    runs: int
+    seconds: float
+    share: float
+    bound: str
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedKernel:
+    """A kernel: bytes of machine code, None where unknown, and GPU resources by name."""
+
+    name: str
+    code_bytes: int | None
+    loc: str
+    target: str
+    resources: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedBuffer:
+    """A buffer of a function or kernel; a size that depends on the call is text."""
+
+    owner: str
+    name: str
+    space: str
+    bytes: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedVariant:
+    """The code for one target.
+
+    Attributes
+    ----------
+    target : str
+    features : tuple of str
+        Features that the processor must have.
+    arena_peak : int or None
+        Bytes of working memory of a call, without scratch of threads; None if they depend on sizes.
+    weights : int
+        Bytes of constants.
+    weights_file : str
+        The file with the constants if the bundle does not contain them.
+    notes : tuple of str
+        Further facts: devices, transfers, specializations, bound weights, libraries.
+    timed : str
+        The function whose kernels ``top`` lists, with the sizes assumed for its dims.
+    top : tuple of KernelTime
+        Kernels by decreasing time; empty if the bundle has no debug information.
+    """
+
+    target: str
+    features: tuple[str, ...]
+    arena_peak: int | None
+    memory: tuple[str, ...]
+    weights: int
+    weights_file: str
+    weights_stored: int | None
+    command_buffers: int
+    kernels: tuple[InspectedKernel, ...]
+    buffers: tuple[InspectedBuffer, ...]
+    notes: tuple[str, ...]
+    timed: str
+    top: tuple[KernelTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedSegment:
+    """A segment of the file, with the SHA-256 of its bytes in hexadecimal digits."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(Shown):
+    """The contents of a bundle; ``print`` displays a summary of one screen.
+
+    Attributes
+    ----------
+    path, name, producer : str
+    size : int
+        Bytes of the file.
+    weights : dict of str to TensorSpec
+        The arguments that are weights of the bundle, by path.
+    functions : dict of str to Signature
+    dims : tuple of str
+        Symbolic dims, whose sizes a call gives.
+    source : str
+        The size of the model in the bundle, ``none`` without one.
+    signed_by : str
+        The public key in hexadecimal digits; empty if it is not signed.
+    variants : tuple of InspectedVariant
+        One for each target.
+    segments : tuple of InspectedSegment
+    """
+
+    path: str
+    name: str
+    producer: str
+    size: int
+    weights: Mapping[str, TensorSpec]
+    functions: Mapping[str, Signature]
+    dims: tuple[str, ...]
+    source: str
+    signed_by: str
+    variants: tuple[InspectedVariant, ...]
+    segments: tuple[InspectedSegment, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets that it has code for."""
+        return tuple(v.target for v in self.variants)
+
+    def document(self) -> Document:
+        """Return the summary."""
+        blocks = self._head()
+        for variant in self.variants:
+            blocks += _summary(variant, SHOWN_DETAILS)
+        return Document(self._title(), tuple(blocks))
+
+    def details(
+        self, kernels: bool = False, buffers: bool = False, segments: bool = False, everything: bool = False
+    ) -> Document:
+        """Return the tables that are asked for; ``everything`` is the summary in full and all of them."""
+        blocks: list[Block] = self._head() if everything else []
+        for variant in self.variants:
+            blocks += _summary(variant, len(variant.notes)) if everything else []
+            if (kernels or everything) and variant.kernels:
+                blocks += [Line(f"kernels for {variant.target}:"), _kernel_table(variant.kernels)]
+            if (buffers or everything) and variant.buffers:
+                blocks += [Line(f"buffers for {variant.target}:"), _buffer_table(variant.buffers)]
+        if segments or everything:
+            rows = [(s.name, f"{s.size:,}", s.sha256[:16]) for s in self.segments]
+            blocks.append(table([Column("segment"), Column("bytes", right=True), Column("sha256")], rows))
+        return Document(self._title() if everything else "", tuple(blocks))
+
+    def _title(self) -> str:
+        return f"{Path(self.path).name}: {self.name}, {size_text(self.size)}"
+
+    def _head(self) -> list[Block]:
+        key = f"signed with {self.signed_by}; aotc verify --trusted-key checks it" if self.signed_by else ""
+        rows = [
+            *(("function", signature_text(f)) for f in self.functions.values()),
+            ("weights", arrays_text(tuple(self.weights.values())) if self.weights else ""),
+            ("symbolic dims", ", ".join(self.dims)),
+            ("source", self.source),
+            ("made by", self.producer),
+        ]
+        return [facts(rows), *([Line(key)] if key else [])]
+
+
+def signature_text(signature: Signature) -> str:
+    """Return a signature; many arguments are counted by the parameter that they are part of."""
+    if len(signature.inputs) <= MOST_ARGUMENTS:
+        return repr(signature)
+    groups: dict[str, list[TensorSpec]] = {}
+    for spec in signature.inputs:
+        match = _ROOT.match(spec.name)
+        groups.setdefault(match[0] if match else "", []).append(spec)
+    parts = []
+    for root, specs in groups.items():
+        if len(specs) == 1:
+            parts.append(str(specs[0]))
+            continue
+        parts.append(f"{root}: {arrays_text(specs)}")
+    results = [spec_of(row) for row in signature.results]
+    few = ", ".join(map(str, results)) if len(results) <= MOST_ARGUMENTS else f"{len(results)} arrays"
+    return f"{signature.name}({', '.join(parts)}) -> ({few})"
+
+
+def arrays_text(specs: Sequence[TensorSpec]) -> str:
+    """Return the number and the bytes of arrays."""
+    dims = [[d for d in s.shape if isinstance(d, int)] for s in specs]
+    known = [prod(some) * size_of(s.dtype) for s, some in zip(specs, dims) if len(some) == len(s.shape)]
+    least = "at least " if len(known) < len(specs) else ""
+    return f"{count_text(len(specs), 'array')} of {least}{size_text(round(sum(known)))}"
+
+
+def _own_weights(opened: OpenedBundle) -> dict[str, TensorSpec]:
+    if not opened.manifest.get("weights"):
+        return {}
+    types = places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
+    return {path: TensorSpec(path, dtype, tuple(shape)) for path, (dtype, shape) in types.items()}
+
+
+def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
+    """Return the contents of a bundle; nothing of it is run, and it may be for another machine.
+
+    Parameters
+    ----------
+    bundle : path or bytes
+        A ``.vmfb`` file, or what :func:`aotc.compile` returned.
+
+    Returns
+    -------
+    Inspection
+        ``print`` displays it as ``aotc inspect`` does, a notebook as HTML.
+
+    Raises
+    ------
+    BundleError
+        If it cannot be read.
+    """
+    data = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
+    opened = open_bundle(data)
+    size = len(data) if isinstance(data, bytes) else Path(data).stat().st_size
+    found = describe(opened, size)
+    with bundle_errors(opened, "shown"):
+        return Inspection(
+            found["path"],
+            found["name"],
+            found["producer"],
+            size,
+            _own_weights(opened),
+            {name: Signature(name, entry) for name, entry in found["functions"].items()},
+            tuple(found["symbols"]),
+            _source_text(found["source"]),
+            found["signed_by"] or "",
+            tuple(_variant(opened, variant) for variant in found["variants"]),
+            tuple(InspectedSegment(row["name"], row["size"], row["sha256"]) for row in found["segments"]),
+        )
+
+
+def _variant(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVariant:
+    weights = variant["weights"] or {"bytes": 0}
+    timed, top = _top_kernels(opened, variant)
+    return InspectedVariant(
+        variant["target"],
+        tuple(variant["features"]),
+        variant["arena_peak"],
+        tuple(_memory_lines(variant)),
+        weights["bytes"],
+        weights.get("file", ""),
+        weights.get("stored"),
+        variant["command_buffers"],
+        tuple(
+            InspectedKernel(k["name"], k["code_bytes"], k["from"], k.get("target", ""), k.get("resources", {}))
+            for k in variant["kernels"]
+        ),
+        tuple(InspectedBuffer(b["of"], b["name"], b["space"], b["bytes"]) for b in variant["buffers"]),
+        tuple(_notes(variant)),
+        timed,
+        top,
+    )
+
+
+def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str, tuple[KernelTime, ...]]:
+    """Return the slowest kernels of ``main`` or the first function; none without their text or for unreadable text."""
+    names = list(opened.manifest["functions"])
+    if not names or not variant["kernels"]:
+        return "", ()
+    name = "main" if "main" in names else names[0]
+    try:
+        with bundle_errors(opened, "shown"):
+            report = explain_schedule(opened, name, target=variant["target"])
+    except Error:
+        return "", ()
+    total = sum(row.runs * row.ns for row in report.rows if row.bound != "control") or 1.0
+    runs: dict[str, list[Any]] = {}
+    for row in report.rows:
+        if row.bound != "control":
+            runs.setdefault(row.kernel, []).append(row)
+    found = []
+    for kernel, rows in runs.items():
+        ns = sum(row.runs * row.ns for row in rows)
+        count = sum(row.runs for row in rows)
+        is_measured = all(row.measured is not None for row in rows)
+        found.append(KernelTime(kernel, rows[0].loc, count, ns / 1e9, ns / total, rows[0].bound, is_measured))
+    dims = sorted(_symbols(opened.manifest["functions"][name]["arguments"]))
+    sizes = f" for {', '.join(f'{dim}={UNKNOWN_SIZE.value}' for dim in dims)} (assumed)" if dims else ""
+    return name + sizes, tuple(sorted(found, key=lambda k: -k.seconds))
+
+
+def _symbols(arguments: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names in the dims of arguments."""
+    dims = (dim for row in arguments for dim in row["dims"] if isinstance(dim, str))
+    return {name for dim in dims for name in re.findall(r"[A-Za-z_]\w*", dim)} - {"max", "min", "mod", "floordiv"}
+
+
+# ---------------------------------------------------------------- the summary of a variant
+
+
+def _summary(variant: InspectedVariant, details: int) -> list[Block]:
+    peak = "depends on shapes" if variant.arena_peak is None else size_text(variant.arena_peak)
+    weights = size_text(variant.weights) if variant.weights else "none"
+    weights += f" in {variant.weights_file}" if variant.weights_file else ""
+    stored = variant.weights_stored
+    weights += "" if stored is None else f", of which the bundle has {size_text(stored)}"
+    buffers = count_text(variant.command_buffers, "command buffer")
+    rows = [
+        ("target", variant.target),
+        ("needs", " ".join(variant.features) or "nothing special"),
+        ("arena peak", peak),
+        *(("memory", line) for line in variant.memory),
+        ("constants", weights),
+        ("kernels", f"{count_text(len(variant.kernels), 'kernel')}, {buffers}"),
+    ]
+    blocks: list[Block] = [facts(rows)]
+    blocks += [Line(note.strip(), 4 if note.startswith(" ") else 2) for note in _shortened(variant.notes, details)]
+    if variant.top:
+        shown = variant.top[:TOP_KERNELS]
+        right, kinds = Column("share", right=True), "measured" if all(k.measured for k in shown) else "predicted"
+        columns = [Column("kernel"), Column(kinds, right=True), right, Column("bound", priority=2),
+                   Column("from", priority=1)]  # fmt: skip
+        table_rows = [(k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short(k.loc)) for k in shown]
+        blocks += [Line(f"slowest kernels of {variant.timed}:"), table(columns, table_rows)]
+    elif variant.kernels:
+        largest = sorted(variant.kernels, key=lambda k: -(k.code_bytes or 0))
+        blocks += [Line("largest kernels (times need debug information):"), _kernel_table(largest[:TOP_KERNELS])]
+    return blocks
+
+
+def _shortened(notes: Sequence[str], details: int) -> list[str]:
+    """Return notes with at most ``details`` details of each."""
+    shown: list[str] = []
+    count = 0
+    for note in [*notes, ""]:
+        if not note.startswith(" "):
+            shown += [f"  and {count - details} more (--all)"] if count > details else []
+            count = 0
+        else:
+            count += 1
+        if note and count <= details:
+            shown.append(note)
+    return shown
+
+
+def short(loc: str) -> str:
+    """Return a location with the file's name in place of its path."""
+    return loc.rpartition("/")[2] if re.search(r"\.\w+(:\d+)+$", loc) else loc
+
+
+def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
+    known = RESOURCES if any(k.resources for k in kernels) else ()
+    columns = [Column("kernel"), Column("bytes", right=True), *(Column(name, True, 2) for name in known),
+               Column("target", priority=3), Column("from", priority=1)]  # fmt: skip
+    rows = [
+        (
+            k.name,
+            "" if k.code_bytes is None else f"{k.code_bytes:,}",
+            *(f"{k.resources.get(name, 0):,}" if k.resources else "" for name in known),
+            k.target,
+            short(k.loc),
+        )
+        for k in kernels
+    ]
+    return table(columns, rows)
+
+
+def _buffer_table(buffers: Sequence[InspectedBuffer]) -> Block:
+    columns = [Column("of"), Column("buffer"), Column("space"), Column("bytes", right=True)]
+    return table(columns, [(b.owner, b.name, b.space, bytes_text(b.bytes)) for b in buffers])
+
+
+RESOURCES = ("registers", "shared", "spills")
+"""Registers of a thread, shared memory of a block in bytes, bytes of a thread's spilled registers."""
+
+
+# ---------------------------------------------------------------- text of the description's rows
+
+
+# Names that a line lists; the others are counted. A model may bind hundreds of weights.
+SHOWN_NAMES = 4
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
+
+
+def _memory_lines(variant: Mapping[str, Any]) -> list[str]:
+    """Return a line for each memory, if there are several, and each function with thread-local scratch."""
+    arenas = [f"arena of {name}: {size_text(size)}" for name, size in variant["arenas"].items() if size is not None]
+    calls = [f"a call of {name} takes {_peak_text(row)}" for name, row in variant["memory"].items() if row["scratch"]]
+    return arenas + calls
+
+
+def _peak_text(row: Mapping[str, Any]) -> str:
+    """Return the memory of a call as text: the arena, and the scratch of each thread."""
+    arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
+    return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
+
+
+def _source_text(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return "none"
+    weights = f", and {size_text(source['weights'])} of weights" if source["weights"] else ""
+    return f"{size_text(source['bytes'])}{weights}"
+
+
+def _notes(variant: Mapping[str, Any]) -> list[str]:
+    """Return facts that few bundles have, as lines; details of a line follow it, indented."""
+    lines = []
+    if variant["memory_limit"]:
+        lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
+    if variant["lapack"]:
+        lines.append(f"calls LAPACK: {', '.join(variant['lapack'])}")
+    if variant["custom_calls"]:
+        lines.append(f"calls Python functions, given at load: {', '.join(variant['custom_calls'])}")
+    for name, choices in variant["specialized"].items():
+        sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
+        lines.append(f"{name} has code of its own for {sizes}")
+    for name, row in variant["prepared"].items():
+        total = size_text(sum(value["bytes"] for value in row["values"]))
+        lines.append(f"{name} bound to {names_text(row['bound'])} reads {total} that is computed of these once:")
+        for value in row["values"]:
+            text = f"{value['dtype']}[{', '.join(map(str, value['dims']))}]"
+            lines.append(f"  {text} ({size_text(value['bytes'])}) from {names_text(value['from'])}")
+        if row["as they are"]:
+            lines.append(f"  and as they are: {names_text(row['as they are'])}")
+    if variant["devices"]:
+        named = (f"{name}: {row['target']} ({row['place']})" for name, row in variant["devices"].items())
+        lines.append(f"devices: {', '.join(named)}")
+        if len({row["target"] for row in variant["devices"].values()}) > 1:
+            needs = ((name, row["features"]) for name, row in variant["devices"].items())
+            lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
+        for row in variant["on_host"]:
+            lines.append(f"runs on the host: {row['op']} has no form for {variant['target']} ({row['loc']})")
+        moved = sum(t.get("spilled", False) for t in variant["transfers"])
+        limited = f", and {moved} for the memory limit" if moved else ""
+        lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")
+        for t in variant["transfers"]:
+            lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
+    lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
+    lines += ["commands that start before their producer ends:"] if variant["tiles"] else []
+    for t in variant["tiles"]:
+        ratio = f"each {t['over']} items {t['times']}" if t["over"] else "each part of its items the same part"
+        ratio = "each item" if t["times"] == t["over"] else ratio
+        lines.append(f"  {t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
+    return lines
+
+
+def _moved(transfer: Mapping[str, Any]) -> str:
+    size = transfer.get("bytes", "")
+    return f" ({size_text(size)})" if isinstance(size, int) else f" ({size} B)" if size else ""

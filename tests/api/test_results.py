@@ -1,0 +1,58 @@
+"""Typed results of the tools in Python: their fields, their text, their HTML."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import aotc
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.cpu
+
+X = np.arange(12, dtype="f4").reshape(3, 4)
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return aotc.compile(lambda x, w: jnp.tanh(x @ w) + 1, X, np.ones((4, 4), "f4"))
+
+
+def test_inspect(bundle, tmp_path):
+    found = aotc.inspect(bundle)
+    assert found.size == len(bundle)
+    assert found.targets == bundle.targets
+    assert [str(spec) for spec in found.functions["main"].inputs] == ["x: f32[3, 4]", "w: f32[4, 4]"]
+    (variant,) = found.variants
+    assert variant.top
+    assert sum(kernel.share for kernel in variant.top) == pytest.approx(1)
+    assert {kernel.name for kernel in variant.top} <= {kernel.name for kernel in variant.kernels}
+    assert not any(kernel.measured for kernel in variant.top)
+    text = str(found)
+    assert len(text.splitlines()) <= 24
+    assert "main(x: f32[3, 4], w: f32[4, 4]) -> " in text
+    assert "<code>" not in found._repr_html_()
+    assert "slowest kernels of main" in found._repr_html_()
+    bundle.save(tmp_path / "m.vmfb")
+    assert aotc.inspect(tmp_path / "m.vmfb").segments == found.segments
+    assert "sha256" in str(found.details(segments=True).blocks)
+
+
+def test_inspect_counts_many_arguments():
+    params = {f"layer{n}": {"w": np.ones((4, 4), "f4"), "b": np.ones(4, "f4")} for n in range(9)}
+    made = aotc.compile(lambda params, x: sum(x @ p["w"] + p["b"] for p in params.values()), params, X)
+    assert "main(params: 18 arrays of 720 B, x: f32[3, 4]) -> " in str(aotc.inspect(made))
+
+
+def test_inspect_states_assumed_sizes():
+    kind = jax.ShapeDtypeStruct(export.symbolic_shape("b, 4"), "float32")
+    found = aotc.inspect(aotc.compile(lambda x: jnp.sin(x) @ np.ones((4, 4), "f4"), kind))
+    assert found.dims == ("b",)
+    assert found.variants[0].timed == "main for b=16 (assumed)"
+
+
+def test_a_file_that_is_no_bundle(tmp_path):
+    (tmp_path / "m.vmfb").write_bytes(b"nothing")
+    with pytest.raises(aotc.BundleError):
+        aotc.inspect(tmp_path / "m.vmfb")
