@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
     from aotc.tools.inspect import inspect
+    from aotc.tools.page.compare import diff
     from aotc.vmfb.custom_calls import register_custom_call
     from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.errors import (
@@ -58,6 +59,7 @@ _HOMES = {
     "Options": "aotc.options",
     "asgi": "aotc.serve.asgi",
     "compile": "aotc.pipeline",
+    "diff": "aotc.tools.page.compare",
     "inspect": "aotc.tools.inspect",
     "load": "aotc.vmfb.module",
     "register_custom_call": "aotc.vmfb.custom_calls",
@@ -85,6 +87,7 @@ __all__ = [
     "__version__",
     "asgi",
     "compile",
+    "diff",
     "inspect",
     "load",
     "register_custom_call",

@@ -31,6 +31,10 @@ SECTIONS = (
                              ("aotc/tools/inspect.py", "InspectedKernel"),
                              ("aotc/tools/inspect.py", "InspectedBuffer"),
                              ("aotc/tools/inspect.py", "InspectedSegment")]),
+    ("Comparing bundles", [("aotc/tools/page/compare.py", "diff"), ("aotc/tools/page/compare.py", "BundleDiff"),
+                           ("aotc/tools/page/compare.py", "DiffFact"), ("aotc/tools/page/compare.py", "DiffFigure"),
+                           ("aotc/tools/page/compare.py", "DiffWeight"),
+                           ("aotc/tools/page/compare.py", "DiffKernel")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

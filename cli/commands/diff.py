@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from aotc_cli.commands.report import facts_about
 from aotc_cli.shared.custom_calls import HELP, register_from
 
-SUMMARY = "Compare two bundles: kernels, arena, weights, time."
+SUMMARY = "Compare two bundles: signature, options, weights, kernels, time."
 EXAMPLES = """
 aotc diff old.vmfb new.vmfb
 
@@ -28,43 +26,24 @@ def command(
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
 ) -> None:
-    """Compare two bundles: what the whole takes, and which kernels are the same, have changed, or are in one alone.
+    """Compare two bundles: signatures, targets and options that differ, sizes and times, weights, kernels.
 
-    Kernels of equal text are the same, whatever their names; of one name and other text they have changed. Times are
-    the cost model's, or those that `aotc profile` left in a bundle.
+    Weights are compared by name and digest. Kernels of equal text are the same, whatever their names; others are paired
+    by the place in the model and their kind, or by name. Times are the cost model's, or those that `aotc profile` left
+    in a bundle.
     """
-    from aotc.tools.page.compare import compare
+    from aotc.tools.page.compare import diff
+    from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.commands.profile import compiled
+    from aotc_cli.shared.inputs import parse_sizes
+    from aotc_cli.shared.tables import show
 
     register_from(custom_calls)
-    found = compare(*(facts_about(path, function, dims) for path in (first, second)))
+    sources = [str(path) if (made := compiled(path)) is None else made for path in (first, second)]
+    functions = open_bundle(sources[0]).manifest["functions"]
+    arguments = [row for entry in functions.values() for row in entry["arguments"]]
+    found = diff(*sources, function=function, sizes=parse_sizes(dims, arguments), names=(str(first), str(second)))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(asdict(found), indent=1))
     else:
-        _print(found, first.name, second.name)
-
-
-def _print(found: Mapping[str, Any], first: str, second: str) -> None:
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text, size_text, time_text
-
-    shown = {"bytes": size_text, "ns": lambda ns: time_text(ns / 1e9), "count": "{:,}".format}
-    rows: list[Sequence[str]] = []
-    for row in found["whole"]:
-        a, b = (shown[row["unit"]](row[side]) for side in ("first", "second"))
-        rows.append((row["what"], a, b, _ratio(row["first"], row["second"])))
-    print_table(("", first, second, "ratio"), rows, (first, second, "ratio"))
-    changed = [row for row in found["kernels"] if row["state"] != "same"]
-    print()
-    if changed:
-        table = [
-            (row["kernel"], row["state"], *(time_text(ns / 1e9) if ns else "" for ns in (row["first"], row["second"])),
-             _ratio(row["first"], row["second"]), row["loc"])
-            for row in changed
-        ]  # fmt: skip
-        print_table(("kernel", "is", first, second, "ratio", "from"), table, (first, second, "ratio"))
-    same = len(found["kernels"]) - len(changed)
-    print_line(f"{count_text(same, 'kernel')} the same, {len(changed)} not", 2)
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"{b / a:.2f}" if a and b else ""
+        show(found.document())

@@ -56,3 +56,49 @@ def test_a_file_that_is_no_bundle(tmp_path):
     (tmp_path / "m.vmfb").write_bytes(b"nothing")
     with pytest.raises(aotc.BundleError):
         aotc.inspect(tmp_path / "m.vmfb")
+
+
+# ---------------------------------------------------------------- diff
+
+
+def small(w, scale=1.0):
+    return aotc.compile(lambda x: jnp.tanh(x @ w) * scale, X)
+
+
+def test_diff_of_equal_bundles(bundle):
+    found = aotc.diff(bundle, bundle)
+    assert found.equal
+    assert "0 not" in str(found)
+    assert {row.state for row in found.kernels} == {"same"}
+
+
+def test_diff_says_that_all_weights_differ():
+    first, second = (small(np.random.default_rng(n).normal(size=(4, 64)).astype("f4")) for n in (0, 1))
+    found = aotc.diff(first, second, names=("old", "new"))
+    assert not found.equal
+    assert {row.state for row in found.weights} == {"changed"}
+    assert {row.state for row in found.kernels} == {"same"}
+    assert "all differ" in str(found)
+    assert "old" in found._repr_html_()
+
+
+def test_diff_names_weights_that_are_bound(tmp_path):
+    params = {"w": np.ones((4, 3), "f4"), "b": np.zeros(3, "f4")}
+    made = []
+    for number, w in enumerate((1, 2)):
+        own = aotc.compile(
+            lambda params, x: x @ params["w"] + params["b"], {**params, "w": w * params["w"]}, X, bind=["params"],
+            weights="unpacked", output=tmp_path / f"{number}.vmfb",
+        )  # fmt: skip
+        made.append(own)
+    found = aotc.diff(tmp_path / "0.vmfb", tmp_path / "1.vmfb")
+    assert {row.name: row.state for row in found.weights} == {"params/w": "changed", "params/b": "same"}
+
+
+def test_diff_pairs_kernels_by_scope_and_lists_options(bundle):
+    first = small(np.ones((4, 64), "f4"))
+    second = aotc.compile(lambda x: jnp.tanh(x @ np.ones((4, 64), "f4")) * 1.0, X, opt_level=1)
+    found = aotc.diff(first, second)
+    assert [(f.name, f.first, f.second) for f in found.facts] == [("option opt_level", "2", "1")]
+    assert "the same" in str(found)
+    assert [f.name for f in aotc.diff(first, bundle).facts] == ["function"]

@@ -375,6 +375,7 @@ saved(linen.apply, "linen", linen.init(jax.random.key(0), x), x)
 """
 FITTING = [
     ("inspect", "{}.vmfb", "--all"),
+    ("diff", "{}.vmfb", "{}.jax"),
 ]
 
 

@@ -1,66 +1,361 @@
-"""Comparison of two bundles by the facts of their pages."""
+"""Compare two bundles: signatures, targets, options, figures, weights by name and digest, kernels by text and scope."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, size_text, time_text
+from aotc.frontend.importer import import_raw
+from aotc.ir.tensor.ir import walk
+from aotc.recompile import model_of
+from aotc.source.restore import restore
+from aotc.tools.flow import entry_of
+from aotc.tools.inspect import short, signature_text
+from aotc.tools.page.facts import facts_of
+from aotc.vmfb.arguments import Signature, type_text
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.errors import Error
 from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.weights.own import own_weights, places_of
+
+SAME, CHANGED, REMOVED, ADDED = "same", "changed", "removed", "added"
+# Weights that differ that the text lists; the others are counted. All differ after a step of training.
+SHOWN_WEIGHTS = 10
 
 Facts = Mapping[str, Any]
 
 
-def compare(first: Facts, second: Facts) -> dict[str, Any]:
-    """Return ``whole``, a row for each figure, and ``kernels``, a row for each kernel of either bundle."""
-    return {"first": first["path"], "second": second["path"], "whole": _whole(first, second),
-            "kernels": _kernels(first, second)}  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class DiffFact:
+    """A fact that is text: a signature, the targets, an option; empty in a bundle without it."""
+
+    name: str
+    first: str
+    second: str
 
 
-def _whole(first: Facts, second: Facts) -> list[dict[str, Any]]:
-    numbers = {
+@dataclass(frozen=True, slots=True)
+class DiffFigure:
+    """A figure of both bundles; its unit is ``bytes``, ``ns`` or ``count``."""
+
+    name: str
+    unit: str
+    first: float
+    second: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiffWeight:
+    """A weight by its path, or a constant of the model by its number; ``state`` as for a kernel."""
+
+    name: str
+    type: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiffKernel:
+    """A kernel of the second bundle, or of the first alone.
+
+    Attributes
+    ----------
+    kernel, before : str
+        Its name in the second and in the first bundle; ``kernel`` is that of the first if the second has none.
+    state : str
+        ``same``: equal text. ``changed``: paired by scope and kind, or by name. ``removed``: only in the first bundle.
+        ``added``: only in the second.
+    first, second : float
+        Nanoseconds of all its runs in a call.
+    loc : str
+    """
+
+    kernel: str
+    before: str
+    state: str
+    first: float
+    second: float
+    loc: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BundleDiff(Shown):
+    """The differences of two bundles; ``facts`` has only what differs, ``weights`` and ``kernels`` have all rows."""
+
+    first: str
+    second: str
+    facts: tuple[DiffFact, ...]
+    whole: tuple[DiffFigure, ...]
+    weights: tuple[DiffWeight, ...]
+    kernels: tuple[DiffKernel, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Return True if no fact, weight or kernel differs."""
+        return not self.facts and {row.state for row in self.weights} | {row.state for row in self.kernels} <= {SAME}
+
+    def document(self) -> Document:
+        """Return the differing facts, the figures of both, and the weights and kernels that differ."""
+        a, b = _names(self.first, self.second)
+        blocks: list[Block] = []
+        if self.facts:
+            columns = [Column("differs"), Column(a), Column(b)]
+            blocks.append(table(columns, [(f.name, f.first, f.second) for f in self.facts]))
+        else:
+            blocks.append(Line("signatures, targets and options are the same"))
+        texts: Mapping[str, Callable[[float], str]] = {
+            "bytes": lambda x: size_text(int(x)), "ns": lambda x: time_text(x / 1e9), "count": "{:,}".format,
+        }  # fmt: skip
+        rows = [
+            (f.name, texts[f.unit](f.first), texts[f.unit](f.second), _ratio(f.first, f.second)) for f in self.whole
+        ]
+        right = [Column(a, right=True), Column(b, right=True), Column("ratio", right=True)]
+        blocks.append(table([Column(""), *right], rows))
+        blocks += _weight_blocks(self.weights)
+        changed = [row for row in self.kernels if row.state != SAME]
+        if changed:
+            blocks.append(table(
+                [Column("kernel"), Column("is"), *right, Column("from", priority=1)],
+                [(k.kernel, k.state, *(time_text(ns / 1e9) if ns else "" for ns in (k.first, k.second)),
+                  _ratio(k.first, k.second), short(k.loc)) for k in changed],
+            ))  # fmt: skip
+        same = len(self.kernels) - len(changed)
+        blocks.append(Line(f"{count_text(same, 'kernel')} the same, {len(changed)} not"))
+        return Document("", tuple(blocks))
+
+
+def _names(first: str, second: str) -> tuple[str, str]:
+    """Return headings for two paths: the names of the files, or where these are equal with their folders."""
+    a, b = Path(first), Path(second)
+    if a.name != b.name:
+        return a.name, b.name
+    return ("first", "second") if a == b else (f"{a.parent.name}/{a.name}", f"{b.parent.name}/{b.name}")
+
+
+def _weight_blocks(weights: Sequence[DiffWeight]) -> list[Block]:
+    changed = [row for row in weights if row.state != SAME]
+    if not weights:
+        return []
+    arrays = count_text(len(weights), "weight")
+    if not changed:
+        return [Line(f"{arrays}, all the same")]
+    verdict = "all differ" if len(changed) == len(weights) else f"{len(changed)} differ"
+    shown = [(row.name, row.type, row.state) for row in changed[:SHOWN_WEIGHTS]]
+    blocks: list[Block] = [Line(f"{arrays}, {verdict}:")]
+    blocks.append(table([Column("weight"), Column("type"), Column("is")], shown))
+    more = len(changed) - len(shown)
+    return [*blocks, *([Line(f"and {count_text(more, 'weight')} more (--json lists all)")] if more else [])]
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"{b / a:.2f}" if a and b else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A bundle: what to open, its bytes, its name in messages."""
+
+    bundle: str | bytes
+    data: bytes
+    where: str
+    opened: OpenedBundle
+
+
+def _side(bundle: str | os.PathLike[str] | bytes, where: str) -> _Side:
+    source = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
+    opened = open_bundle(source)
+    opened.where = where or opened.where
+    return _Side(source, source if isinstance(source, bytes) else Path(source).read_bytes(), opened.where, opened)
+
+
+def diff(
+    first: str | os.PathLike[str] | bytes,
+    second: str | os.PathLike[str] | bytes,
+    *,
+    function: str = "",
+    sizes: Mapping[str, int] | None = None,
+    names: tuple[str, str] = ("", ""),
+) -> BundleDiff:
+    """Compare two bundles.
+
+    Parameters
+    ----------
+    first, second : path or bytes
+        Bundles with debug information.
+    function : str
+        By default the only function, or ``main``.
+    sizes : mapping of str to int
+        Sizes of symbolic dims, for times and bytes; others are assumed to be 16.
+    names : tuple of str
+        Names of the bundles in the result; by default their paths.
+
+    Returns
+    -------
+    BundleDiff
+        ``print`` displays it as ``aotc diff`` does.
+
+    Raises
+    ------
+    BundleError
+        If a bundle cannot be read, or has no text of its kernels.
+    """
+    sides = [_side(bundle, name) for bundle, name in zip((first, second), names)]
+    entries = [entry_of(side.opened, function) for side in sides]
+    a, b = (facts_of(side.data, side.where, name, sizes) for side, name in zip(sides, entries))
+    facts = _differing(*(_texts_of(side.opened, name) for side, name in zip(sides, entries)))
+    weights = compare_weights(*map(weight_digests, sides))
+    return BundleDiff(sides[0].where, sides[1].where, facts, compare_figures(a, b), weights, compare_kernels(a, b))
+
+
+# ---------------------------------------------------------------- facts and figures
+
+
+def _texts_of(opened: OpenedBundle, function: str) -> dict[str, str]:
+    """Return the facts of a bundle that are text."""
+    manifest = opened.manifest
+    signature = Signature(function, manifest["functions"][function])
+    found = {"producer": manifest["producer"], "function": signature_text(signature)}
+    found["other functions"] = ", ".join(name for name in manifest["functions"] if name != function)
+    found["targets"] = ", ".join(v["target"] for v in manifest["variants"])
+    if manifest.get("source"):
+        options = restore(opened).options
+        found |= {f"option {name}": str(value) for name, value in options.items()}
+    return found
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[DiffFact, ...]:
+    names = dict.fromkeys([*a, *b])
+    return tuple(DiffFact(n, a.get(n, ""), b.get(n, "")) for n in names if a.get(n, "") != b.get(n, ""))
+
+
+def compare_figures(first: Facts, second: Facts) -> tuple[DiffFigure, ...]:
+    """Return a row for each figure."""
+    numbers: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
         "file": ("bytes", lambda f: f["bytes"]),
         "kernels": ("count", lambda f: len(f["kernels"])),
         "commands": ("count", lambda f: len(f["steps"])),
-        "kernels' code": ("bytes", lambda f: sum(k["code_bytes"] for k in f["kernels"].values())),
+        "machine code": ("bytes", lambda f: sum(k["code_bytes"] for k in f["kernels"].values())),
         "bytes read and written": ("bytes", lambda f: sum(s["runs"] * s["bytes"] for s in f["steps"])),
-        "one after the other": ("ns", lambda f: f["work"]),
-        "side by side": ("ns", lambda f: f["path_ns"]),
-        "alive at most": ("bytes", lambda f: f["memory"]["peak"]),
+        "time of all kernels": ("ns", lambda f: f["work"]),
+        "critical path": ("ns", lambda f: f["path_ns"]),
+        "peak of live values": ("bytes", lambda f: f["memory"]["peak"]),
         "arena": ("bytes", lambda f: sum(f["memory"]["arenas"].values())),
-        "weights": ("bytes", lambda f: sum(w["bytes"] for w in f["weights"])),
+        "constants": ("bytes", lambda f: sum(w["bytes"] for w in f["weights"])),
     }
-    return [
-        {"what": what, "unit": unit, "first": of(first), "second": of(second)} for what, (unit, of) in numbers.items()
-    ]
+    return tuple(DiffFigure(name, unit, of(first), of(second)) for name, (unit, of) in numbers.items())
 
 
-def _kernels(first: Facts, second: Facts) -> list[dict[str, Any]]:
-    """Return rows of kernels: pairs with equal text, then pairs with equal names, then kernels of one bundle only."""
-    sides = [{name: digest_of(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
-    left = dict(sides[1])
+# ---------------------------------------------------------------- weights
+
+
+def weight_digests(side: _Side) -> dict[str, tuple[str, bytes]]:
+    """Return the type and the SHA-256 of each weight: the bundle's own by path, constants of its source by number.
+
+    Without a source, constants in separate files have their names; those in the bundle are one entry.
+    """
+    found, opened = {}, side.opened
+    manifest, variant = opened.manifest, opened.manifest["variants"][0]
+    if manifest.get("weights"):
+        arrays, _ = own_weights(opened, places_of(manifest, variant, opened.where).types)
+        found = {path: _digest(array) for path, array in arrays.items()}
+    return found | _constants(side, variant.get("constants") or {})
+
+
+def _digest(array: np.ndarray) -> tuple[str, bytes]:
+    data = np.ascontiguousarray(array)
+    return type_text(from_numpy(data.dtype), data.shape), sha256(data.reshape(-1).view(np.uint8).data).digest()
+
+
+def _constants(side: _Side, entry: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+    if (external := entry.get("external")) is not None:
+        return {
+            t["name"]: (type_text(t["dtype"], t["shape"]), t["sha256"] if isinstance(t["sha256"], bytes) else b"")
+            for t in external["tensors"]
+        }
+    manifest = side.opened.manifest
+    if manifest.get("source"):
+        try:
+            return _source_constants(side.bundle)
+        except Error:
+            pass  # the source needs an external file, or is for another version
+    held = entry.get("segment", (entry.get("compressed") or {}).get("segment"))
+    if held is None:
+        return {}
+    row = manifest["segments"][held]
+    return {"constants in the bundle": (f"{row['size']:,} bytes", row["sha256"])}
+
+
+def _source_constants(bundle: str | bytes) -> dict[str, tuple[str, bytes]]:
+    """Return the constants of a bundle's model that have several elements, in the order of the model."""
+    raw, _, options = model_of(bundle)
+    found: dict[str, tuple[str, bytes]] = {}
+    for function in import_raw(raw, options=options).functions.values():
+        for op in walk(function.body):
+            if op.name == "constant" and (value := np.asarray(op.attrs["value"])).size > 1:
+                found[f"constant {len(found)}"] = _digest(value)
+    return found
+
+
+def compare_weights(
+    first: Mapping[str, tuple[str, bytes]], second: Mapping[str, tuple[str, bytes]]
+) -> tuple[DiffWeight, ...]:
+    """Return a row for each weight of either bundle."""
+    rows = []
+    for name in dict.fromkeys([*first, *second]):
+        a, b = first.get(name), second.get(name)
+        state = ADDED if a is None else REMOVED if b is None else SAME if a == b else CHANGED
+        kinds = dict.fromkeys(side[0] for side in (a, b) if side is not None)
+        rows.append(DiffWeight(name, ", then ".join(kinds), state))
+    return tuple(rows)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def compare_kernels(first: Facts, second: Facts) -> tuple[DiffKernel, ...]:
+    """Return rows of kernels: pairs of equal text, then of equal scope and kind in order, then of equal names."""
+    digests = [{name: digest_of(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
+    left, right = (list(d) for d in digests)
     pairs: list[tuple[str, str, str]] = []
-    rest = []
-    for name, digest in sides[0].items():
-        equal = [other for other, d in left.items() if d == digest]
+    for name in list(left):
+        equal = [other for other in right if digests[1][other] == digests[0][name]]
         if equal:
             other = name if name in equal else equal[0]
-            del left[other]
-            pairs.append((name, other, "same"))
-        else:
-            rest.append(name)
-    for name in rest:
-        if left.pop(name, None) is not None:
-            pairs.append((name, name, "changed"))
-        else:
-            pairs.append((name, "", "only in the first"))
-    pairs += [("", name, "only in the second") for name in left]
-    return [_row(first, second, *pair) for pair in pairs]
+            left.remove(name)
+            right.remove(other)
+            pairs.append((name, other, SAME))
+    keys: tuple[Callable[[Facts, str], tuple[str, ...]], ...] = (_place_of, lambda _, name: (name,))
+    for key in keys:
+        for name in list(left):
+            mine = key(first["kernels"][name], name)
+            found = next((other for other in right if mine and key(second["kernels"][other], other) == mine), None)
+            if found is not None:
+                left.remove(name)
+                right.remove(found)
+                pairs.append((name, found, CHANGED))
+    pairs += [(name, "", REMOVED) for name in left] + [("", name, ADDED) for name in right]
+    return tuple(_row(first, second, *pair) for pair in pairs)
 
 
-def _row(first: Facts, second: Facts, a: str, b: str, state: str) -> dict[str, Any]:
+def _place_of(facts: Facts, name: str) -> tuple[str, ...]:
+    """Return the scope and file of a kernel, without lines, and its kind, ``matmul`` of ``k3_matmul``; or nothing."""
+    kind = re.sub(r"^k\d+_", "", name)
+    return (re.sub(r":\d+", "", facts["loc"]), kind) if facts["loc"] else ()
+
+
+def _row(first: Facts, second: Facts, a: str, b: str, state: str) -> DiffKernel:
     facts = second["kernels"][b] if b else first["kernels"][a]
-    times = {"first": _nanoseconds(first, a), "second": _nanoseconds(second, b)}
-    return {"kernel": b or a, "before": a, "state": state, **times, "loc": facts["loc"]}
+    return DiffKernel(b or a, a, state, _nanoseconds(first, a), _nanoseconds(second, b), facts["loc"])
 
 
 def _nanoseconds(facts: Facts, name: str) -> float:
