@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
     from aotc.tools.inspect import inspect
+    from aotc.tools.lint import lint
     from aotc.tools.page.compare import diff
     from aotc.vmfb.custom_calls import register_custom_call
     from aotc.vmfb.devices.array import DeviceArray
@@ -61,6 +62,7 @@ _HOMES = {
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
     "inspect": "aotc.tools.inspect",
+    "lint": "aotc.tools.lint",
     "load": "aotc.vmfb.module",
     "register_custom_call": "aotc.vmfb.custom_calls",
     "upgrade": "aotc.recompile",
@@ -89,6 +91,7 @@ __all__ = [
     "compile",
     "diff",
     "inspect",
+    "lint",
     "load",
     "register_custom_call",
     "upgrade",

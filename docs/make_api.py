@@ -35,6 +35,8 @@ SECTIONS = (
                            ("aotc/tools/page/compare.py", "DiffFact"), ("aotc/tools/page/compare.py", "DiffFigure"),
                            ("aotc/tools/page/compare.py", "DiffWeight"),
                            ("aotc/tools/page/compare.py", "DiffKernel")]),
+    ("What compiles", [("aotc/tools/lint.py", "lint"), ("aotc/tools/lint.py", "LintResult"),
+                       ("aotc/tools/lint.py", "LintReport"), ("aotc/tools/lint.py", "Row")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

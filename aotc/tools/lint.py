@@ -6,11 +6,15 @@ collected. Only the machine code of kernels is not generated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
+from aotc.display.document import Block, Column, Document, Line, Preformatted, table
+from aotc.display.shown import Shown
 from aotc.driver.assemble import native_calls
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
@@ -48,8 +52,13 @@ class Row:
     through: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LintReport:
+# Source locations of an op that a row of the table lists; the others are counted. A row should stay one line.
+SHOWN_LINES = 3
+_STATUS = {"native": "native", "library": "through a library", "refused": "refused", "waits": "waiting for those"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LintReport(Shown):
     """The treatment of a model for one target: a row per op in model order, and all refusals."""
 
     target: str
@@ -61,6 +70,71 @@ class LintReport:
         """Return True if nothing is refused."""
         return not self.refusals
 
+    def document(self) -> Document:
+        """Return a table of the ops, those of equal treatment in one row, and the refusals."""
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)
+            groups.setdefault(key, []).append(row)
+        files = len({row.loc.path for row in self.rows if row.loc.line}) > 1
+        columns = [Column("op"), Column("dtypes"), Column("count", right=True), Column("becomes"),
+                   Column("lines", priority=1)]  # fmt: skip
+        rows = [
+            (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same, files))
+            for (name, dtypes, status, through), same in sorted(groups.items())
+        ]
+        blocks: list[Block] = [table(columns, rows)] if rows else []
+        for _, finding in self.refusals:
+            blocks.append(Preformatted(finding.render().replace(": error: ", ": refused: ", 1) + "\n"))
+        return Document(f"{self.target}: {self._summary()}", tuple(blocks))
+
+    def _summary(self) -> str:
+        count = Counter(r.status for r in self.rows)
+        parts = [f"{count[s]} {text}" for s, text in _STATUS.items() if count[s]]
+        verdict = "it compiles" if self.compiles else "it does not compile"
+        return f"{len(self.rows)} ops, {', '.join(parts) or 'nothing to do'}; {verdict}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LintResult(Shown):
+    """The treatment of a model for each target; iterating gives the reports."""
+
+    reports: tuple[LintReport, ...]
+
+    @property
+    def compiles(self) -> bool:
+        """Return True if nothing is refused for any target."""
+        return all(report.compiles for report in self.reports)
+
+    def __iter__(self) -> Iterator[LintReport]:
+        return iter(self.reports)
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    def __getitem__(self, number: int) -> LintReport:
+        return self.reports[number]
+
+    def document(self) -> Document:
+        """Return the reports one after the other."""
+        blocks: list[Block] = []
+        for report in self.reports:
+            one = report.document()
+            blocks += [Line(one.title), *one.blocks]
+        return Document("", tuple(blocks))
+
+
+def _lines(rows: Sequence[Row], files: bool) -> str:
+    """Return the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
+    found = (_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
+    places = [p for p in dict.fromkeys(found) if p]
+    shown = ", ".join(places[:SHOWN_LINES])
+    return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
+
+
+def _line(loc: Loc, files: bool) -> str:
+    return f"{Path(loc.path).name}:{loc.line}" if files else str(loc.line)
+
 
 @callers_errors()
 def lint(
@@ -70,8 +144,13 @@ def lint(
     options: Options | None = None,
     args: Mapping[str, Sequence[Any]] | None = None,
     **flags: Any,
-) -> tuple[LintReport, ...]:
+) -> LintResult:
     """Report for each target the treatment of the ops of ``model``; the arguments are those of ``aotc.compile``.
+
+    Returns
+    -------
+    LintResult
+        A report for each target; ``print`` displays it as ``aotc lint`` does.
 
     Raises
     ------
@@ -92,7 +171,7 @@ def lint(
         module, journal = imported[kind]
         with guard("while reporting what becomes of the ops", chosen, module):
             reports.append(_report(module, journal.entries, target, targets, chosen))
-    return tuple(reports)
+    return LintResult(tuple(reports))
 
 
 def _report(
@@ -178,4 +257,4 @@ def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
     return [(call.loc, f"your function, {where}")]
 
 
-__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "LintReport", "Row", "lint"]
+__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "LintReport", "LintResult", "Row", "lint"]

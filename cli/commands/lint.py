@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,8 +32,8 @@ from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
 
 if TYPE_CHECKING:
-    from aotc.diagnostics import Finding, Loc
-    from aotc.tools.lint import LintReport, Row
+    from aotc.diagnostics import Loc
+    from aotc.tools.lint import LintReport
 
 SUMMARY = "Tell before compiling what becomes of each op."
 EXAMPLES = """
@@ -99,9 +98,10 @@ def command(
 
         print(json.dumps([_facts(r) for r in reports], indent=1))
     else:
-        for report in reports:
-            _show(report)
-    if not all(r.compiles for r in reports):
+        from aotc_cli.shared.tables import show
+
+        show(reports.document())
+    if not reports.compiles:
         raise typer.Exit(1)
 
 
@@ -122,54 +122,3 @@ def _facts(report: LintReport) -> dict[str, Any]:
 
 def _place(loc: Loc) -> dict[str, Any]:
     return {"path": loc.path, "line": loc.line, "column": loc.column, "jax": loc.name, "source": loc.source}
-
-
-def _show(report: LintReport) -> None:
-    from aotc_cli.shared.tables import print_table
-
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in report.rows:
-        key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)
-        groups.setdefault(key, []).append(row)
-    files = len({row.loc.path for row in report.rows if row.loc.line}) > 1
-    rows = [
-        (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same, files))
-        for (name, dtypes, status, through), same in sorted(groups.items())
-    ]
-    print(f"{report.target}: {_summary(report)}")
-    print_table(("op", "dtypes", "count", "becomes", "lines"), rows, right=("count",))
-    for _, finding in report.refusals:
-        print(f"\n{_render(finding)}")
-    print()
-
-
-def _render(finding: Finding) -> str:
-    return finding.render().replace(": error: ", ": refused: ", 1)
-
-
-# Source locations of an op that a row of the aotc lint table lists; the others are counted. A row should stay one line.
-SHOWN_LINES = 3
-
-
-def _lines(rows: list[Row], files: bool) -> str:
-    """Return the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
-    found = (_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
-    places = [p for p in dict.fromkeys(found) if p]
-    shown = ", ".join(places[:SHOWN_LINES])
-    return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
-
-
-def _line(loc: Loc, files: bool) -> str:
-    return f"{Path(loc.path).name}:{loc.line}" if files else str(loc.line)
-
-
-def _summary(report: LintReport) -> str:
-    from collections import Counter
-
-    count = Counter(r.status for r in report.rows)
-    parts = [f"{count[s]} {text}" for s, text in _STATUS.items() if count[s]]
-    verdict = "it compiles" if report.compiles else "it does not compile"
-    return f"{len(report.rows)} ops, {', '.join(parts) or 'nothing to do'}; {verdict}"
-
-
-_STATUS = {"native": "native", "library": "through a library", "refused": "refused", "waits": "waiting for those"}

@@ -102,3 +102,17 @@ def test_diff_pairs_kernels_by_scope_and_lists_options(bundle):
     assert [(f.name, f.first, f.second) for f in found.facts] == [("option opt_level", "2", "1")]
     assert "the same" in str(found)
     assert [f.name for f in aotc.diff(first, bundle).facts] == ["function"]
+
+
+# ---------------------------------------------------------------- lint
+
+
+def test_lint():
+    found = aotc.lint(lambda x: jnp.tanh(x) @ x.T, X)
+    assert found.compiles
+    (report,) = found
+    assert len(found) == 1
+    assert found[0] is report
+    assert {row.status for row in report.rows} == {"native"}
+    assert "it compiles" in str(found)
+    assert "dot_general" in found._repr_html_()

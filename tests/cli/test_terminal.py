@@ -376,6 +376,15 @@ saved(linen.apply, "linen", linen.init(jax.random.key(0), x), x)
 FITTING = [
     ("inspect", "{}.vmfb", "--all"),
     ("diff", "{}.vmfb", "{}.jax"),
+    ("lint", "{}.jax"),
+    ("check", "{}.jax"),
+    ("bench", "{}.vmfb", "--seconds=0.02", "--rounds=1", "--per-dispatch", "--roofline"),
+    ("explain", "schedule", "{}.vmfb"),
+    ("explain", "memory", "{}.vmfb"),
+    ("explain", "fusion", "{}.vmfb"),
+    ("explain", "affinity", "{}.jax", "--device=d0=cpu", "--default-device=d0"),
+    ("targets",),
+    ("doctor",),
 ]
 
 
