@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aotc.pipeline import compile
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
+    from aotc.tools.check import check
     from aotc.tools.inspect import inspect
     from aotc.tools.lint import lint
     from aotc.tools.page.compare import diff
@@ -59,6 +60,7 @@ _HOMES = {
     "LoadedModule": "aotc.vmfb.module",
     "Options": "aotc.options",
     "asgi": "aotc.serve.asgi",
+    "check": "aotc.tools.check",
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
     "inspect": "aotc.tools.inspect",
@@ -88,6 +90,7 @@ __all__ = [
     "Options",
     "__version__",
     "asgi",
+    "check",
     "compile",
     "diff",
     "inspect",

@@ -37,6 +37,9 @@ SECTIONS = (
                            ("aotc/tools/page/compare.py", "DiffKernel")]),
     ("What compiles", [("aotc/tools/lint.py", "lint"), ("aotc/tools/lint.py", "LintResult"),
                        ("aotc/tools/lint.py", "LintReport"), ("aotc/tools/lint.py", "Row")]),
+    ("Checking a model", [("aotc/tools/check.py", "check"), ("aotc/tools/check.py", "CheckReport"),
+                          ("aotc/tools/check.py", "Difference"), ("aotc/tools/agreement.py", "Mismatch"),
+                          ("aotc/tools/largest_error.py", "LargestError"), ("aotc/tools/agreement.py", "Tolerance")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

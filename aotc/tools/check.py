@@ -15,17 +15,22 @@ report includes the deviation of its results from the model's. The other questio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import islice, product, zip_longest
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 import aotc
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
-from aotc.driver.assemble import Ahead, assemble
+from aotc.display.document import Document, Line
+from aotc.display.shown import Shown
+from aotc.driver.assemble import Ahead, assemble, signature
 from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import Raw
+from aotc.frontend.mlir import Raw, fetch
 from aotc.frontend.xla import run_xla
 from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
@@ -40,11 +45,14 @@ from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.regions.custom_call import describe
 from aotc.options import Options
-from aotc.pipeline import Pass, run_passes
+from aotc.pipeline import Pass, checked_options, run_passes
 from aotc.targets import resolve
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, compare_op, compare_results, deviation
+from aotc.tools.largest_error import LargestError, largest_error
+from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.errors import ArgumentValueError, CallError
 
 QUANTIZE = "quantize-weights"  # name of the pass
 
@@ -66,11 +74,35 @@ class Difference:
     kernels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Result of a check: a mismatch or None for each result, the first differing op, the pass that changes the result.
+ORACLES = {"reference": "the reference", "jax": "XLA"}
 
-    ``rounding`` is the deviation of results from the model's because of quantised weights; None for integers.
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(Shown):
+    """Result of a check; ``print`` displays it as ``aotc check`` does.
+
+    Attributes
+    ----------
+    results : tuple of Mismatch or None
+        The mismatch of each result.
+    names : tuple of str
+        Names of the results.
+    difference : Difference or None
+        The first op that differs.
+    changed_by : str
+        The pass that changes the result, if it was searched.
+    reference : tuple of Mismatch or None
+        Mismatches of the reference and XLA, with the oracle ``jax``.
+    rounding : tuple of Deviation or None
+        Deviation of results from the model's because of quantised weights; None for integers.
+    errors : tuple of LargestError or None
+        The largest absolute and relative error of each result; None where its shape differs.
+    oracle : str
+        ``reference`` or ``jax``.
+    bisected : bool
+        True if the pass was searched.
+    arguments : str
+        How random arguments were made; empty if all were given.
     """
 
     results: tuple[Mismatch | None, ...]
@@ -79,11 +111,70 @@ class CheckReport:
     changed_by: str = ""
     reference: tuple[Mismatch | None, ...] = field(default=())
     rounding: tuple[Deviation | None, ...] = ()
+    errors: tuple[LargestError | None, ...] = ()
+    oracle: str = "reference"
+    bisected: bool = False
+    arguments: str = ""
 
     @property
     def agrees(self) -> bool:
         """Return True if nothing differs."""
         return self.difference is None and not any(self.results)
+
+    def document(self) -> Document:
+        """Return a line for each result, the first op that differs, and the pass that changes the result."""
+        lines = [Line(self.arguments)] if self.arguments else []
+        lines += map(Line, self._about_results())
+        if self.difference is not None:
+            lines += [Line(""), *_difference_lines(self.difference)]
+        elif self.agrees:
+            lines.append(Line("each op agrees with the reference on the operands that it was given"))
+        else:
+            lines.append(Line("no op differs from the reference, alone or at the end of a part of the program"))
+        if self.bisected and not self.agrees:
+            lines.append(Line(_verdict(self.changed_by)))
+        return Document("", tuple(lines))
+
+    def _about_results(self) -> Iterator[str]:
+        what = ORACLES[self.oracle]
+        for name, error in zip(self.names, self.rounding):
+            if error is not None:
+                share = f"{error.relative:.2g} of {what}'s root mean square"
+                yield f"{name}: rounded weights put it off by {share}, {error.largest:.3g} at most of {error.size:.3g}"
+        what = "the reference on rounded weights" if self.rounding else what
+        for name, mismatch, largest in zip_longest(self.names, self.results, self.errors):
+            verdict = f"agrees with {what}" if mismatch is None else f"differs from {what}: {_mismatch_text(mismatch)}"
+            yield f"{name}: {verdict}" + ("" if largest is None else f"; {largest}")
+        for name, mismatch in zip(self.names, self.reference):
+            if mismatch is not None:
+                yield f"{name}: the reference itself differs from XLA: {_mismatch_text(mismatch)}"
+
+
+def _difference_lines(d: Difference) -> list[Line]:
+    lines = [Line(f"{d.loc}: {d.op} : {d.type} is the first op that differs")]
+    if d.loc.traced_by:
+        lines.append(Line(f"traced by: {d.loc.traced_by}", 2))
+    lines += [Line(f"inside of: {place}", 2) for place in d.within]
+    lines.append(Line(_mismatch_text(d.mismatch), 2))
+    if not d.alone:
+        text = "alone it is right: it differs only where it is compiled together with the ops before it"
+        lines.append(Line(text, 2))
+    if d.kernels:
+        lines.append(Line(f"kernels it went into: {', '.join(d.kernels)}", 2))
+    return lines
+
+
+def _mismatch_text(m: Mismatch) -> str:
+    if not m.index and m.units == float("inf") and m.largest == float("inf") and "[" in m.ours:
+        return f"found {m.ours}, expected {m.expected}"
+    worst = f"at {list(m.index)} {m.ours}, expected {m.expected} ({m.units:.3g} ulp, error {m.largest:.3g})"
+    return f"{m.count:,} of {m.size:,} elements, the worst {worst}"
+
+
+def _verdict(changed_by: str) -> str:
+    if changed_by:
+        return f"pass {changed_by} changes the result: the IR before it is right and the IR after it is not"
+    return "no pass changes the result beyond rounding: the kernels made of the final IR, or their order, are at fault"
 
 
 # Iterations of a differing loop that are searched for the op that differs. The reference runs each one; this bounds the
@@ -121,6 +212,12 @@ class Checker:
         with guard("while inlining", self.options, self.module, raw.path):
             self.function = inline(self.module, self.options).functions[self.name]
 
+    @property
+    def arguments(self) -> list[dict[str, Any]]:
+        """The arguments of the function, as in a bundle's manifest."""
+        rows: list[dict[str, Any]] = signature(self.function)["arguments"]
+        return rows
+
     @callers_errors()
     def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> CheckReport:
         """Compare the results of a call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
@@ -145,18 +242,20 @@ class Checker:
             want = run_xla(self.raw, arrays, self.name)
             of_reference = self._compare(reference, want, arrays)
         rounding: tuple[Deviation | None, ...] = ()
+        judged = want
         if self.whole == self.options:
             results = self._compare(ours, want, arrays)
         else:
             rounding = tuple(map(deviation, ours, want))
-            rounded = self._rounded(arrays)
-            results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, rounded, strict=True))
+            judged = self._rounded(arrays)
+            results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, judged, strict=True))
         difference = self._first(self.function, arrays)
         if difference is None and not rounding and any(self._compare(ours, reference, arrays)):
             difference = self._shortest(arrays)
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
         names = tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(len(ours))])
-        return CheckReport(results, names, difference, changed, of_reference, rounding)
+        errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, judged, strict=True))
+        return CheckReport(results, names, difference, changed, of_reference, rounding, errors, oracle, bisect)
 
     def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the reference's results for the program with quantised weights."""
@@ -419,3 +518,110 @@ def _as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
 _HOOKS = Hooks(custom_call=call_user)
 
 __all__ = ["CheckReport", "Checker", "Difference"]
+
+
+# ---------------------------------------------------------------- the whole
+
+# Sizes to try for symbolic dims, simple ones first.
+_SIZES = (3, 2, 4, 8, 1, 6, 16, 12, 5, 7, 32, 64)
+# Combinations of sizes to try for a model that reports invalid sizes only by refusing them.
+MOST_TRIES = 20000
+
+
+def check(
+    model: Any,
+    *example_args: Any,
+    function: str = "",
+    inputs: Sequence[Any] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    seed: int = 0,
+    oracle: str = "reference",
+    bisect: bool = False,
+    tolerance: Tolerance | None = None,
+    **flags: Any,
+) -> CheckReport:
+    """Compile a model, call it, and compare its results with the reference; find the first op that differs.
+
+    Parameters
+    ----------
+    model, *example_args
+        As for :func:`aotc.compile`. Example arguments with values are the arguments of the call.
+    function : str
+        By default the only function, or ``main``.
+    inputs : sequence of arrays
+        The first arguments of the call, flat; the others are random values.
+    sizes : mapping of str to int
+        Sizes of symbolic dims; others get the first sizes that fit.
+    seed : int
+        For the random values.
+    oracle : str
+        ``reference``: the IR interpreted by NumPy; ``jax``: XLA on the CPU.
+    bisect : bool
+        Name the pass after which the result changes.
+    tolerance : Tolerance, optional
+        In place of the bounds by op and dtype.
+    **flags
+        Options of :func:`aotc.compile`, for one CPU target.
+
+    Returns
+    -------
+    CheckReport
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be compiled.
+    CallError
+        If the arguments do not fit the model.
+    """
+    if oracle not in ORACLES:
+        raise ArgumentValueError("", "there is no such oracle", repr(oracle), " or ".join(ORACLES))
+    raw = fetch(model, example_args)
+    checker = Checker(raw, checked_options(None, flags), function, tolerance)
+    examples = raw.values.get(checker.name, ())
+    given = list(inputs) or ([np.asarray(x) for x in examples] if all(map(_has_values, examples)) else [])
+    return check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
+
+
+def check_call(
+    checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int, *, oracle: str, bisect: bool
+) -> CheckReport:
+    """Compare a call with the arguments ``given`` and random ones; see :func:`check`."""
+    arrays, made = sample(checker, given, sizes, seed)
+    try:
+        return replace(checker.check(arrays, oracle, bisect), arguments=made)
+    except (OperandError, AssertionFailed) as error:
+        raise CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
+
+
+def _has_values(example: Any) -> bool:
+    """Return True for an array or a number, False for a description of one, such as ``jax.ShapeDtypeStruct``."""
+    return hasattr(example, "__array__") or isinstance(example, bool | int | float | complex)
+
+
+def sample(
+    checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int
+) -> tuple[list[np.ndarray], str]:
+    """Return the arguments of a call, random ones after those that are given, and how they were made, as text.
+
+    Raises
+    ------
+    CallError
+        If no sizes of the dims fit.
+    """
+    rows = checker.arguments
+    arrays = [np.asarray(x, to_numpy(row["dtype"])) for x, row in zip(given, rows)]
+    if len(arrays) == len(rows):
+        return arrays, ""
+    names = [name for name in checker.symbols() if name not in sizes]
+    for numbers in islice(product(_SIZES, repeat=len(names)), MOST_TRIES):
+        tried = {**sizes, **dict(zip(names, numbers))}
+        try:
+            found = [*arrays, *make_values(rows[len(arrays) :], tried, True, seed)]
+        except (CallError, ValueError):
+            continue
+        if not tried or checker.fits(found):
+            shown = ", ".join(f"{name}={size}" for name, size in sorted(tried.items()))
+            rest = " after those that are given" if arrays else ""
+            return found, f"random arguments{rest}, seed {seed}{': ' + shown if shown else ''}"
+    raise CallError("", "no sizes were found that fit the model's dims", hint="give them: --dim=NAME=SIZE, or --input")

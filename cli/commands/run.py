@@ -19,6 +19,8 @@ OUTPUTS = "Where results go: @y.npy, .bin; @y.npz, .json, .safetensors (all that
 WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinity, exit with 3."
 KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
 TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
+FULL_HELP = "Print results in IREE's form, as in a pipe or a file; on a terminal they are printed as NumPy does."
+FULL_ELEMENTS = 1024  # of a result in IREE's form, as iree-run-module prints
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
 aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
@@ -64,7 +66,10 @@ def command(
     trusted_keys: list[str] = typer.Option(
         [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
     ),
-    limit: int = typer.Option(1024, "--output_max_element_count", help="Print at most so many elements of a result."),
+    full: bool = typer.Option(False, "--full", help=FULL_HELP),
+    limit: int | None = typer.Option(
+        None, "--output_max_element_count", help="As --full, with at most so many elements of a result; default 1024."
+    ),
 ) -> None:
     """Run a function of a bundle, print or save its results, compare them.
 
@@ -92,7 +97,8 @@ def command(
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module, name, values) if nan_watch else None
         results, odd = called or (_call(module, name, values, repeat, trace), False)
-    _show(results, signature.results, places, limit)
+    iree = full or limit is not None or bool(outputs) or not sys.stdout.isatty()
+    _show(results, signature.results, places, (FULL_ELEMENTS if limit is None else limit) if iree else None)
     if expected:
         _compare(results, signature.results, expected, rtol, atol)
     if odd:
@@ -108,7 +114,10 @@ def _compare(
     wanted = [None if text == "(ignored)" else text for text in expected]
     given = [t for t in wanted if t is not None]
     rows = iter(parse_values(given, _requested(named, wanted), "--expected_output"))
-    check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
+    errors = check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
+    for number, error in enumerate(errors):
+        if error is not None:
+            print(f"result[{number}]: {error}")
     print("[SUCCESS] all function outputs matched their expected values.")
 
 
@@ -165,15 +174,22 @@ def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str
 
 
 def _show(
-    results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int
+    results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int | None
 ) -> None:
+    """Write results to ``places``; as text with at most ``limit`` elements in IREE's form, or else as NumPy does."""
+    from aotc.display.text import display_width
     from aotc_cli.shared.array_files import WRITERS, suffix_of, write_arrays
     from aotc_cli.shared.inputs import save_array
-    from aotc_cli.shared.outputs import array_text
+    from aotc_cli.shared.outputs import array_text, elided_text
 
     for path, append, numbers in places:
         if path == "-":
-            print(f"result[{numbers[0]}]: {array_text(results[numbers[0]], limit)}")
+            number, array = numbers[0], results[numbers[0]]
+            if limit is None:
+                name = named[number].get("name") or f"result[{number}]"
+                print(f"{name}: {elided_text(array, display_width())}")
+            else:
+                print(f"result[{number}]: {array_text(array, limit)}")
         elif suffix_of(path) in WRITERS:
             write_arrays(path, {named[n].get("name") or f"result[{n}]": results[n] for n in numbers})
         elif path:

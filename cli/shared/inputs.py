@@ -10,35 +10,25 @@ values of 4-bit and 2-bit integers as int8.
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from math import prod
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
+from aotc.tools.sample_arguments import array_shape
+from aotc.tools.sample_arguments import make_values as make_values
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
-from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 from aotc_cli.shared.array_files import by_name, read_arrays
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
 _ALIASES = {"complex<f32>": "c64", "complex<f64>": "c128", "bool": "i1"}
 _WORDS = {"true": 1, "false": 0}
-_OPERATORS: dict[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-}
 
 
 def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], what: str = "--input") -> list[Any]:
@@ -89,22 +79,12 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
     dtype = argument["dtype"]
     if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
         raise CallError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
-    shape = _shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
+    shape = array_shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
     if typed[3] is None:
         return np.zeros(shape, to_numpy(dtype))
     if typed[3].startswith("@"):
         return _read_raw(typed[3][1:], shape, dtype, what)
     return _fill(typed[3], shape, dtype, what, text)
-
-
-def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
-    """Return the shape of an array; refuse one that exceeds the limits."""
-    digits = all(isinstance(n, int) or len(n) < 20 for n in sizes)
-    shape = tuple(int(n) for n in sizes) if digits else ()
-    if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
-        hint = f"at most {MOST_RANK} dimensions and {MOST_BYTES:,} bytes"
-        raise CallError("", f"{what}: no array is so large", expected=hint)
-    return shape
 
 
 def _signed(name: str) -> str:
@@ -201,67 +181,6 @@ def to_storage(array: np.ndarray) -> np.ndarray:
     if array.dtype.name in ("int2", "int4", "uint2", "uint4"):
         return array.astype(np.int8)
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
-
-
-# ---------------------------------------------------------------- made-up arguments
-
-
-def make_values(
-    arguments: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], random: bool, seed: int
-) -> list[np.ndarray]:
-    """Return zeros, or random values, for ``arguments``; ``sizes`` gives symbolic dims (1 if missing)."""
-    generator = np.random.default_rng(seed)
-    found = []
-    for argument in arguments:
-        shape = _shape([dim_value(d, sizes) for d in argument["dims"]], argument["dtype"], argument["name"])
-        found.append(
-            _random(generator, shape, argument["dtype"]) if random else np.zeros(shape, to_numpy(argument["dtype"]))
-        )
-    return found
-
-
-def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    row = DTYPES[dtype]
-    match row.kind:
-        case "b":
-            return generator.integers(0, 2, shape).astype(bool)
-        case "i" | "u":
-            return generator.integers(0, min(1 << row.bits - 1, 100), shape).astype(to_numpy(dtype))
-        case "c":
-            values = generator.standard_normal(shape) + 1j * generator.standard_normal(shape)
-            return np.asarray(values).astype(to_numpy(dtype))
-    return np.asarray(generator.standard_normal(shape)).astype(to_numpy(dtype))
-
-
-def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a dim such as ``2*n + 1``; names missing in ``sizes`` are 1.
-
-    Raises
-    ------
-    CallError
-        If the expression contains anything but names, integers, ``+ - * // %``, ``max`` and ``min``.
-    """
-    if isinstance(dim, int):
-        return dim
-    try:
-        return int(_evaluate(ast.parse(dim, mode="eval").body, sizes))
-    except (SyntaxError, KeyError, ZeroDivisionError) as error:
-        raise CallError("", f"cannot evaluate dim {dim!r}: {error}", hint="pass --input for this argument") from None
-
-
-def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.Name(id=name):
-            return sizes.get(name, 1)
-        case ast.BinOp(left=a, op=op, right=b):
-            return _OPERATORS[type(op)](_evaluate(a, sizes), _evaluate(b, sizes))
-        case ast.UnaryOp(op=op, operand=a):
-            return _OPERATORS[type(op)](_evaluate(a, sizes))
-        case ast.Call(func=ast.Name(id="max" | "min" as name), args=args):
-            return {"max": max, "min": min}[name](_evaluate(a, sizes) for a in args)
-    raise KeyError(type(node).__name__)
 
 
 def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) -> dict[str, int]:

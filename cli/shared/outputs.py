@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.tools.largest_error import LargestError, largest_error
 from aotc.vmfb.dtypes import DTYPES, from_numpy
 from aotc.vmfb.errors import CallError
 
@@ -51,24 +52,35 @@ def _element(value: Any) -> str:
     return str(value)
 
 
+def elided_text(array: np.ndarray, width: int) -> str:
+    """Return the type and the elements as NumPy prints them in lines of ``width``; the middle of many is left out."""
+    values = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+    text = np.array2string(values, max_line_width=width)
+    head = type_text(array)
+    return f"{head} = {text}" if "\n" not in text and len(head) + len(text) + 3 <= width else f"{head} =\n{text}"
+
+
 def check_results(
     results: Sequence[np.ndarray], expected: Sequence[np.ndarray | None], rtol: float | None, atol: float | None
-) -> None:
-    """Compare results with expected values; None skips a result.
+) -> list[LargestError | None]:
+    """Compare results with expected values, and return the largest error of each; None skips a result.
 
     Raises
     ------
     CallError
-        Names the first result that differs, and its first differing element.
+        Names the first result that differs, its first differing element and its largest errors.
     """
     if len(results) != len(expected):
         raise CallError("", "wrong number of --expected_output", len(expected), f"{len(results)}, one for each result")
+    errors: list[LargestError | None] = []
     for number, (got, want) in enumerate(zip(results, expected)):
-        if want is not None:
-            _check_result(number, got, np.asarray(want), rtol, atol)
+        errors.append(None if want is None else _check_result(number, got, np.asarray(want), rtol, atol))
+    return errors
 
 
-def _check_result(number: int, got: np.ndarray, want: np.ndarray, rtol: float | None, atol: float | None) -> None:
+def _check_result(
+    number: int, got: np.ndarray, want: np.ndarray, rtol: float | None, atol: float | None
+) -> LargestError:
     if got.shape != want.shape or got.dtype != want.dtype:
         raise CallError("", f"result {number} has another type", type_text(got), type_text(want))
     row = DTYPES[from_numpy(got.dtype)]
@@ -81,7 +93,10 @@ def _check_result(number: int, got: np.ndarray, want: np.ndarray, rtol: float | 
         a, b = got.astype(wide), want.astype(wide)
         close = np.isclose(a, b, relative if rtol is None else rtol, absolute if atol is None else atol, equal_nan=True)
         bad = ~np.asarray(close)
+    error = largest_error(got, want)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
-        what = f"result {number} differs in {int(bad.sum()):,} of {bad.size:,} elements, first at {list(place)}"
+        count = f"{int(bad.sum()):,} of {bad.size:,} elements"
+        what = f"result {number} differs in {count}, first at {list(place)}; {error}"
         raise CallError("", what, got[place], want[place], "--rtol and --atol set how close is close enough")
+    return error

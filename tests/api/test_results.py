@@ -116,3 +116,21 @@ def test_lint():
     assert {row.status for row in report.rows} == {"native"}
     assert "it compiles" in str(found)
     assert "dot_general" in found._repr_html_()
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_check():
+    found = aotc.check(lambda x: jnp.tanh(x) @ x.T, X)
+    assert found.agrees
+    assert found.arguments == ""
+    (error,) = found.errors
+    assert 0 <= error.relative < 1e-4
+    assert "agrees with the reference; " in str(found)
+    assert "<div" in found._repr_html_()
+    random = aotc.check(lambda x: jnp.tanh(x), jax.ShapeDtypeStruct((3,), "float32"), oracle="jax")
+    assert random.arguments == "random arguments, seed 0"
+    assert "agrees with XLA" in str(random)
+    with pytest.raises(aotc.ArgumentValueError, match="no such oracle"):
+        aotc.check(jnp.sin, X, oracle="torch")

@@ -12,11 +12,13 @@ from support import tiny
 from typer.main import get_command
 
 from aotc.bundle import Bundle
+from aotc.tools.largest_error import largest_error
+from aotc.tools.sample_arguments import dim_value
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
-from aotc_cli.shared.inputs import dim_value, from_storage, parse_values, to_storage
-from aotc_cli.shared.outputs import array_text, check_results
+from aotc_cli.shared.inputs import from_storage, parse_values, to_storage
+from aotc_cli.shared.outputs import array_text, check_results, elided_text
 
 pytestmark = pytest.mark.ir
 
@@ -153,8 +155,17 @@ def test_array_text():
     assert array_text(np.zeros(0, "f4"), 3) == "0xf32="
 
 
+def test_elided_text():
+    assert elided_text(np.float32([[1, 2.5], [3, 4]]), 80) == "2x2xf32 =\n[[1.  2.5]\n [3.  4. ]]"
+    assert elided_text(np.arange(5000), 80).endswith("4997 4998 4999]")
+    assert elided_text(np.ones(1, ml_dtypes.bfloat16), 80) == "1xbf16 = [1.]"
+
+
 def test_check_results():
-    check_results([np.float32([1, np.nan])], [np.float32([1.00001, np.nan])], None, None)
+    (error,) = check_results([np.float32([1, np.nan])], [np.float32([1.00001, np.nan])], None, None)
+    assert error.absolute == pytest.approx(1e-5, rel=0.1)
+    assert str(largest_error(np.float32([0, 2]), np.float32([1e-3, 4]))) == "largest error 2, relative 1"
+    assert largest_error(np.float32([np.inf]), np.float32([1])).absolute == np.inf
     check_results([np.float32([1])], [None], None, None)
     with pytest.raises(CallError, match=r"differs in 1 of 2 elements, first at \[1\]"):
         check_results([np.int32([1, 2])], [np.int32([1, 3])], None, None)
@@ -177,10 +188,12 @@ def test_run_files_and_expected(aotc, bundle, tmp_path):
     both = (f"--input=@{x}", f"--input=@{x}")
     code, out, _ = aotc("run", bundle, *both, f"--expected_output=@{y}")
     assert code == 0
-    assert "[SUCCESS]" in out
+    assert out.splitlines()[-2:] == [
+        "result[0]: no error", "[SUCCESS] all function outputs matched their expected values.",
+    ]  # fmt: skip
     code, _, err = aotc("run", bundle, *both, "--expected_output=4xf32=0 2 4 7")
     assert code == 1
-    assert "result 0 differs in 1 of 4 elements" in err
+    assert "result 0 differs in 1 of 4 elements, first at [3]; largest error 1, relative 0.143" in err
 
 
 def test_run_symbolic_dim(aotc, bundle):

@@ -61,7 +61,7 @@ MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC
 """
 CASES = {
     "compile": ("m.mlir", "-o", "m.vmfb"),
-    "run": ("tiny.vmfb", "--zeros"),
+    "run": ("tiny.vmfb", "--zeros", "--full"),
     "lint": ("m.mlir", "--target=cpu,cuda:sm_90"),
     "explain": ("affinity", "devices.mlir", "--picture=affinity.svg"),
     "report": ("m.vmfb", "-o", "report.html"),
@@ -249,6 +249,19 @@ def test_command(words, folder):
     assert words_of(seen.text, name) == words_of(plain.stdout, name)
     assert_fits(seen.lines)
     assert ("\x1b[1m" in seen.raw) == (name in TABLES)
+
+
+@pytest.mark.ir
+def test_run_prints_as_numpy_on_a_terminal(folder):
+    """Elided; in a pipe, with --full and with the options of iree-run-module in IREE's form."""
+    words = ("run", "tiny.vmfb", "--function=grow", "--zeros", "--dim=n=2000")
+    seen = on_terminal(folder, *words)
+    assert seen.text.strip() == "result[0]: 2000xf32 = [0. 0. 0. ... 0. 0. 0.]"
+    plain = piped(folder, *words).stdout
+    assert plain == f"result[0]: 2000xf32={' '.join('0' * 1024)}...\n"
+    assert on_terminal(folder, *words, "--full").raw.replace("\r", "") == plain
+    few = on_terminal(folder, *words, "--output_max_element_count=3").text
+    assert few.strip() == "result[0]: 2000xf32=0 0 0..."
 
 
 @pytest.mark.ir
