@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 from aotc.vmfb.errors import Error
 
+JITTED = "jit("  # the first element of a whole name stack
+
 
 @dataclass(frozen=True, slots=True)
 class Loc:
     """A location in the model, and the metadata that JAX recorded for it.
 
     ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name
-    stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41:8``).
+    stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41``);
+    ``library`` is the line of an installed package that it called, if any.
     """
 
     path: str = ""
@@ -24,6 +27,7 @@ class Loc:
     column: int = 0
     name: str = ""
     source: str = ""
+    library: str = ""
 
     def __str__(self) -> str:
         """Return ``path:line:column``; unknown parts are left out."""
@@ -32,7 +36,18 @@ class Loc:
     @property
     def traced_by(self) -> str:
         """Return JAX's metadata as one line, or an empty string."""
-        return " at ".join(x for x in (self.name, self.source) if x)
+        source = f"{self.source}, in {self.library}" if self.library else self.source
+        return " at ".join(x for x in (self.name, source) if x)
+
+    def within(self, call: Loc) -> Loc:
+        """Return the location of an op whose function replaces a call at ``call``.
+
+        JAX names the ops of a function relative to the function, and a cached one has no line of its caller.
+        """
+        absolute = self.name.startswith(JITTED) or not (self.name and call.name)
+        name = self.name or call.name if absolute else f"{call.name}/{self.name}"
+        own = self if self.source else call
+        return Loc(self.path, self.line, self.column, name, own.source, own.library)
 
 
 UNKNOWN = Loc()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import aotc
-from aotc.diagnostics import CompileError
+from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.driver.compress_constants import compress_constants
 from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
 from aotc.driver.weights import write_weights
@@ -25,6 +25,7 @@ from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_execu
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
+from aotc.lowering.cost_model.model import place_of
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
@@ -317,7 +318,25 @@ def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
             }  # fmt: skip
     # One JSON string: the loader parses the rest of the manifest but never this part.
     buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
-    return {"kernels": kernels, "program": program, "buffers": buffers}
+    places = json.dumps({v.target.name: _places(v) for v in variants})
+    return {"kernels": kernels, "program": program, "buffers": buffers, "places": places}
+
+
+def _places(v: Variant) -> dict[str, Any]:
+    """Return the locations of commands, by number for each command of each buffer; -1 stands for its kernel's own.
+
+    Layers of equal shape share a kernel, whose own location is in the first of them.
+    """
+    numbers: dict[str, int] = {}
+    buffers = []
+    for buffer in v.command_buffers:
+        row = []
+        for kernel, loc in (known or (-1, UNKNOWN) for known in buffer.locs):
+            text = place_of(loc)
+            own = kernel < 0 or v.locs.get(v.kernels[kernel].name) == text
+            row.append(-1 if own else numbers.setdefault(text, len(numbers)))
+        buffers.append(row if any(n >= 0 for n in row) else [])
+    return {"locs": list(numbers), "buffers": buffers}
 
 
 def _buffers(v: Variant) -> dict[str, Any]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.diagnostics import Loc
+from aotc.diagnostics import JITTED, Loc
+from aotc.support.memoize import memoized
+from aotc.vmfb.profile.model_place import scope_of
 
 _TEXT = "-"  # MLIR's file name of a text
 _OF = "-:"  # prefix of file names in merged modules
+# Nodes of a location that are read, the innermost frames first. JAX records 10 frames, of three nodes each. A location
+# of another tool may contain one part twice on each of many levels.
+MOST_NODES = 256
+
+_OWN = str(Path(__file__).parents[1])
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib(?:64)?[\\/]python3\.\d+[\\/]|^<frozen ")
+_LAYER = re.compile(r"(?:.*\.)?([A-Za-z]\w*)\.(?:__call__|call|forward)")
+_Frame = tuple[str, str, int]  # function, file and line
 
 
 def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
@@ -30,29 +43,70 @@ def to_loc(location: Any, path: str) -> Loc:
     """Return place and trace of ``location``.
 
     A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any
-    other file is the user's source.
+    other file is the user's source. Of a traceback, the innermost frame outside installed packages is the user's.
     """
-    names: list[str] = []
-    source = ""
-    line = column = 0
-    while True:
+    name, line, column = "", 0, 0
+    frames: list[_Frame] = []
+    stack, function = [location], ""
+    for _ in range(MOST_NODES):
+        if not stack:
+            break
+        location = stack.pop()
         if isinstance(location, ir.NameLoc):
-            names.append(location.name_str)
-            location = location.child_loc
+            function = location.name_str
+            name = name or function
+            stack.append(location.child_loc)
         elif isinstance(location, ir.CallSiteLoc):
-            location = location.callee
-        elif isinstance(location, ir.FusedLoc) and location.locations:
-            location = location.locations[0]
+            stack += (location.caller, location.callee)
+        elif isinstance(location, ir.FusedLoc):
+            stack += reversed(location.locations)
         elif isinstance(location, ir.FileLineColLoc):
             if location.filename == _TEXT or location.filename.startswith(_OF):
                 line, column = location.start_line, location.start_col
                 path = location.filename.removeprefix(_OF) if location.filename != _TEXT else path
             else:
-                source = f"{location.filename}:{location.start_line}"
-            break
-        else:
-            break
-    return Loc(path, line, column, names[0].rstrip(":") if names else "", source)
+                frames.append((function, location.filename, location.start_line))
+    user = next((f for f in frames if not _is_installed(f[1])), frames[0] if frames else ("", "", 0))
+    source, innermost = (f"{f[1]}:{f[2]}" if f[1] else "" for f in (user, frames[0] if frames else user))
+    name = name.rstrip(":")
+    name = _with_layers(name, _inside(name, frames))
+    return Loc(path, line, column, name, source, innermost if innermost != source else "")
+
+
+@memoized
+def _is_installed(file: str) -> bool:
+    """Return True if a file belongs to an installed package, to Python or to aotc."""
+    return file.startswith(_OWN) or _INSTALLED.search(file) is not None
+
+
+def _inside(name: str, frames: Sequence[_Frame]) -> list[str]:
+    """Return the functions of the frames inside of the traced function, the innermost first.
+
+    Frames of a function that JAX lowered as one of its own begin there.
+    """
+    traced = name.partition("/")[0]
+    if not traced.startswith(JITTED):
+        return [f[0] for f in frames]
+    own = next((n for n, f in enumerate(frames) if f[1].startswith(_OWN)), len(frames))  # aotc, which traces it
+    ends = [n for n, f in enumerate(frames[:own]) if f[0].rpartition(".")[2] == traced[len(JITTED) : -1]]
+    end = ends[-1] if ends else own if own < len(frames) else 0
+    return [f[0] for f in frames[:end]]
+
+
+def _with_layers(name: str, functions: Sequence[str]) -> str:
+    """Return a name stack with the classes of the layers that were called, if it lacks the names of layers.
+
+    Flax's NNX has no name scopes: the frames ``NN.__call__`` and ``Linear.__call__`` stand for ``NN/Linear``. Equinox's
+    are of its own classes only, with dots, as ``eqx.nn.Linear``.
+    """
+    scopes = scope_of(name)
+    layers = [match[1] for function in reversed(functions) if (match := _LAYER.fullmatch(function))]
+    if len(layers) <= len(scopes) or not all("." in scope for scope in scopes):
+        return name
+    first, slash, rest = name.partition("/")
+    if not first.startswith(JITTED):
+        return "/".join([*layers, name.rpartition("/")[2]])
+    return "/".join([first, *layers, rest.rpartition("/")[2] if slash else ""]).rstrip("/")
 
 
 def name_file(module: ir.Module, path: str) -> None:

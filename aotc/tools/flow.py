@@ -15,6 +15,7 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.isa import Frame
+from aotc.vmfb.profile.debug_texts import command_locs
 from aotc.vmfb.profile.trace import evaluate as evaluate_dim
 from aotc.vmfb.profile.trace import read_header
 from aotc.vmfb.verify.buffers import Buffers, load_buffers
@@ -47,6 +48,8 @@ class FlowStep:
         Types of its operands and then of its results, where known.
     updates : bool
         True if it reads the values that it overwrites.
+    loc : str
+        Its location in the model, where known.
     tiles : tuple of TileEdge
         Dependencies on items of steps among ``after``, rather than on the whole steps.
     """
@@ -64,6 +67,7 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
+    loc: str = ""
     tiles: tuple[TileEdge, ...] = ()
     control: str = ""
     end: int = 0
@@ -186,7 +190,10 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     signature = opened.manifest["functions"][name]
     slots, spaces = _memories(opened, variant, signature)
     flow = Flow(name, variant, slots, spaces, arenas=[0] * len(spaces))
-    walker = _Walker(flow, load_buffers(opened, dict(variant)), _texts(opened, variant))
+    buffers = load_buffers(opened, dict(variant))
+    texts, own = (_debug(opened, variant, key) for key in ("text", "loc"))
+    locs = [command_locs(opened, dict(variant), n, nodes) for n, nodes in enumerate(buffers.nodes)]
+    walker = _Walker(flow, buffers, texts, own, locs)
     shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
     frame = Frame(program["registers"], shapes, walker, name, tuple(a["name"] for a in signature["arguments"]))
@@ -239,9 +246,10 @@ def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     return found[0]
 
 
-def _texts(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[str]:
+def _debug(opened: OpenedBundle, variant: Mapping[str, Any], key: str) -> list[str]:
+    """Return a field of the debug information of each kernel; empty strings without it."""
     held = (opened.manifest.get("debug") or {}).get("kernels") or {}
-    return [held.get(f"{variant['target']}/{k['name']}", {}).get("text", "") for k in variant["kernels"]]
+    return [held.get(f"{variant['target']}/{k['name']}", {}).get(key, "") for k in variant["kernels"]]
 
 
 class _Guess(dict[str, int]):
@@ -261,8 +269,11 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
 class _Walker:
     """Records the commands that a host program submits; integers in memory are guessed, conditions hold."""
 
-    def __init__(self, flow: Flow, buffers: Buffers, texts: Sequence[str]) -> None:
-        self.flow, self.buffers, self.texts = flow, buffers, texts
+    def __init__(
+        self, flow: Flow, buffers: Buffers, texts: Sequence[str], own: Sequence[str], locs: Sequence[Mapping[int, str]]
+    ) -> None:
+        self.flow, self.buffers, self.texts, self.own, self.locs = flow, buffers, texts, own, locs
+        self.here: Mapping[int, str] = {}  # the locations of the current buffer's commands
         self.graphs = self.branches = 0
         self.iterations: Iterator[int | None] = iter(())  # iteration counts of the loops ahead
 
@@ -289,6 +300,7 @@ class _Walker:
     def submit(self, number: int, parameters: list[int]) -> None:
         """Record the commands of a buffer."""
         self.iterations = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
+        self.here = self.locs[number]
         self._nodes(self.buffers.nodes[number], parameters, "")
 
     def _nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
@@ -345,9 +357,12 @@ class _Walker:
             reads, writes = tuple(places[:count]), tuple(places[count:])
             steps.append(FlowStep(
                 len(steps), number, where, kernel, sizes, items, claim, graph.serial, reads, writes, types,
-                tuple(after[n]), updates,
+                tuple(after[n]), updates, self._loc_of(command),
                 tuple(TileEdge(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
+
+    def _loc_of(self, command: Command) -> str:
+        return "" if command.kind == COPY else self.here.get(command.at, self.own[command.kernel])
 
     def _control(
         self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from aotc.tools.flow import Flow, FlowBlock, FlowStep, Place, arena_places
@@ -58,9 +57,9 @@ class _LiveValue:
     others: list[tuple[_LiveValue, int]] = field(default_factory=list)
 
 
-def live_rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
-    """Return the values of a call in the order of their creation; ``locs`` are the locations of its kernels."""
-    walk = _Walk(flow, locs)
+def live_rows(flow: Flow) -> list[MemoryRow]:
+    """Return the values of a call in the order of their creation."""
+    walk = _Walk(flow)
     walk.run(0, len(flow.steps))
     return sorted((v.row for v in walk.listed), key=lambda row: row.first)
 
@@ -68,8 +67,8 @@ def live_rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
 class _Walk:
     """One pass over the steps; ``current`` holds the values that are not overwritten yet."""
 
-    def __init__(self, flow: Flow, locs: Sequence[str]) -> None:
-        self.flow, self.locs = flow, locs
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
         self.current: list[_LiveValue] = []
         self.listed: dict[_LiveValue, None] = {}
         self.read: list[tuple[_LiveValue, Place]] = []
@@ -159,8 +158,8 @@ class _Walk:
     def _create(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.home(slot)].name
-        loc = self.locs[step.kernel] if step.kernel >= 0 else ""
-        return MemoryRow(space, begin, end - begin, step.number, step.number, type_, self.flow.name_of(step), loc)
+        name = self.flow.name_of(step)
+        return MemoryRow(space, begin, end - begin, step.number, step.number, type_, name, step.loc)
 
 
 def _share(a: MemoryRow, b: MemoryRow) -> bool:

@@ -89,6 +89,9 @@ class Executable(Protocol):
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
 
+    def command_locs(self, number: int) -> dict[int, str]:
+        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+
     def use_devices(self, names: Sequence[str]) -> None:
         """Let calls use the cores of these logical devices."""
 

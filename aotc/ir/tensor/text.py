@@ -240,8 +240,9 @@ class _ModuleReader:
         text, mark, trace = body.rpartition("  // ")
         if not mark or '"' in trace:
             return body, Loc(self.path, self.line, 1)
-        name, at, source = trace.rpartition(" at ")
-        return text, Loc(self.path, self.line, 1, name if at else trace, source if at else "")
+        name, at, lines = trace.rpartition(" at ")
+        source, _, library = lines.partition(", in ") if at else ("", "", "")
+        return text, Loc(self.path, self.line, 1, name if at else trace, source, library)
 
     def _open_function(self, text: str, loc: Loc) -> None:
         match = _FUNCTION.match(text)

@@ -6,9 +6,9 @@ Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from aotc.diagnostics import CompileError
+from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.tensor.copies import Names
@@ -75,13 +75,24 @@ def _calls(region: Region) -> list[Op]:
 
 @dataclass(slots=True)
 class _Frame:
-    """A region being copied: the copies of its values and symbols, and the call that it replaces."""
+    """A region being copied: the copies of its values, symbols and locations, and the call that it replaces."""
 
     region: Region
     rest: Iterator[Op]
     mapped: dict[Value, Value]
     dims: dict[str, Dim]
     call: Op | None = None
+    at: Loc | None = None  # where the public function makes this call
+    locs: dict[Loc, Loc] = field(default_factory=dict)
+
+    def located(self, loc: Loc) -> Loc:
+        """Return the location in the public function of an op at ``loc`` in the callee."""
+        if self.at is None:
+            return loc
+        found = self.locs.get(loc)
+        if found is None:
+            found = self.locs[loc] = loc.within(self.at)
+        return found
 
 
 class _Inliner:
@@ -92,15 +103,17 @@ class _Inliner:
 
     def run(self) -> Region:
         """Return the region without calls."""
-        return self.copied(self.root, {}, {}, own=True) if _calls(self.root) else self.root
+        root = _Frame(self.root, iter(()), {}, {})
+        return self.copied(self.root, root, own=True) if _calls(self.root) else self.root
 
-    def copied(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim], own: bool) -> Region:
-        """Return a copy of ``region``; ``own`` says that it belongs to the public function."""
+    def copied(self, region: Region, outer: _Frame, own: bool) -> Region:
+        """Return a copy of ``region`` inside ``outer``; ``own`` says that it belongs to the public function."""
+        mapped, dims = outer.mapped, outer.dims
         if own and "call" not in region.names and reads_none(region, mapped):
             return region
         params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []
-        stack = [_Frame(region, iter(region.ops), mapped, dims)]
+        stack = [_Frame(region, iter(region.ops), mapped, dims, at=outer.at, locs=outer.locs)]
         while stack:
             frame = stack[-1]
             op = next(frame.rest, None)
@@ -118,7 +131,8 @@ class _Inliner:
         operands = tuple(caller.mapped.get(v, v) for v in call.operands)
         dims = {**caller.dims, **_bind(callee.params, operands)}
         dims = {name: d for name, d in dims.items() if str(d) != name}
-        return _Frame(callee, iter(callee.ops), dict(zip(callee.params, operands)), dims, call)
+        mapped = dict(zip(callee.params, operands))
+        return _Frame(callee, iter(callee.ops), mapped, dims, call, caller.located(call.loc))
 
     def _leave(self, stack: list[_Frame]) -> None:
         frame = stack.pop()
@@ -129,13 +143,13 @@ class _Inliner:
     def copied_op(self, op: Op, frame: _Frame, own: bool) -> Op:
         """Return a copy of ``op`` on the values and symbols of ``frame``."""
         mapped, dims = frame.mapped, frame.dims
-        regions = tuple([self.copied(r, mapped, dims, own) for r in op.regions]) if op.regions else ()
+        regions = tuple([self.copied(r, frame, own) for r in op.regions]) if op.regions else ()
         operands = renamed(op.operands, mapped)
         if own:
             return op.on(operands, regions)
         results = tuple(self.value(v, mapped, dims) for v in op.results)
         attrs = with_dims_in(op.attrs, dims) if dims else op.attrs
-        return Op(op.name, operands, results, attrs, regions, op.loc)
+        return Op(op.name, operands, results, attrs, regions, frame.located(op.loc))
 
     def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
         """Return the copy of a value of a callee."""

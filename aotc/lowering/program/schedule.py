@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from aotc.diagnostics import Loc
 from aotc.ir.dims.algebra import Dim, Expr, sym
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
 from aotc.lowering.cost_model.model import Costs
@@ -26,7 +27,8 @@ class CommandBuffer:
     """Code of a command buffer; parameters are expressions over the function's dims.
 
     ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``iterations`` has the
-    trip count of each loop, None if it is not known.
+    trip count of each loop, None if it is not known. ``locs`` has for each command in the code's order the number of
+    its kernel and the location that it was made of; None for a copy.
     """
 
     code: list[int]
@@ -34,6 +36,7 @@ class CommandBuffer:
     parameters: list[Dim]
     orders: list[list[int]] = field(default_factory=list)
     iterations: list[int | None] = field(default_factory=list)
+    locs: list[tuple[int, Loc] | None] = field(default_factory=list)
 
 
 def place_of(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
@@ -72,13 +75,14 @@ class Scheduler:
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
         self.iterations: list[int | None] = []
+        self.locs: list[tuple[int, Loc] | None] = []
         self.states = 0
         self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, none of which may be a step of the host program."""
         code = encode(self._nodes(steps))
-        return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations)
+        return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations, self.locs)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
@@ -137,6 +141,7 @@ class Scheduler:
     def _command(self, step: Launch | Copy, predecessors: int) -> abi.Command:
         """Return the command of a step, without successors."""
         if isinstance(step, Copy):
+            self.locs.append(None)
             places = [self.place(step.source), self.place(step.target)]
             one, size = abi.constant(1), self.operand(step.size)
             return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
@@ -146,6 +151,7 @@ class Scheduler:
         dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = abi.constant(self.costs.grain(kernel))
+        self.locs.append((number, step.loc))
         return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 
     def _edges(self, steps: Run) -> Edges:

@@ -67,7 +67,7 @@ def explain_memory(
         If it has no such function or target.
     """
     flow = flow_of(opened, function, sizes, target)
-    rows = live_rows(flow, _locs(opened, flow))
+    rows = live_rows(flow)
     sums = [_bytes_of(_alive(rows, t)) for t in range(len(flow.steps))]
     peak = max(sums, default=0)
     at = sums.index(peak) if sums else 0
@@ -83,11 +83,6 @@ def explain_memory(
 def _spills(flow: Flow) -> tuple[str, ...]:
     rows = [t for t in flow.variant.get("transfers", ()) if t.get("spilled") and t["function"] == flow.function]
     return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
-
-
-def _locs(opened: OpenedBundle, flow: Flow) -> list[str]:
-    held = (opened.manifest.get("debug") or {}).get("kernels") or {}
-    return [held.get(f"{flow.variant['target']}/{k['name']}", {}).get("loc", "") for k in flow.variant["kernels"]]
 
 
 def _alive(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:

@@ -126,14 +126,14 @@ def explain_schedule(
         If it has no such function or target, or stores no kernel text.
     """
     flow = flow_of(opened, function, sizes, target)
-    kernels, locs = _kernels(opened, flow)
+    kernels = _kernels(opened, flow)
     record = stored(opened, PROFILE) or stored(opened, COSTS)
     own = {k["name"]: _target(k["target"]) for k in flow.variant["kernels"] if "target" in k}
     costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
     rows: list[ScheduleRow] = []
     times = _times(flow, kernels, costs)
     for graph in _graphs(flow.steps):
-        rows += _rows(graph, flow, kernels, locs, costs, times)
+        rows += _rows(graph, flow, kernels, costs, times)
     rows.sort(key=lambda row: row.number)
     inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
     outer = [row for row in rows if row.number not in inside]
@@ -162,13 +162,13 @@ def _target(name: str) -> Target:
     return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 
-def _kernels(opened: OpenedBundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
+def _kernels(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
         raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
     entries = [held[f"{flow.variant['target']}/{k['name']}"] for k in flow.variant["kernels"]]
     try:
-        return [parse_kernel(row["text"]) for row in entries], [row["loc"] for row in entries]
+        return [parse_kernel(row["text"]) for row in entries]
     except ValueError as error:
         hint = "compile the model with this version of aotc"
         raise BundleError(opened.where, f"the text of a kernel cannot be read: {error}", hint=hint) from error
@@ -224,7 +224,7 @@ def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
 
 
 def _rows(
-    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs],
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs],
     all_times: Sequence[float],
 ) -> list[ScheduleRow]:  # fmt: skip
     """Return the rows of one graph; ``costs`` holds the costs of each memory's target."""
@@ -247,7 +247,7 @@ def _rows(
         known = (times[n], None, bound, 2 * copied) if cost is None else _facts(cost)
         rows.append(ScheduleRow(
             step.number, step.graph, step.within, _device(flow, step), flow.name_of(step),
-            locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
+            step.loc, step.sizes, step.items, step.claim, step.serial, *known,
             step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
             flow.runs_of(step.within), flow.is_guessed(step.within),
         ))  # fmt: skip

@@ -34,6 +34,7 @@ SCHEMA: dict[Any, Any] = {
             "ops": int,
             "sizes": {str: int},
             "runs": int,
+            "places?": {str: int},  # the runs at each location in the model
             "bytes": int,
             "flops?": int,
             "ns": {str: (int, float)},

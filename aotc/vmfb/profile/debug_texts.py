@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from aotc.vmfb.abi import Node
 from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.commands import all_commands
+from aotc.vmfb.errors import BundleError
 
 
 class DebugText(NamedTuple):
@@ -24,6 +29,26 @@ def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugTex
         return None
     rows = [(k, held[f"{variant['target']}/{k['name']}"]) for k in variant["kernels"]]
     return [DebugText(k["name"], row["text"], row["loc"], row.get("ops", 0), k.get("target", "")) for k, row in rows]
+
+
+def command_locs(bundle: OpenedBundle, variant: dict[str, Any], number: int, nodes: Sequence[Node]) -> dict[int, str]:
+    """Return the location of each command of buffer ``number``, by the position of its first word.
+
+    It lacks commands whose location is that of their kernel.
+
+    Raises
+    ------
+    BundleError
+        If the bundle's locations cannot be read.
+    """
+    text = (bundle.manifest.get("debug") or {}).get("places", "{}")
+    try:
+        found = json.loads(text).get(variant["target"]) or {"locs": [], "buffers": []}
+        row = found["buffers"][number] if number < len(found["buffers"]) else []
+        words = sorted(command.at for command in all_commands(nodes)) if row else []
+        return {at: str(found["locs"][n]) for at, n in zip(words, row) if n >= 0}
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise BundleError(bundle.where, f"the locations of its commands cannot be read: {error}") from None
 
 
 def origin(bundle: OpenedBundle) -> dict[str, str]:

@@ -106,7 +106,8 @@ class FiniteWatch(Stepper):
         self.count = 0
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
-        name, text, loc, *_ = self.kernels[command.kernel]
+        name, text, *_ = self.kernels[command.kernel]
+        loc = self.loc_of(command)
         header = read_header(text)
         sizes = dict(zip(header.dims, [value_of(word, self.parameters) for word in command.dims], strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))

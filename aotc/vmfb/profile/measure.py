@@ -95,6 +95,7 @@ class Profiler(Stepper):
         row = self.rows.get((command.kernel, sizes, devices))
         if row is not None:
             row["runs"] += 1
+            row["places"][self.loc_of(command)] = row["places"].get(self.loc_of(command), 0) + 1
             run()
             return
         header = read_header(text)
@@ -115,6 +116,7 @@ class Profiler(Stepper):
         ns = self._time(command, devices, run, saved)
         self.rows[command.kernel, sizes, devices] = {
             "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
+            "places": {self.loc_of(command): 1},
             "bytes": sum(touched_bytes(text, sizes)), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip
 

@@ -94,12 +94,23 @@ class CallRecording:
         self.where = where
         self.kernels: list[DebugText] = found
         self._patches = _patches(executable.words, executable.buffers)
+        self._locs = self._locs_of(executable)
         self._place = _PLACES.setdefault(executable, _Place())
         self._spans: list[tuple[str, int, int]] = []
         self._rows = np.zeros((0, ROW_WORDS), np.int64)
         self._clocks: list[tuple[int, int]] = []
         self._own = 0
         self.lost = 0
+
+    def _locs_of(self, executable: Executable) -> dict[int, str]:
+        """Return the location of each dispatch, by the identity of its command."""
+        found: dict[int, str] = {}
+        for number, nodes in enumerate(executable.buffers.nodes):
+            locs = executable.command_locs(number)
+            for command in all_commands(nodes):
+                if command.kind == DISPATCH:
+                    found[id(command)] = locs.get(command.at, self.kernels[command.kernel].loc)
+        return found
 
     # ------------------------------------------------------------ recording
 
@@ -194,7 +205,8 @@ class CallRecording:
         return [self._dispatch(o) for o in made]
 
     def _dispatch(self, o: _OpenDispatch) -> Dispatch:
-        name, text, loc, *_ = self.kernels[o.command.kernel]
+        name, text, *_ = self.kernels[o.command.kernel]
+        loc = self._locs[id(o.command)]
         work = work_of(text, o.sizes)
         start = min(c.began for c in o.parts)
         ns = max(max(c.ended for c in o.parts) - start, 1)

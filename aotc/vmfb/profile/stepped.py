@@ -39,7 +39,8 @@ class Timeline(Stepper):
         self._note(run, "copy", "", {}, 1, 2 * size, 0)
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
-        name, text, loc, *_ = self.kernels[command.kernel]
+        name, text, *_ = self.kernels[command.kernel]
+        loc = self.loc_of(command)
         sizes = [value_of(word, self.parameters) for word in command.dims]
         work = work_of(text, sizes)
         self._note(run, name, loc, work.sizes, value_of(command.items, self.parameters), work.bytes, work.flops)

@@ -125,6 +125,9 @@ class StepExecutable(Protocol):
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
 
+    def command_locs(self, number: int) -> dict[int, str]:
+        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records."""
 
@@ -177,11 +180,13 @@ class Stepper:
             raise CallError(where, "the bundle holds no kernel text", hint="compile it with debug information")
         self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
+        self._locs: dict[int, str] = {}
         self.graph: Graph  # the graph of the current command
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``, command by command."""
         self.parameters = list(parameters)
+        self._locs = self.executable.command_locs(number)
         self._run(self.executable.nodes(number))
 
     def _run(self, nodes: Sequence[Node]) -> None:
@@ -202,6 +207,10 @@ class Stepper:
                 case Case():
                     index = int(np.frombuffer(self._bytes(node.place, 4), "<i4")[0])
                     self._run(node.branches[index if 0 <= index < len(node.branches) else -1])
+
+    def loc_of(self, command: Command) -> str:
+        """Return the location in the model of a dispatch of the current buffer."""
+        return self._locs.get(command.at, self.kernels[command.kernel].loc)
 
     def _address(self, place: Place) -> int:
         slot, offset = place
@@ -262,7 +271,8 @@ class Tracer(Stepper):
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file."""
-        name, text, loc, *_ = self.kernels[command.kernel]
+        name, text, *_ = self.kernels[command.kernel]
+        loc = self.loc_of(command)
         header = read_header(text)
         sizes = [value_of(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))

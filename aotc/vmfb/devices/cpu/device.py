@@ -235,6 +235,12 @@ class CpuExecutable:
 
         return kernel_texts(self._bundle, self._variant)
 
+    def command_locs(self, number: int) -> dict[int, str]:
+        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+        from aotc.vmfb.profile.debug_texts import command_locs
+
+        return command_locs(self._bundle, self._variant, number, self.buffers.nodes[number])
+
     def origin(self) -> dict[str, str]:
         """Return compiler and program digest of the bundle, which needs debug information."""
         from aotc.vmfb.profile.debug_texts import origin

@@ -28,7 +28,7 @@ from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 from aotc.vmfb.memory.mapped_file import check_of, checked_first
 from aotc.vmfb.plan import Plan
-from aotc.vmfb.profile.debug_texts import DebugText, kernel_texts, origin
+from aotc.vmfb.profile.debug_texts import DebugText, command_locs, kernel_texts, origin
 from aotc.vmfb.verify.buffers import load_buffers
 
 if TYPE_CHECKING:
@@ -157,6 +157,10 @@ class PlacedExecutable:
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
         return kernel_texts(self._bundle, self._variant)
+
+    def command_locs(self, number: int) -> dict[int, str]:
+        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+        return command_locs(self._bundle, self._variant, number, self.buffers.nodes[number])
 
     def origin(self) -> dict[str, str]:
         """Return compiler and program digest of the bundle, which needs debug information."""

@@ -140,6 +140,9 @@ class CallContext(Protocol):
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
 
+    def command_locs(self, number: int) -> dict[int, str]:
+        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+
     def origin(self) -> dict[str, str]:
         """Return compiler and program digest of the bundle."""
 

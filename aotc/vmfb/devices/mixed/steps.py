@@ -31,6 +31,7 @@ class PlacedSteps:
     def __init__(self, executable: CallContext, streams: CallStreams, call: CallState) -> None:
         self._executable, self._streams, self._call = executable, streams, call
         self.kernel_texts = executable.kernel_texts
+        self.command_locs = executable.command_locs
         self.origin = executable.origin
         self.stats = executable.stats
         self.has_callbacks = executable.host is not None and executable.host.has_callbacks
