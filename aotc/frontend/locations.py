@@ -88,7 +88,9 @@ def _inside(name: str, frames: Sequence[_Frame]) -> list[str]:
     if not traced.startswith(JITTED):
         return [f[0] for f in frames]
     own = next((n for n, f in enumerate(frames) if f[1].startswith(_OWN)), len(frames))  # aotc, which traces it
-    ends = [n for n, f in enumerate(frames[:own]) if f[0].rpartition(".")[2] == traced[len(JITTED) : -1]]
+    called = traced[len(JITTED) : -1]
+    matches = (n for n, f in enumerate(frames[:own]) if f[0].rpartition(".")[2] == called)
+    ends = [n for n in matches if not _is_installed(frames[n][1])]
     end = ends[-1] if ends else own if own < len(frames) else 0
     return [f[0] for f in frames[:end]]
 

@@ -11,6 +11,7 @@ from typing import Any
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE, iterations_or_estimate
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
+from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
@@ -214,11 +215,7 @@ def entry_of(opened: OpenedBundle, function: str = "") -> str:
     BundleError
         If the bundle has no such function.
     """
-    names = list(opened.manifest["functions"])
-    name = function or (names[0] if len(names) == 1 else "main")
-    if name not in names:
-        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
-    return name
+    return choose_function(opened.manifest["functions"], function, opened.where, BundleError)
 
 
 def _memories(

@@ -29,8 +29,8 @@ def command(
     """Compare two bundles: signatures, targets and options that differ, sizes and times, weights, kernels.
 
     Weights are compared by name and digest. Kernels of equal text are the same, whatever their names; others are paired
-    by the place in the model and their kind, or by name. Times are the cost model's, or those that `aotc profile` left
-    in a bundle.
+    by the place in the model and their kind, or by name. Times are the cost model's, or those that `aotc profile
+    --save` stored in a bundle.
     """
     from aotc.tools.page.compare import diff
     from aotc.vmfb.bundle import open_bundle

@@ -95,7 +95,7 @@ def command(
     A model that names no device has no affinities. Of fusion each kernel is shown with the lines that it is from, its
     bytes and scalar operations, the memory that it takes and how much there is, and why each neighbour was taken or
     refused. Fusion and affinities of a bundle are explained from the model in it, for its own targets and options. The
-    times of a schedule are the cost model's, or what `aotc profile` measured; each turn of a loop is listed once.
+    times of a schedule are the cost model's, or what `aotc profile --save` stored; each turn of a loop is listed once.
     """
     _check_picture(picture, subject)
     if dims and subject in (Subject.affinity, Subject.fusion):

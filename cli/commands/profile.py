@@ -1,14 +1,15 @@
-"""``aotc profile``: measure each kernel of a bundle, print the times, and store them for the compiler."""
+"""``aotc profile``: measure each kernel of a bundle, and print the times of kernels, layers or lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.vmfb.profile.model_place import PLACES, described, places_of, times_by_place
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
     from aotc.vmfb.profile.recording import CallRecording
 
-SUMMARY = "Measure each kernel, and compile again with what was measured."
+SUMMARY = "Measure each kernel: which layer is slow?"
 EXAMPLES = """
 aotc profile model.vmfb
+
+aotc profile model.vmfb --by=scope --depth=2
+
+aotc profile model.vmfb --save
 
 aotc profile model.vmfb --input=@x.npy -o trace.json     (open it in ui.perfetto.dev)
 
@@ -39,8 +44,11 @@ def command(
     repeat: int = typer.Option(7, min=1, help="Rounds for each kernel alone, of which the quickest counts."),
     output: Path = typer.Option(
         None, "-o", "--output",
-        help="A .json file, for Perfetto and for --costs, or a bundle to hold the record; default: this one.",
+        help="A .json file to write, for Perfetto and for --costs, or a bundle: with the record, or with --apply.",
     ),
+    by: str = typer.Option("kernel", metavar="kernel|scope|line", help="What a row of the table is; see below."),
+    depth: int = typer.Option(0, min=0, help="With --by=scope: names of a scope that count; 0: all."),
+    save: bool = typer.Option(False, "--save", help="Store the record in the bundle, for explain, report and --costs."),
     apply: bool = typer.Option(
         False, "--apply", help="Compile the source of the bundle again with the record, to --output or in place."
     ),
@@ -49,45 +57,65 @@ def command(
 ) -> None:  # fmt: skip
     """Run a function, and each of its kernels again and again, alone on one core, or on the whole GPU.
 
-    The record has a row for each kernel and its sizes; `aotc explain schedule` shows it, `aotc compile --costs` goes by
-    it. As .json it also has every dispatch of some calls: when, on which threads, how fast, of how much that a core can
-    do at most. A record of another model is refused. A signature does not survive: sign the bundle again.
+    A row is a kernel with its sizes, or the sum of a scope or of a line of your source. A scope is a layer: the names
+    that Flax, Equinox, Keras or jax.named_scope give, without JAX's transformations; of Flax NNX the classes.
+
+    The bundle is changed only with --save or --apply; a signature does not survive. `aotc explain schedule` and `aotc
+    report` show a stored record, `aotc compile --costs` uses it. A .json file also has every dispatch of some calls:
+    when, on which threads, and how fast.
     """
     import aotc
-    from aotc.vmfb.bundle import open_bundle, write_file
-    from aotc.vmfb.host.files import write_atomically
-    from aotc.vmfb.profile.perfetto import events_text
-    from aotc.vmfb.profile.stored_records import with_profile
     from aotc_cli.commands.compile import check_output
 
     register_from(custom_calls)
     if output is not None:
         check_output(output)
     data = compiled(model)
-    written = output or (model if data is None else None)
+    if by not in ("kernel", *PLACES):
+        raise typer.BadParameter(f"{by!r}: expected kernel, scope or line", param_hint="--by")
+    written = output or (model if data is None and (save or apply) else None)
     is_json = written is not None and written.suffix == ".json"
-    if apply and (is_json or written is None):
-        raise typer.BadParameter("with --apply it is a bundle", param_hint="--output")
-    if written is model:
-        check_output(model)
+    if save or apply:
+        _check_bundle_output(model, written, "--apply" if apply else "--save")
     source: Any = str(model) if data is None else data
     if apply:
         _need_source(source)
-    traced: list[dict[str, Any]] = []
     module = aotc.load(source, devices=parse_places(device), threads=1, copy=True)
     name, values = bound_values(module, function, inputs, dims)
+    traced: list[dict[str, Any]] = []
     if is_json:
         several = aotc.load(source, devices=parse_places(device), threads=threads, copy=True)
         traced = _traced(several, source, name, values, _sizes(several, name, dims), calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
-        _print(record)
+        _print(record, by, depth)
     if apply:
         _apply(model, written, source, record, quiet)
-    elif is_json:
-        write_atomically(str(written), [events_text(traced, record).encode()])
     elif written is not None:
+        _write(written, source, traced if is_json else None, record)
+
+
+def _write(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
+    """Write a record with a trace as JSON, or the bundle ``source`` with the record."""
+    from aotc.vmfb.bundle import open_bundle, write_file
+    from aotc.vmfb.host.files import write_atomically
+    from aotc.vmfb.profile.perfetto import events_text
+    from aotc.vmfb.profile.stored_records import with_profile
+
+    if traced is None:
         write_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
+    else:
+        write_atomically(str(written), [events_text(traced, record).encode()])
+
+
+def _check_bundle_output(model: Path, written: Path | None, option: str) -> None:
+    """Refuse an output that is not a bundle, or a bundle that cannot be replaced, before anything is measured."""
+    from aotc_cli.commands.compile import check_output
+
+    if written is None or written.suffix == ".json":
+        raise typer.BadParameter(f"with {option} it is a bundle", param_hint="--output")
+    if written is model:
+        check_output(model)
 
 
 def _need_source(source: Any) -> None:
@@ -129,10 +157,11 @@ def compiled(model: Path) -> bytes | None:
 
 def bound_values(module: LoadedModule, function: str, inputs: list[str], dims: list[str]) -> tuple[str, list[Any]]:
     """Return the name of a function of a module, and values for its arguments: first the inputs, then random ones."""
+    from aotc.vmfb.api.choose_function import choose_function
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
 
-    name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
-    arguments = module.functions[name].signature.arguments if name in module.functions else []
+    name = choose_function(module.functions, function, module.name)
+    arguments = module.functions[name].signature.arguments
     values = parse_values(inputs, arguments)
     values += make_values(arguments[len(values) :], parse_sizes(dims, arguments), random=True, seed=0)
     return name, values
@@ -181,14 +210,43 @@ def _memory(
     return memory_track(open_bundle(source), name, sizes, target, recording.dispatches, calls)
 
 
-def _print(record: Mapping[str, Any]) -> None:
-    """Print the kernels by decreasing total time."""
-    from aotc.vmfb.profile.roofline import roof_of
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text, size_text, time_text
+def _print(record: Mapping[str, Any], by: str, depth: int) -> None:
+    """Print the kernels, or the sums of places, by decreasing total time."""
+    from aotc.tools.explain.schedule import measured_on
+    from aotc_cli.shared.tables import print_line
+    from aotc_cli.shared.units import count_text, time_text
 
     times = [(row, next(iter(row["ns"].values()))) for row in record["kernels"]]
     total = sum(ns * row["runs"] for row, ns in times)
+    if by == "kernel":
+        _print_kernels(times, total)
+    else:
+        _print_places(record, by, depth, total)
+    what = f"{count_text(len(times), 'kernel')} of @{record['function']}"
+    core = "one core of " if "cpu" in record["target"] else ""
+    print_line(f"\n{what}: {time_text(total / 1e9)} on {core}{measured_on(record, record['target'])}", 2)
+
+
+def _print_places(record: Mapping[str, Any], by: str, depth: int, total: float) -> None:
+    from aotc_cli.shared.tables import print_table
+    from aotc_cli.shared.units import size_text, time_text
+
+    rows = []
+    for place in times_by_place(record, by, depth):
+        counts = f"{len(place.kernels)}", f"{place.runs}"
+        times = time_text(place.ns / 1e9), f"{100 * place.ns / total:.1f} %"
+        rates = f"{place.flops / place.ns:.1f}" if place.flops else "", f"{place.bytes / place.ns:.1f}"
+        name = place.name if by == "scope" else PurePath(place.name).name
+        rows.append((name or "(none)", *counts, *times, size_text(place.bytes), *rates))
+    headings = (by, "kernels", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s")
+    print_table(headings, rows, right=headings[1:])
+
+
+def _print_kernels(times: Sequence[tuple[Mapping[str, Any], float]], total: float) -> None:
+    from aotc.vmfb.profile.roofline import roof_of
+    from aotc_cli.shared.tables import print_table
+    from aotc_cli.shared.units import size_text, time_text
+
     rows = []
     for row, ns in sorted(times, key=lambda pair: -pair[1] * pair[0]["runs"]):
         share = f"{100 * ns * row['runs'] / total:.1f} %"
@@ -198,11 +256,7 @@ def _print(record: Mapping[str, Any]) -> None:
         roof = "" if least is None else f"{100 * least / ns:.0f} %"
         rates = f"{flops / ns:.1f}" if flops else "", f"{row['bytes'] / ns:.1f}", roof
         times_ = (f"{row['runs']}", time_text(ns / 1e9), share)
-        rows.append((row["name"], sizes, *times_, size_text(row["bytes"]), *rates, row["loc"]))
-    headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s", "roof", "from")
-    print_table(headings, rows, right=headings[2:-1])
-    from aotc.tools.explain.schedule import measured_on
-
-    what = f"{count_text(len(rows), 'kernel')} of @{record['function']}"
-    core = "one core of " if "cpu" in record["target"] else ""
-    print_line(f"\n{what}: {time_text(total / 1e9)} on {core}{measured_on(record, record['target'])}", 2)
+        rates_ = (*times_, size_text(row["bytes"]), *rates)
+        rows.append((row["name"], sizes, *rates_, *described(places_of(row))))
+    headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s", "roof", "from", "scope")
+    print_table(headings, rows, right=headings[2:-2])

@@ -15,7 +15,7 @@ aotc report model.vmfb -o report.html
 
 aotc report model.mlir -o report.html --dim=batch=8
 
-aotc profile model.vmfb; aotc report model.vmfb -o report.html     (with measured times)
+aotc profile model.vmfb --save; aotc report model.vmfb -o report.html     (with measured times)
 """
 
 
@@ -30,7 +30,7 @@ def command(
     StableHLO, lines of the model, loops, assembly, bytes, time, and why its neighbours were taken or not; the schedule,
     the arena over time, the roofline, weights and sizes.
 
-    It shows what `aotc explain` says, and the times that `aotc profile` left in the bundle, if it did.
+    It shows what `aotc explain` says, and the times that `aotc profile --save` stored.
     """
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.vmfb.api.choose_function import choose_function
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 
@@ -85,8 +86,8 @@ def command(
     register_from(custom_calls)
     trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
     module = aotc.load(str(bundle), devices=parse_places(device), threads=threads, **trust)
-    name = function or _default_function(module)
-    signature = _signature(module, name)
+    name = choose_function(module.functions, function, module.name)
+    signature = module.functions[name].signature
     if len(outputs) > len(signature.results):
         raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
     places = _places(outputs, signature.results)
@@ -123,18 +124,6 @@ def _compare(
 
 def _requested(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
     return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
-
-
-def _default_function(module: LoadedModule) -> str:
-    return next(iter(module.functions)) if len(module.functions) == 1 else "main"
-
-
-def _signature(module: LoadedModule, name: str) -> Any:
-    from aotc.vmfb.errors import CallError
-
-    if name not in module.functions:
-        raise CallError(module.name, f"no function {name!r}", expected=", ".join(module.functions), hint="--function")
-    return module.functions[name].signature
 
 
 def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:

@@ -7,9 +7,10 @@ A location in a bundle is text: ``NAME at LINE, in LINE OF A LIBRARY``. ``NAME``
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _CALL = re.compile(r"(\w*)\((.*)\)")
 _FUNCTIONS = ("jit", "pjit", "xla_call", "core_call", "named_call")  # their argument is a function's name
@@ -88,3 +89,52 @@ def _elements(name: str) -> list[str]:
 def at_depth(scope: str, depth: int) -> str:
     """Return the outermost ``depth`` elements of a scope; all of them for 0."""
     return "/".join(scope.split("/")[:depth]) if depth else scope
+
+
+# ---------------------------------------------------------------- records
+
+PLACES = ("scope", "line")
+"""What the times of a record can be summed by."""
+
+
+class PlaceTime(NamedTuple):
+    """The work of a call in a scope, or at a line of source: runs, nanoseconds, bytes and operations of its kernels."""
+
+    name: str
+    kernels: frozenset[str]
+    runs: int
+    ns: float
+    bytes: int
+    flops: int
+
+
+def places_of(row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the runs at each location of a row of a record."""
+    return row.get("places") or {row["loc"]: row["runs"]}
+
+
+def described(locs: Iterable[str]) -> tuple[str, str]:
+    """Return the line and the scope of a kernel that runs at ``locs``, and the number of its other scopes."""
+    places = [model_place(loc) for loc in locs]
+    scopes = list(dict.fromkeys(p.scope for p in places))
+    more = f" and {len(scopes) - 1} more" if len(scopes) > 1 else ""
+    return places[0].short, scopes[0] + more
+
+
+def times_by_place(record: Mapping[str, Any], by: str, depth: int = 0) -> list[PlaceTime]:
+    """Return the time of each scope or line (``by``, of :data:`PLACES`) of a record, the longest first.
+
+    Of a scope, the outermost ``depth`` names count; all for 0.
+    """
+    sums: dict[str, PlaceTime] = {}
+    for row in record["kernels"]:
+        ns = next(iter(row["ns"].values()))
+        for loc, runs in places_of(row).items():
+            place = model_place(loc)
+            name = at_depth(place.scope, depth) if by == "scope" else place.line or place.scope
+            t = sums.get(name, PlaceTime(name, frozenset(), 0, 0.0, 0, 0))
+            work = runs * row["bytes"], runs * row.get("flops", 0)
+            sums[name] = PlaceTime(
+                name, t.kernels | {row["name"]}, t.runs + runs, t.ns + runs * ns, t.bytes + work[0], t.flops + work[1]
+            )
+    return sorted(sums.values(), key=lambda t: -t.ns)

@@ -1,7 +1,8 @@
-"""Export of dispatches in Chrome's trace event format, which Perfetto loads: one track for each thread.
+"""Export of dispatches in Chrome's trace event format, which Perfetto loads: a track for each thread, and for layers.
 
 A slice is a contiguous period in which a thread worked on one dispatch; its arguments describe the whole dispatch. If a
-slice has several claims, they are nested in it. Times are microseconds since the recording started.
+slice has several claims, they are nested in it. On the track of layers, consecutive dispatches of one name scope are a
+slice, nested as the scopes are. Times are microseconds since the recording started.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.records import Dispatch, Part, Span
 
 PROCESS = 1
+LAYERS = 1 << 20  # number of the track of name scopes, after those of all threads
 
 
 def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: str) -> list[dict[str, Any]]:
@@ -28,7 +31,34 @@ def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: st
         for run in _runs(sorted(claims[thread])):
             rows += _of_dispatch(dispatches[run[0][1]], run, thread)
         events += sorted(rows, key=lambda e: (e["ts"], -e["dur"]))
-    return events
+    layers = _layers(dispatches, [span.start for span in spans])
+    return events + ([_meta("thread_name", LAYERS, "layers"), *layers] if layers else [])
+
+
+def _layers(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the slices of name scopes; none goes over one of the times ``begins``, at which calls begin."""
+    rows: list[dict[str, Any]] = []
+    stack: list[list[Any]] = []  # name, begin and end of each open scope
+    last = 0
+
+    def close(depth: int, until: int) -> None:
+        while len(stack) > depth:
+            scope = "/".join(row[0] for row in stack)
+            name, begin, end = stack.pop()
+            rows.append(_slice(name, "scope", LAYERS, begin, max(min(end, until) - begin, 0), {"scope": scope}))
+
+    for d in sorted(dispatches, key=lambda d: d.start):
+        scope = model_place(d.loc).scope
+        names = scope.split("/") if scope else []
+        common = next((n for n, (row, name) in enumerate(zip(stack, names)) if row[0] != name), None)
+        common = min(len(stack), len(names)) if common is None else common
+        close(0 if any(last < begin <= d.start for begin in begins) else common, d.start)
+        stack += [[name, d.start, 0] for name in names[len(stack) :]]
+        for row in stack:
+            row[2] = max(row[2], d.start + d.ns)
+        last = d.start
+    close(0, max((row[2] for row in stack), default=0))
+    return sorted(rows, key=lambda e: (e["ts"], -e["dur"]))
 
 
 def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> str:
@@ -57,7 +87,8 @@ def _runs(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
 def _of_dispatch(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
     start, end = run[0][0].began, run[-1][0].ended
     facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
-    facts |= {"dispatch": run[0][1], "sizes": ", ".join(f"{name}={n}" for name, n in d.sizes.items())}
+    place, sizes = model_place(d.loc), ", ".join(f"{name}={n}" for name, n in d.sizes.items())
+    facts |= {"dispatch": run[0][1], "sizes": sizes, "scope": place.scope, "line": place.line}
     rows = [_slice(d.kernel, "dispatch", thread, start, end - start, facts)]
     if len(run) > 1:
         rows += [_slice(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]

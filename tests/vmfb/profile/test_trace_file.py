@@ -18,6 +18,7 @@ from aotc_cli.main import app
 pytestmark = pytest.mark.cpu
 X = np.linspace(-1, 1, 128 * 128, dtype=np.float32).reshape(128, 128)
 FACTS = {"loc", "threads", "items", "gflops", "gbs", "roofline", "ns", "bytes", "flops", "sizes", "dispatch"}
+FACTS |= {"scope", "line"}
 
 
 def check_trace(text):
