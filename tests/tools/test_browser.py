@@ -1,83 +1,122 @@
-"""The page of `aotc report` in headless Chromium: it draws, a click tells of a kernel, no network is needed."""
+"""The page of `aotc report` in headless Chromium: layout, modes, search, layers, sizes; no network is needed."""
 
+import json
 import re
-import shutil
-import subprocess
+from html import unescape
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.browser import CHROMIUM, MEASURE, assert_layout, browse
 
 import aotc
 from aotc.tools.page.build import page_of
 from aotc.tools.page.facts import facts_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium"),
 ]
 X = np.ones((64, 64), np.float32)
 CHECK = """<script>
-const last = cy.nodes(":parent").last(), before = cy.zoom();
-last.emit("tap");
-cy.zoom(before * 2);
-document.body.dataset.chosen = last.data("kernel");
-document.body.dataset.zoom = cy.zoom() / before;
-document.body.dataset.nodes = cy.nodes().length;
-document.body.dataset.edges = cy.edges().length;
-</script></body>"""
+{
+  const found = {}, click = id => $(id).click(), rows = () => document.querySelectorAll("#table tr.link").length;
+  const names = Object.keys(F.kernels), last = N.steps.findLast(s => F.kernels[s.kernel]).kernel;
+  const box = cy.elements().renderedBoundingBox();
+  found.fits = box.x1 >= 0 && box.y1 >= 0 && box.x2 <= cy.width() && box.y2 <= cy.height();
+  found.nodes = cy.nodes(".kernel").length; found.edges = cy.edges().length;
+  click("none"); found.closed = rows(); click("all"); found.open = rows();
+  const before = cy.zoom(); click("closer"); found.zoom = cy.zoom() / before; click("fit");
+  choose(last); found.chosen = last; found.marked = cy.nodes(".chosen").length;
+  found.summaries = [...document.querySelectorAll("#panel summary")].map(e => e.textContent);
+  found.heading = document.querySelector("#panel h3").textContent;
+  $("search").value = "SORT"; $("search").dispatchEvent(new Event("input"));
+  found.hits = $("hits").textContent; found.dimmed = cy.nodes(".unmatched").length;
+  $("search").value = ""; $("search").dispatchEvent(new Event("input"));
+  found.all = cy.nodes(".unmatched").length;
+  found.time = $("tiles").textContent;
+  if ($("size")) {
+    $("size").value = "4"; $("size").dispatchEvent(new Event("change"));
+    found.larger = $("tiles").textContent; found.sizes = N.sizes;
+  }
+  const look = () => [getComputedStyle(document.body).backgroundColor, cy.nodes()[0].style("color")];
+  [found.mode, found.label] = look(); click("theme"); [found.other, found.relabel] = look();
+  const labels = () => cy.nodes("[^box], [box = 0]").map(n => [n.style("color"), n.style("background-color")]);
+  found.labels = labels(); click("theme"); found.labels.push(...labels());
+  found.axes = [...document.querySelectorAll("text.axis")].map(e => e.textContent);
+  document.body.dataset.found = JSON.stringify(found);
+}
+</script>"""
 
 
-def model(x):
+def looped(x):
     y = jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ x), x)
     return jax.nn.softmax(y, 1), jnp.sort(y, 1), jnp.cumsum(y, 0)
 
 
-def browse(folder, *words):
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1300,2400"]
-    flags += [
-        f"--user-data-dir={folder / 'profile'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--virtual-time-budget=4000",
-    ]
-    return subprocess.run([CHROMIUM, *flags, *words], capture_output=True, text=True, check=True, timeout=120)
+def layered(x):
+    for n in range(3):
+        with jax.named_scope(f"blocks/{n}"):
+            x = jax.nn.softmax(jnp.sort(x @ X, -1) * (n + 1), -1)
+    with jax.named_scope("head"):
+        return jnp.cumsum(x, -1)
 
 
-@pytest.fixture(scope="module", params=["straight", "loop"])
+def contrast(first, second):
+    """Return the contrast of two colours, as WCAG defines it."""
+    values = []
+    for text in (first, second):
+        parts = [int(n) / 255 for n in re.findall(r"\d+", text)[:3]]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        values.append(sum(v * w for v, w in zip(linear, (0.2126, 0.7152, 0.0722), strict=True)))
+    return (max(values) + 0.05) / (min(values) + 0.05)
+
+
+@pytest.fixture(scope="module", params=["layers", "loop"])
 def page(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser")
-    function = model if request.param == "loop" else lambda x: (jax.nn.softmax(x @ x, 1), jnp.sort(x, 1))
-    facts = facts_of(aotc.compile(function, X), "m.vmfb")
-    (folder / "r.html").write_text(page_of(facts).replace("</body>", CHECK))
-    return folder, facts
+    file = tmp_path_factory.mktemp("browser") / "r.html"
+    if request.param == "loop":
+        facts = facts_of(aotc.compile(looped, X), "m.vmfb")
+    else:
+        (b,) = jax.export.symbolic_shape("b")
+        facts = facts_of(aotc.compile(layered, jax.ShapeDtypeStruct((b, 64), jnp.float32)), "m.vmfb")
+    file.write_text(page_of(facts).replace("</body>", CHECK + MEASURE + "</body>"))
+    return file, facts
 
 
-def test_it_draws_and_answers_clicks(page):
-    folder, facts = page
-    done = browse(folder, "--dump-dom", f"file://{folder / 'r.html'}")
+def test_every_control_of_the_page_acts(page):
+    file, facts = page
+    done = browse("--dump-dom", f"file://{file}")
     assert not re.search(r"CONSOLE.*(Error|Refused|error)", done.stderr), done.stderr
-    body = re.search(r"<body ([^>]*)>", done.stdout)[1]
-    said = dict(re.findall(r'data-(\w+)="([^"]*)"', body))
-    assert said["ready"] == "yes"
-    assert float(said["zoom"]) == pytest.approx(2, rel=0.01)
-    assert int(said["nodes"]) >= 2 * len(facts["steps"])
-    assert int(said["edges"]) >= len(facts["steps"]) - 2
-    panel = re.search(r'<aside id="panel">(.*?)</aside>', done.stdout, re.DOTALL)[1]
-    kernel = facts["kernels"].get(said["chosen"])
-    assert f"<h3>{said['chosen']}</h3>" in panel
-    if kernel:
-        assert "Loops" in panel
-        assert "Assembly" in panel
-        assert "StableHLO of these lines" in panel or not kernel["lines"]
+    found = json.loads(unescape(re.search(r'data-found="([^"]*)"', done.stdout)[1]))
+    assert found["fits"]
+    assert found["nodes"] == len(facts["steps"])
+    assert found["edges"] >= len(facts["steps"]) - 2
+    assert found["zoom"] == pytest.approx(1.4, rel=0.01)
+    assert found["heading"] == found["chosen"]
+    assert found["marked"] == sum(s["kernel"] == found["chosen"] for s in facts["steps"])
+    assert {"Loops", "Assembly", "Lines of the model"} <= set(found["summaries"])
+    assert any(re.fullmatch(r"Fused ops \(\d+\)", text) for text in found["summaries"])
+    sorts = sum("sort" in json.dumps([s, facts["kernels"].get(s["kernel"])]) for s in facts["steps"])
+    assert found["hits"].startswith(f"{sorts} of ")
+    assert found["dimmed"] > 0 == found["all"]
+    assert found["mode"] != found["other"]
+    assert found["label"] != found["relabel"]
+    assert min(contrast(*pair) for pair in found["labels"]) >= 4.5
+    for title in ("time since the call began", "offset in the reserved memory", "GFLOP/s", "command number"):
+        assert any(text.startswith(title) for text in found["axes"]), title
     for place in ("timeline", "arena", "roof"):
         drawn = re.search(rf'id="{place}"><svg.*?</svg>', done.stdout, re.DOTALL)[0]
         assert len(re.findall("<(rect|circle)", drawn)) >= 1, place
-    assert done.stdout.count('<tr class="link">') >= len(facts["kernels"])
+    if facts["sizes"]:
+        assert found["sizes"] == {"b": 256}
+        assert found["larger"] != found["time"]
+        assert found["open"] > found["closed"]
 
 
-def test_a_screenshot_is_no_blank_sheet(page):
-    folder, _ = page
-    browse(folder, f"--screenshot={folder / 'r.png'}", f"file://{folder / 'r.html'}")
-    assert (folder / "r.png").stat().st_size > 60_000
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 400])
+def test_nothing_of_the_page_is_cut_or_faint(page, width, dark):
+    file, _ = page
+    assert_layout(f"file://{file}", file.parent / "r.png", width, dark)

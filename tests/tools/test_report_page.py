@@ -15,7 +15,7 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.page.build import LIBRARY, page_of
 from aotc.tools.page.compare import compare_kernels
-from aotc.tools.page.facts import facts_of
+from aotc.tools.page.facts import facts_of, scope_of
 from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
 
@@ -63,6 +63,31 @@ def test_facts_are_those_of_explain(files):
     assert any("stablehlo.tanh" in line and Path(__file__).name in place for line, place in facts["source"])
     assert not any("loc(" in line for line, _ in facts["source"] if "stablehlo." in line)
     assert sum(s["bytes"] for s in facts["segments"]) < facts["bytes"]
+
+
+@pytest.mark.parametrize(("loc", "scope"), [
+    ("jit(f)/blocks/0/mlp/dot_general at /x/models.py:20", "blocks/0/mlp"),
+    ("jit(f)/jit(main)/head/bhqk,bkhd->bqhd/transpose at models.py:16", "head"),
+    ("jit(f)/while/body/closed_call/cell/add at m.py:1:2", "cell"),
+    ("jit(f)/dot_general at m.py:3", ""),
+    ("/x/model.mlir:3", ""),
+    ("", ""),
+])  # fmt: skip
+def test_scope_of_a_location_leaves_out_what_jax_adds(loc, scope):
+    assert scope_of(loc) == scope
+
+
+def test_a_symbolic_model_has_facts_for_other_sizes():
+    (n,) = jax.export.symbolic_shape("n", constraints=["n >= 8"])
+    data = aotc.compile(lambda x: jnp.tanh(x) @ x.T, jax.ShapeDtypeStruct((n, 8), jnp.float32))
+    facts = facts_of(data, "m.vmfb")
+    assert (facts["sizes"], facts["assumed"]) == ({"n": 16}, ["n"])
+    assert [c["sizes"]["n"] for c in facts["choices"]] == [64, 256]  # the model refuses 1 and 4
+    for choice in facts["choices"]:
+        assert choice["work"] == explain_schedule(open_bundle(data), "main", choice["sizes"]).work
+        assert choice["assumed"] == []
+    fixed = facts_of(data, "m.vmfb", sizes={"n": 32})
+    assert (fixed["sizes"], fixed["assumed"], fixed["choices"]) == ({"n": 32}, [], [])
 
 
 def test_the_page_stands_alone(files, tmp_path):

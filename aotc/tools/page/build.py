@@ -10,6 +10,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 LIBRARY, LICENCE = HERE / "cytoscape.min.js", HERE / "cytoscape.LICENSE"
+SCRIPTS = ("basics.js", "layers.js", "graph.js", "charts.js", "page.js")  # the last one starts the page
 
 
 def page_of(facts: Mapping[str, Any]) -> str:
@@ -21,7 +22,7 @@ def page_of(facts: Mapping[str, Any]) -> str:
         "LICENCE": escape(LICENCE.read_text()),
         "LIBRARY": LIBRARY.read_text(),
         "STYLE": (HERE / "page.css").read_text(),
-        "DRAW": (HERE / "page.js").read_text(),
+        "DRAW": "".join((HERE / name).read_text() for name in SCRIPTS),
         "DATA": data,
     }
     text = (HERE / "page.html").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Any
 
 from aotc.diagnostics import CompileError
 from aotc.lowering.cost_model.machines import machine_of
+from aotc.lowering.cost_model.work import UNKNOWN_SIZE
 from aotc.recompile import source_text
 from aotc.targets import TARGETS, host
 from aotc.tools.explain.fusion import explain_fusion
@@ -16,7 +18,7 @@ from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble, kernel_ranges
 from aotc.vmfb.profile.trace import flops_of
 
@@ -24,6 +26,10 @@ _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _REFERENCE = re.compile(r"#loc\d*")
 _FILE = re.compile(r'"([^"]+)":(\d+)')
 _NAME = re.compile(r'"([^"]+)"')
+# Segments of a location's name that JAX adds: transformations, bodies of loops, and subscripts of einsum.
+_NO_SCOPE = re.compile(r"p?jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat2?|.*->.*")
+# Sizes that the picker offers, relative to the assumed size: a single sample to a large batch.
+_FACTORS = (1 / 16, 1 / 4, 4, 16)
 _AT = re.compile(r"\s*loc\((#loc\d*|.*)\)$")
 
 
@@ -38,33 +44,77 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     opened = open_bundle(data)
     opened.where = where
     name = entry_of(opened, function)
-    schedule = explain_schedule(opened, name, sizes)
-    memory = explain_memory(opened, name, sizes)
-    variant = next(v for v in opened.manifest["variants"] if v["target"] == schedule.target)
+    own = _numbers(opened, name, sizes or {})
+    variant = next(v for v in opened.manifest["variants"] if v["target"] == own["target"])
     kernels = _kernels(opened, variant)
     _add_reasons(data, opened, kernels)
+    return {
+        "name": opened.manifest["name"], "function": name, "producer": opened.manifest["producer"], "path": where,
+        "bytes": len(data), "kernels": kernels, "source": _source(opened), "weights": _weights(opened, variant),
+        "segments": _segments(opened), "roof": _roof(own["target"]), **own,
+        "choices": _choices(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
+    }  # fmt: skip
+
+
+def scope_of(loc: str) -> str:
+    """Return the name scope of a kernel's location: ``blocks/0`` of ``jit(f)/blocks/0/dot_general at f.py:3``."""
+    name, _, place = loc.partition(" at ")
+    if not place:
+        return ""
+    return "/".join(part for part in name.split("/")[:-1] if not _NO_SCOPE.fullmatch(part))
+
+
+def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the facts of a call that depend on its sizes."""
+    texts = _texts(opened)
+    names = _dim_names(opened, function)
+    schedule = explain_schedule(opened, function, sizes)
+    memory = explain_memory(opened, function, sizes)
     steps = []
     for row in schedule.rows:
-        step = asdict(row)
-        known = kernels.get(row.kernel, {})
+        known = texts.get(f"{schedule.target}/{row.kernel}")
         flops = flops_of(known["text"], row.sizes) if known else 0
-        steps.append({**step, "flops": flops, "ns": row.ns, "copy": not known})
-    arena = {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas)}
+        steps.append({**asdict(row), "scope": scope_of(row.loc), "flops": flops, "ns": row.ns, "copy": not known})
     return {
-        "name": opened.manifest["name"], "function": name, "target": schedule.target,
-        "producer": opened.manifest["producer"], "path": where, "bytes": len(data),
-        "measured_on": schedule.measured_on, "work": schedule.work, "path_ns": schedule.path,
-        "kernels": kernels, "steps": steps, "source": _source(opened),
-        "memory": {**arena, "rows": [asdict(row) for row in memory.rows]},
-        "weights": _weights(opened, variant), "segments": _segments(opened), "roof": _roof(schedule.target),
+        "sizes": {dim: sizes.get(dim, UNKNOWN_SIZE.value) for dim in names},
+        "assumed": [dim for dim in names if dim not in sizes],
+        "target": schedule.target, "measured_on": schedule.measured_on, "work": schedule.work,
+        "path_ns": schedule.path, "steps": steps,
+        "memory": {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas),
+                   "rows": [asdict(row) for row in memory.rows]},
     }  # fmt: skip
+
+
+def _dim_names(opened: OpenedBundle, function: str) -> list[str]:
+    arguments = opened.manifest["functions"][function]["arguments"]
+    dims = [str(dim) for argument in arguments for dim in argument["dims"]]
+    found = {node.id for dim in dims for node in ast.walk(ast.parse(dim, mode="eval")) if isinstance(node, ast.Name)}
+    return sorted(found - {"max", "min"})
+
+
+def _choices(opened: OpenedBundle, function: str, assumed: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the facts of calls of other sizes, for the size picker: all symbolic sizes scaled alike."""
+    found = []
+    for factor in _FACTORS:
+        sizes = {dim: max(1, round(size * factor)) for dim, size in assumed.items()}
+        try:
+            found.append(_numbers(opened, function, sizes))
+        except CallError:  # the model refuses these sizes
+            continue
+    return found
+
+
+def _texts(opened: OpenedBundle) -> Mapping[str, Any]:
+    """Return the text and location of each kernel, by its target and name."""
+    held: Mapping[str, Any] | None = (opened.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        raise BundleError(opened.where, "the bundle contains no kernel text", hint="compile it with debug information")
+    return held
 
 
 def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the text, assembly and location of each kernel of a variant."""
-    held = (opened.manifest.get("debug") or {}).get("kernels")
-    if held is None:
-        raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
+    held = _texts(opened)
     part = next((p for p in variant.get("parts", ()) if "library" in p), variant)
     rows = variant["kernels"]
     native = rows[: part.get("count")] if part.get("library") is not None else []

@@ -1,0 +1,97 @@
+// The charts: schedule, memory over time, roofline. Each fills the width of its box and names the unit of each axis.
+const MARGIN = { left: 64, right: 18, top: 10, bottom: 40 };
+const TICK = 90;  // pixels between two labels of an axis
+
+function chart(place, height) {
+  const width = Math.max(300, $(place).clientWidth), svg = document.createElementNS(SVG, "svg");
+  for (const [k, v] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}`, role: "img" })) svg.setAttribute(k, v);
+  $(place).replaceChildren(svg);
+  return { svg, width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
+}
+/** Return round numbers from 0 to ``end``, ``most`` of them or fewer. */
+function ticksOf(end, most) {
+  const raw = end / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(raw)), size = [1, 2, 5, 10].find(n => n * power >= raw) * power;
+  return Array.from({ length: Math.floor(end / size + 1e-9) + 1 }, (_, n) => n * size);
+}
+/** Draw both axes: ``x`` and ``y`` map values to pixels; ticks are pairs of a value and a text. */
+function axes(c, x, xTicks, xTitle, y, yTicks, yTitle) {
+  const bottom = MARGIN.top + c.height, right = MARGIN.left + c.width;
+  for (const [v, text] of xTicks) {
+    draw(c.svg, "line", { x1: x(v), x2: x(v), y1: MARGIN.top, y2: bottom, class: "rule" });
+    draw(c.svg, "text", { x: x(v), y: bottom + 15, "text-anchor": "middle", class: "axis" }, text);
+  }
+  for (const [v, text] of yTicks) {
+    draw(c.svg, "line", { x1: MARGIN.left, x2: right, y1: y(v), y2: y(v), class: "rule" });
+    draw(c.svg, "text", { x: MARGIN.left - 6, y: y(v) + 4, "text-anchor": "end", class: "axis" }, text);
+  }
+  draw(c.svg, "text", { x: MARGIN.left + c.width / 2, y: bottom + 32, "text-anchor": "middle", class: "axis" }, xTitle);
+  const middle = MARGIN.top + c.height / 2;
+  draw(c.svg, "text", { x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`, class: "axis" }, yTitle);
+}
+const inUnit = (ticks, size) => ticks.map(v => [v, String(+(v / size).toPrecision(6))]);
+const faded = s => chosen.text && !matches(s) ? " unmatched" : "";
+
+function timeline() {
+  const rows = [];
+  let start = 0, now = null, longest = 0, most = 1, lanes = [];
+  for (const s of [...N.steps].sort((a, b) => a.graph - b.graph || a.begin - b.begin)) {
+    if (s.graph !== now) { start += longest; longest = 0; lanes = []; now = s.graph; }
+    let lane = lanes.findIndex(end => end <= s.begin + 1e-9);
+    if (lane < 0) lane = lanes.push(0) - 1;
+    lanes[lane] = s.begin + s.ns;
+    longest = Math.max(longest, s.begin + s.ns); most = Math.max(most, lane + 1);
+    rows.push([s, start + s.begin, lane]);
+  }
+  const end = start + longest || 1, high = most > 16 ? 12 : 26, c = chart("timeline", most * high + MARGIN.top + MARGIN.bottom);
+  const x = ns => MARGIN.left + ns / end * c.width, y = lane => MARGIN.top + lane * high, [unit, size] = unitOf("time", end);
+  const every = Math.ceil(most / 12), numbers = Array.from({ length: Math.ceil(most / every) }, (_, n) => n * every);
+  axes(c, x, inUnit(ticksOf(end, c.width / TICK), size), `time since the call began (${unit})`,
+    lane => y(lane) + high / 2, numbers.map(n => [n, String(n + 1)]), most > 4 ? "at the same time" : "");
+  for (const [s, at, lane] of rows) {
+    const width = Math.max(1, s.ns / end * c.width), title = `${s.kernel}, ${time(s.ns)}, ${s.scope || placeOf(s.loc)}`;
+    const facts = { x: x(at), y: y(lane) + 2, width, height: high - 4, class: (s.critical ? "critical" : "box") + faded(s) };
+    linked(draw(c.svg, "rect", facts, title), s.kernel);
+    if (width > 7.5 * s.kernel.length && high > 20) draw(c.svg, "text", { x: x(at) + 4, y: y(lane) + 17, "pointer-events": "none" }, s.kernel);
+  }
+}
+function arena() {
+  const m = N.memory, steps = Math.max(m.steps, 1), top = Math.max(1, ...m.rows.map(r => r.offset + r.bytes)), c = chart("arena", 320);
+  const arenas = Object.entries(m.arenas).map(([n, size]) => `${bytes(size)} reserved on ${n}`).join(", ");
+  $("arena-said").textContent = `Peak: ${bytes(m.peak)} at command ${m.at}; ${arenas}. Weights, arguments and results are not included.`;
+  const x = n => MARGIN.left + n / steps * c.width, y = b => MARGIN.top + c.height - b / top * c.height, [unit, size] = unitOf("bytes", top);
+  const xTicks = ticksOf(steps, Math.min(steps, c.width / TICK)).filter(Number.isInteger);
+  axes(c, x, inUnit(xTicks, 1), "command number", y, inUnit(ticksOf(top, 6), size), `offset in the reserved memory (${unit})`);
+  for (const r of m.rows) {
+    const width = Math.max(1, x(r.last + 1) - x(r.first)), height = Math.max(1, y(r.offset) - y(r.offset + r.bytes));
+    const title = `${bytes(r.bytes)}, ${r.type}, computed by ${r.producer}, read by ${r.read_by.join(", ")}, ${r.loc}`;
+    linked(draw(c.svg, "rect", { x: x(r.first), y: y(r.offset + r.bytes), width, height, class: "alive" }, title), r.producer);
+  }
+  const alive = new Array(steps + 1).fill(0);
+  for (const r of m.rows) { alive[r.first] += r.bytes; if (r.last + 1 <= steps) alive[r.last + 1] -= r.bytes; }
+  let sum = 0;
+  const points = alive.slice(0, steps).flatMap((change, n) => { sum += change; return [`${x(n)},${y(Math.min(sum, top))}`, `${x(n + 1)},${y(Math.min(sum, top))}`]; });
+  draw(c.svg, "polyline", { points: points.join(" ") });
+  draw(c.svg, "line", { x1: x(m.at + 0.5), x2: x(m.at + 0.5), y1: MARGIN.top, y2: MARGIN.top + c.height, class: "peak" });
+}
+function roofline() {
+  const c = chart("roof", 340), all = total(), { flops: roof, bytes: memory } = F.roof;
+  const one = F.target === undefined || F.target.startsWith("cpu") ? "one core" : "the GPU";
+  $("roof-said").textContent = `Limit of ${one} in the cost model: ${roof.toFixed(0)} GFLOP/s and ${memory.toFixed(0)} GB/s. ` +
+    "A kernel below the sloped part is limited by memory, one below the flat part by arithmetic.";
+  const kernels = [...Map.groupBy(timed().filter(s => s.flops > 0 && s.bytes > 0), s => `${s.kernel} ${s.ns}`).values()];
+  const rows = kernels.map(some => ({ s: some[0], x: some[0].flops / some[0].bytes, y: some[0].flops / some[0].ns, share: nsOf(some) / all, n: some.length }));
+  const lows = [0.1, ...rows.map(r => r.x)], speeds = [1, roof / 100, ...rows.map(r => r.y)];
+  const left = Math.floor(Math.log10(Math.min(...lows))), right = Math.ceil(Math.log10(Math.max(100, roof / memory, ...lows)));
+  const low = Math.floor(Math.log10(Math.min(...speeds))), high = Math.ceil(Math.log10(Math.max(roof * 1.1, ...speeds)));
+  const x = v => MARGIN.left + (Math.log10(v) - left) / (right - left) * c.width;
+  const y = v => MARGIN.top + c.height - (Math.log10(v) - low) / (high - low) * c.height;
+  const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, n) => [10 ** (from + n), String(+(10 ** (from + n)).toPrecision(6))]);
+  axes(c, x, powers(left, right), "operations per byte of memory traffic", y, powers(low, high), "GFLOP/s");
+  const begin = Math.max(10 ** left, 10 ** low / memory), points = [[begin, begin * memory], [roof / memory, roof], [10 ** right, roof]];
+  draw(c.svg, "polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") });
+  for (const r of rows) {
+    const title = `${r.s.kernel}: ${digits(r.y)} GFLOP/s, ${digits(r.x)} operations per byte, ${time(r.s.ns)}, ${percent(r.share)}`;
+    linked(draw(c.svg, "circle", { cx: x(r.x), cy: y(r.y), r: 4 + 10 * Math.sqrt(r.share), class: faded(r.s).trim() }, title), r.s.kernel);
+  }
+}
+function charts() { timeline(); arena(); roofline(); }
