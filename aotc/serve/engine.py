@@ -202,7 +202,7 @@ class Engine:
         return {
             "in_flight": self._in_flight, "queue": self.settings.queue, "ready": self.ready, "models": models,
             "index": self.repository.index(),
-            "trouble": self.repository.trouble, "latencies": self.metrics.page(),
+            "trouble": self.repository.trouble, **self.metrics.page(),
         }  # fmt: skip
 
 

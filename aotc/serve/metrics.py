@@ -18,6 +18,32 @@ _ROWS = tuple(float(1 << n) for n in range(11))
 
 # Most recent requests of a model whose latencies the page plots and the quantiles are computed from.
 LATENCIES = 512
+# Seconds of requests and errors that the page plots: two minutes show a burst, and two samples fit a pixel of a phone.
+HISTORY = 120
+
+
+class Traffic:
+    """Requests of a model: the number of each status, and requests and errors in each recent second that had any."""
+
+    __slots__ = ("seconds", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.seconds: deque[list[int]] = deque(maxlen=HISTORY)
+
+    def add(self, now: float, status: int) -> None:
+        """Record a request that ended at ``now`` with a status of HTTP."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        second = int(now)
+        if not self.seconds or self.seconds[-1][0] != second:
+            self.seconds.append([second, 0, 0])
+        row = self.seconds[-1]
+        row[1] += 1
+        row[2] += status >= 400
+
+    def report(self) -> dict[str, Any]:
+        """Return the facts for the status page."""
+        return {"statuses": self.statuses, "seconds": list(self.seconds)}
 
 
 class Metrics:
@@ -42,7 +68,8 @@ class Metrics:
         self.memory = Gauge("aotc_request_bytes", "Memory that requests and their answers have.", **new)
         self.ready = Gauge("aotc_model_versions", "Versions that are served.", **new)
         self.latencies: dict[str, deque[tuple[float, float]]] = {}
-        self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]]]] = {}
+        self.traffic: dict[str, Traffic] = {}
+        self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]], Traffic]] = {}
 
     def ended(self, model: str, protocol: str, status: int, seconds: float) -> None:
         """Record a request."""
@@ -50,11 +77,15 @@ class Metrics:
         found = self._children.get(key)
         if found is None:
             last = self.latencies.setdefault(model, deque(maxlen=LATENCIES))
-            found = self._children[key] = self._requests.labels(*map(str, key)), self._seconds.labels(model), last
-        counter, histogram, last = found
+            traffic = self.traffic.setdefault(model, Traffic())
+            labels = tuple(map(str, key))
+            found = self._children[key] = self._requests.labels(*labels), self._seconds.labels(model), last, traffic
+        counter, histogram, last, traffic = found
+        now = time()
         counter.inc()
         histogram.observe(seconds)
-        last.append((time(), seconds))
+        last.append((now, seconds))
+        traffic.add(now, status)
 
     def rows(self, model: str) -> Callable[[int], None]:
         """Return a callback for the rows of each batch of a model."""
@@ -72,6 +103,9 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
-    def page(self) -> dict[str, list[tuple[float, float]]]:
-        """Return end time and seconds of each model's recent requests."""
-        return {model: list(last) for model, last in self.latencies.items() if model}
+    def page(self) -> dict[str, Any]:
+        """Return the time, end time and seconds of each model's recent requests, and all traffic, for the page."""
+        return {
+            "now": time(), "latencies": {model: list(last) for model, last in self.latencies.items() if model},
+            "traffic": {model: traffic.report() for model, traffic in self.traffic.items()},
+        }  # fmt: skip

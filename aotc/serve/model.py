@@ -230,6 +230,7 @@ class ServedModel:
                 {
                     "name": f.name, "signature": repr(self.module.functions[f.name].signature),
                     "batch": f.batcher.most if f.batcher else 1, "why_alone": f.why_alone,
+                    **f.statistics.page(),
                 }
                 for f in self.functions.values()
             ],

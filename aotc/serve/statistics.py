@@ -55,6 +55,14 @@ class Statistics:
             found = self._calls[rows] = Duration()
         found.add(seconds)
 
+    def page(self) -> dict[str, Any]:
+        """Return calls by their rows, and the mean seconds of each phase of a request, for the status page."""
+        phases = {phase: self._phases[phase] for phase in (QUEUE, INPUT, INFER, OUTPUT)}
+        return {
+            "calls": {rows: call.count for rows, call in sorted(self._calls.items())},
+            "phases": {name: phase.seconds / phase.count for name, phase in phases.items() if phase.count},
+        }
+
     def report(self, name: str, version: int) -> dict[str, Any]:
         """Return Triton's ModelStatistics."""
         nothing = Duration().report()
