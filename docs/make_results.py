@@ -1,4 +1,7 @@
-"""Write docs/results.md from ``benchmarks/results/*.json``, which ``python -m benchmarks ... --record`` writes."""
+"""Write docs/results.md, and the figures of README.md, from ``benchmarks/results/*.json``.
+
+``python -m benchmarks ... --record`` writes those.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.suites import listing  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- figures: docs/make_results.py -->", "<!-- end of figures -->"
+NAMES = {"xla": "XLA", "iree": "IREE", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 HEAD = """# Results
 
 Written by `python docs/make_results.py` from `benchmarks/results/*.json`; do not edit.
@@ -101,5 +106,33 @@ def page() -> str:
     return "\n".join([head, *(section(name, record) + "\n" for name, record in records().items())])
 
 
+def figures() -> str:
+    """Return the table of the README: aotc next to the fastest other engine, by the time of a call."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in records()["engines_threads2"]["tables"][0]["rows"]:
+        model, engine = row["model, engine"].split(", ")
+        if not engine.endswith("_bf16"):  # the model's own precision only
+            rows.setdefault(model, {})[engine] = row
+    columns = ["model", "aotc, ms", "fastest other, ms", "aotc / other", "start: aotc, s", "start: other, s"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for model, engines in sorted(rows.items()):
+        ours = engines.pop("aotc")
+        name, best = min(engines.items(), key=lambda item: item[1]["call ms"])
+        ratio = ours["call ms"] / best["call ms"]
+        lines.append(
+            f"| {model} | {cell(ours['call ms'])} | {cell(best['call ms'])} ({NAMES[name]}) | {ratio:.2f} "
+            f"| {ours['cold s']:.2f} | {best['cold s']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def readme() -> str:
+    """Return the text of the README with its figures."""
+    text = (ROOT / "README.md").read_text()
+    head, rest = text.split(BEGIN)
+    return f"{head}{BEGIN}\n\n{figures()}\n\n{END}{rest.split(END)[1]}"
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "results.md").write_text(page())
+    (ROOT / "README.md").write_text(readme())

@@ -1,19 +1,40 @@
-"""What mkdocs calls: the site begins with the README, and has the list of changes."""
+"""Hooks of mkdocs: pages from the top of the repository, and what the search finds."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
+PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "report_a_vulnerability.md": "SECURITY.md",
+    "code_of_conduct.md": "CODE_OF_CONDUCT.md",
+}
+UNSEARCHED = {"results.md", "conformance.md", "conformance_cuda.md", "edges.md", "zoo.md", "decisions.md"}
+UNSEARCHED |= {"changelog.md", "house.md"}
+FIRST = ("get_started/", "tutorials/")  # their pages come first where several match
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that lie beside the folder of the documentation, with links as they are inside of it."""
+    """Add the pages at the top of the repository, with links as they are inside the site."""
     from mkdocs.structure.files import File
 
     for name, source in PAGES.items():
-        text = (ROOT / source).read_text().replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+        text = (ROOT / source).read_text().replace("](docs/", "](").replace("](README.md)", "](index.md)")
+        for other, path in PAGES.items():
+            text = text.replace(f"]({path})", f"]({other})")
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Set the page's place in the search, and leave out the comment for ``make_snippets.py``."""
+    path = page.file.src_uri
+    if path in UNSEARCHED:
+        page.meta["search"] = {"exclude": True}
+    elif path.startswith(FIRST):
+        page.meta["search"] = {"boost": 4}
+    return re.sub(r"\A<!-- needs: .* -->\n", "", markdown)

@@ -11,7 +11,7 @@ from fuzz.run import KINDS
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").rglob("*.md")])
 
 
 def _as_made(pages, script, update):

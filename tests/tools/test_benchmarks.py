@@ -163,6 +163,7 @@ def test_results_page_is_what_its_script_writes():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs/results.md").read_text() == module.page(), "run python docs/make_results.py"
+    assert (ROOT / "README.md").read_text() == module.readme(), "run python docs/make_results.py"
 
 
 @pytest.mark.ir

@@ -1,6 +1,8 @@
-"""The documentation as a site: every page is in it, and no link is broken."""
+"""The documentation as a site: every page is in it, no link is broken, and the search finds the right page first."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +22,46 @@ def build(config, to):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_the_site_is_whole(tmp_path):
-    done = build(ROOT / "mkdocs.yml", tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
     assert done.returncode == 0, done.stderr
-    missing = {p.stem for p in (ROOT / "docs").glob("*.md")} - {p.name for p in tmp_path.iterdir()}
-    assert missing == set()
-    front = (tmp_path / "index.html").read_text()
-    assert 'href="status/"' in front
-    assert 'src="house.svg"' in front
+    return folder
+
+
+def test_the_site_is_whole(site):
+    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    homes = [path.parent if path.name == "index" else path for path in pages]
+    assert [str(home) for home in homes if not (site / home / "index.html").exists()] == []
+    front = (site / "index.html").read_text()
+    assert 'href="get_started/install/"' in front
+    assert 'src="how_it_works.svg"' in front
+
+
+def test_results_and_decisions_are_not_in_the_search(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    pages = {entry["location"].partition("#")[0] for entry in entries}
+    assert {"api/", "get_started/quickstart_python/", "tutorials/kv_cache/"} <= pages
+    assert not {"results/", "conformance/", "decisions/", "changelog/"} & pages
+
+
+def test_the_search_finds_the_right_page_first(site):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node.js: apt install nodejs")
+    first = {
+        "quick start": "get_started/quickstart_python/",
+        "tutorial": "tutorials/",
+        "kv cache": "tutorials/kv_cache/",
+        "exceptions": "get_started/quickstart_python/#exceptions",
+        "install": "get_started/install/",
+        "keras": "tutorials/keras_classifier/",
+        "pytorch": "tutorials/pytorch/",
+    }
+    command = [node, str(Path(__file__).with_name("search_site.mjs")), str(site), *first]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert {query: pages[0] for query, pages in json.loads(done.stdout).items()} == first
 
 
 def test_a_broken_link_fails(tmp_path):
