@@ -41,6 +41,10 @@ def test_the_api_is_what_the_docstrings_say(update):
         assert name in text
 
 
+def test_supported_ops_are_those_of_the_tables(update):
+    _as_made({ROOT / "docs" / "supported_ops.md": _made_by("make_ops.py")["page"]()}, "make_ops.py", update)
+
+
 def test_the_zoo_is_as_it_is_built(update):
     text = runpy.run_path(str(ROOT / "docs" / "make_zoo.py"))["page"]()
     path = ROOT / "docs" / "zoo.md"

@@ -32,7 +32,7 @@ NOT_XLAS = (
     "stablehlo.set_dimension_size",  # the result keeps the operand's size where the model states the one that is set
     "chlo.constant_like",  # jaxlib's expansion, ours too, does not read the operand
 )  # fmt: skip
-SPREAD = "chlo.broadcast_"  # of an unknown size that turns out to be 1 nothing is spread: docs/status.md
+SPREAD = "chlo.broadcast_"  # of an unknown size that turns out to be 1 nothing is spread: docs/limits.md
 
 
 def type_of(array, dynamic):

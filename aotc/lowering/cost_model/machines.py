@@ -84,7 +84,7 @@ GPU_CHAINED = Estimate(
 GPU_TILE_RATE = Estimate(
     36_000_000,
     "floating-point operations of f32 tiles per microsecond of a whole GPU",
-    "docs/status.md: 36.7 TFLOP/s",
+    "docs/measurements.md: 36.7 TFLOP/s",
 )
 GPU_CACHE_BYTES = Estimate(5_500, "bytes per nanosecond from the second-level cache of a GPU", "an H200")
 GPU_MEMORY_BYTES = Estimate(3_000, "bytes per nanosecond from the memory of a GPU", "an H200")
