@@ -1,4 +1,4 @@
-"""StableHLO to tensor IR."""
+"""Read models (StableHLO, JAX functions and exports) and import them as tensor IR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Defer ``KeyboardInterrupt`` to the end of this block; a custom signal handler of the caller stays."""
+    """Defer ``KeyboardInterrupt`` to the end of this block; a signal handler of the caller is not replaced."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,5 +1,8 @@
 """Devices that a model assigns to values: affinities, and JAX's memory kinds and single-device shardings.
 
+An *affinity* is an attribute that names a device: of a function, an argument, a result or an op. The import emits a
+``transfer`` op where a value must be on another device.
+
 With JAX's ``compute_on("device_host")`` an op uses values on ``host``, and all others use values on ``device``.
 """
 
@@ -38,21 +41,22 @@ _SIDES = frozenset(MEMORIES.values())
 
 
 def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:
-    """Return the device of an argument or a result, or an empty string; ``devices`` are the option's device names.
+    """Return the device of an argument or a result, or an empty string; ``devices`` are the names in the options.
 
-    A memory kind determines it if ``devices`` has ``host``, a sharding ``{maximal device=1}`` if they have ``d1``.
+    An affinity decides. Without one, a memory kind decides if ``devices`` contains ``host``; without a memory kind, a
+    sharding ``{maximal device=1}`` means ``d1`` if ``devices`` contains that name.
 
     Raises
     ------
     CompileError
-        If an affinity is not the name of a device; ``loc`` is its location.
+        At ``loc`` if an affinity does not name a device.
     """
     said = stated_affinity(attributes, loc)
     return said or _memory(attributes.get(_KIND_OF_MEMORY), devices) or _sharded(attributes.get(_SHARDING), devices)
 
 
 def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
-    """Return the device of an affinity (a string, a symbol, or IREE's promise attribute); empty without one."""
+    """Return the device that an affinity attribute names; an empty string if there is no such attribute."""
     for name in _AFFINITIES:
         if name in attributes:
             found = device_of(attributes[name])
@@ -64,7 +68,7 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
 
 
 def device_of(attribute: Any) -> str:
-    """Return the device that an attribute names, or an empty string."""
+    """Return the device that an attribute (string, symbol or IREE's promise) names, or an empty string."""
     if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         return attribute.value
     found = _OF_IREE.fullmatch(str(attribute))
@@ -72,10 +76,10 @@ def device_of(attribute: Any) -> str:
 
 
 def check_signatures(functions: Mapping[str, Any], options: Options, path: str) -> None:
-    """Reject affinities of functions, arguments and results with a misspelt name of a device of the options.
+    """Reject misspelt device names in the affinities of functions, arguments and results.
 
-    Devices that the options do not name use ``--target``. So only a name that looks like one of the options is refused:
-    ``dO`` beside ``d0``.
+    A device that the options do not declare is compiled for ``--target``. So an undeclared name is an error only if it
+    looks like a declared one: ``dO`` for ``d0``.
 
     Raises
     ------
@@ -115,22 +119,22 @@ def _signature(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
 
 
 def _folded(name: str) -> str:
-    """Return a name without the differences that are easily overlooked: capitals, O for 0, l and I for 1."""
+    """Return a name with characters that look alike replaced by one: lower case, 0 for O, 1 for l and I."""
     return name.casefold().translate(_LOOKALIKES)
 
 
 def _nearest(device: str, declared: Collection[str], attribute: str) -> str:
-    """Return the beginning of a hint: the declared name that is most similar to ``device``, if one is."""
+    """Return the beginning of a hint with the declared name most similar to ``device``; empty if none is similar."""
     names = {_folded(name): name for name in declared}
     near = [names[key] for key in get_close_matches(_folded(device), names, n=1, cutoff=0.5)]
     return f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
 
 
 def check_declared(state: State, device: str, attribute: str, ops: bool) -> None:
-    """Reject the device of a transfer or an op if neither an affinity nor the options declare it.
+    """Reject the device that ``attribute`` of a transfer or an op names, unless an affinity or the options declare it.
 
-    Without devices in the options, everything is allowed. ``attribute`` has the device; with ``ops`` the affinities of
-    ops are declarations, too.
+    If neither declares any device, every name is allowed. Affinities of functions, arguments and results declare their
+    devices; with ``ops``, affinities of ops do, too.
 
     Raises
     ------
@@ -150,7 +154,7 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
 
 
 def _affinities(function: Any, ops: bool) -> list[str]:
-    """Return the devices of the affinities in a function's signature and, on request, in its ``ops``."""
+    """Return the devices that the affinities in a function's signature name, with ``ops`` also those of its ops."""
     found: list[str] = []
 
     def visit(op: Any) -> ir.WalkResult:
@@ -167,9 +171,9 @@ def _affinities(function: Any, ops: bool) -> list[str]:
 
 
 def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
-    """Import ``op`` within this block: if it has an affinity, its operands are moved to that device.
+    """Return a context in which ``op`` is imported: if the op has an affinity, its operands are moved to that device.
 
-    If it has no movable operand, as an iota, its results are moved there.
+    If the op has no operand to move, like an iota, its results are moved instead.
     """
     device = stated_affinity(op.attributes, state.loc)
     if not device:
@@ -209,7 +213,10 @@ def _read(op: Any) -> dict[Any, None]:
 
 
 def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
-    """Return ``leaves``, each moved to its device if there is one; values that may be sizes are on all devices."""
+    """Return ``leaves``, each transferred to its device unless that is empty.
+
+    Integers that may be sizes stay: every device has them.
+    """
     pairs = zip(leaves, devices, strict=True)
     return tuple(
         state.one("transfer", [v], {"device": device}) if device and v not in state.known else v for v, device in pairs
@@ -242,10 +249,10 @@ def _text(attribute: Any) -> str:
 
 
 def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
-    """Import ``op`` within this block: its operands are moved to its side, and its results are there.
+    """Return a context in which ``op`` is imported: its operands are moved to the device or host, wherever the op runs.
 
-    Nothing is moved if the options do not name both devices, inside the regions of a host op, or for values that both
-    sides have: constants, and known sizes.
+    ``compute_on`` marks ops that run on the host. Nothing is moved if the options do not name both ``device`` and
+    ``host``, or inside the regions of a host op. Constants and known sizes are not moved either: both sides have them.
     """
     return ANYWHERE if state.hosted or not _SIDES.issubset(state.session.devices) else _moving(state, op)
 

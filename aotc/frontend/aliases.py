@@ -73,7 +73,7 @@ def check_aliases(bare: bytes, path: str, most_nested: int) -> None:
 
 
 def _check_uses(text: bytes, path: str, long: dict[bytes, int], names: Sequence[bytes]) -> None:
-    """Reject text whose uses of long aliases expand to too much text together."""
+    """Reject text in which the expansions of all uses of ``long`` aliases together are too large."""
     most = MOST_EXPANDED_USES + EXPANDED_RATIO * len(text)
     size = sum(long.get(name, 0) for name in _REFERENCE.findall(text))
     if size > most:
@@ -83,7 +83,7 @@ def _check_uses(text: bytes, path: str, long: dict[bytes, int], names: Sequence[
 
 
 def _measure(body: bytes, known: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
-    """Return the depth of brackets and the number of characters of a definition after expansion."""
+    """Return the bracket depth and the number of characters of a definition after expansion of the aliases in it."""
     body = body.partition(b"%")[0]  # a value: ops follow the definition
     depth = most = 0
     for bracket in body.translate(None, _NOT_BRACKETS):

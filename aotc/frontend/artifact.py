@@ -17,8 +17,8 @@ from aotc.source.bytecode import is_portable
 def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     """Return ``module``, parsed from ``raw``, as a portable artifact; ``raw`` itself if it is one.
 
-    Names, locations and attributes are kept, and so are ops of dialects without a portable form; those of CHLO become
-    calls. A module with a CHLO op that this jaxlib cannot serialize portably is plain bytecode.
+    The artifact contains names, locations, attributes and ops of dialects without a portable form. CHLO ops become
+    custom calls. If this jaxlib cannot serialize a CHLO op portably, the result is plain bytecode.
     """
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 """Errors of ``jax.experimental.checkify`` as checks: a condition that must not hold, and a message with values.
 
-A check is a map: ``failed`` and ``code`` are numbers of values; it fails if the first is true and the second is
-``number``. ``message`` is a template for :func:`aotc.vmfb.messages.render`. ``values`` are its values: the number of an
-array, the first element, and the number of consecutive elements.
+A check is a dictionary. ``failed`` and ``code`` are positions of arrays; the check fails if the first array is true and
+the second equals ``number``. ``message`` is a template for :func:`aotc.vmfb.messages.render`. ``values`` lists the
+elements that the message shows: position of an array, first element, and number of consecutive elements.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aotc.vmfb.messages import field_text, literal, shown_as
 
 
 def checks_of(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Return the checks of an error, whose leaves are numbered in the order of its ``tree`` and have these types.
+    """Return the checks in an error pytree, whose leaves have ``types``, in order.
 
-    Values of unknown types are not shown.
+    If the types are None, messages do not show values.
     """
     return _checks(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
 
@@ -59,7 +59,7 @@ MESSAGE_ELEMENTS = 16
 
 
 class _Values:
-    """Collects the values of a message by formatting placeholders."""
+    """Collects the elements that a message shows: the message is formatted with placeholders, which register here."""
 
     def __init__(self, types: Sequence[Any] | None) -> None:
         self.types = types
@@ -68,7 +68,7 @@ class _Values:
         self.count = 0
 
     def leaf(self, number: int) -> _Value:
-        """Return the placeholder of an array."""
+        """Return the placeholder of the array at position ``number``."""
         if self.types is None:
             return _Value(self, number, (), "", 0)
         shape = tuple(self.types[number].shape)
@@ -78,7 +78,7 @@ class _Values:
             return _Value(self, number, shape, "", 0)
 
     def field(self, value: _Value, spec: str) -> str:
-        """Return the mark of a value in a text."""
+        """Register ``value`` as shown with format ``spec``; return the marker that stands for it in the text."""
         known = value.dtype and all(isinstance(n, int) for n in value.shape)
         if known and value.size <= MESSAGE_ELEMENTS:
             self.fields.append(field_text(self.count, value.dtype, value.shape, spec))
@@ -89,13 +89,13 @@ class _Values:
         return f"\0{len(self.fields) - 1}\0"
 
     def message(self, text: str) -> str:
-        """Return a text with marks as a message."""
+        """Return the message template for ``text``, with a field for each marker."""
         parts = text.split("\0")
         return "".join(self.fields[int(part)] if n % 2 else literal(part) for n, part in enumerate(parts))
 
 
 class _Value:
-    """Placeholder for an array, or a row of one, whose values are known at run time."""
+    """Placeholder in a message for an array, or for a part of one, whose values are known only at run time."""
 
     def __init__(self, values: _Values, number: int, shape: tuple[Any, ...], dtype: str, start: int) -> None:
         self.values, self.number, self.shape, self.dtype, self.start = values, number, shape, dtype, start

@@ -30,7 +30,7 @@ def serve(idle: float) -> None:
 
 
 def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the fields of a :class:`Reading` without the module, and the module."""
+    """Return the result of one request: the fields of a :class:`Reading` except its module, and the module's bytes."""
     modules: list[bytes] = []
     reply = {"problem": "", "error": ""}
     _limit_memory(request["memory"])
@@ -52,7 +52,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
 
 
 def _limit_memory(memory: int) -> None:
-    """Limit this process to ``memory`` bytes more than it has; 0 for no limit."""
+    """Limit the memory that this process may allocate from now on to ``memory`` bytes; 0 for no limit."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     soft = hard
     if memory:

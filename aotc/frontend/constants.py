@@ -18,12 +18,12 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
 
-    A splat has shape ``()``; otherwise the shape is that of ``t``, whose dims are numbers.
+    A splat (one number for all elements) has shape ``()``; otherwise the shape is that of ``t``, whose dims are known.
 
     Raises
     ------
     ValueError
-        If it is a resource that is missing in the file, or has another size.
+        If the elements are a resource that is missing in the file or has the wrong size.
     """
     dtype, shape = to_numpy(t.dtype), sizes(t)
     if kind_of(t.dtype) == "c":
@@ -49,7 +49,7 @@ OWN_BYTES = 1 << 16
 
 
 def _own(view: np.ndarray, alignment: int = 1) -> np.ndarray:
-    """Return a copy of a view of MLIR's memory, or a large view itself: it keeps the memory alive."""
+    """Return a copy of a small view of MLIR's memory; a large view is returned itself, and keeps that memory alive."""
     return view if view.nbytes > OWN_BYTES and view.ctypes.data % alignment == 0 else view.copy()
 
 
@@ -69,7 +69,7 @@ def _scalar(value: Any, dtype: np.dtype) -> Any:
 
 
 def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
-    """Return complex elements, from the text: it has all bits, and the bindings have no accessor."""
+    """Return complex elements, parsed from MLIR's text: the bindings have no accessor, and the text is exact."""
     text, shape = op.get_asm(), sizes(t)
     if "dense_resource<" in text:
         return _resource(op.attributes["value"], t, dtype)
@@ -90,9 +90,9 @@ def _float(text: str, dtype: np.dtype) -> Any:
 
 
 def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
-    """Return a resource, from the module's text: the bindings have no accessor, and the text ends with its bits.
+    """Return the elements of a resource, parsed from the end of the module's text: the bindings have no accessor.
 
-    They are hexadecimal: four bytes of alignment, then the elements; i1 is one byte each, or packed.
+    The text has hexadecimal digits: four bytes of alignment, then the elements. An i1 is a byte, or packed in bits.
     """
     blob = re.search(r'"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
     if blob is None:
@@ -109,8 +109,8 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
 def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     """Return the element bytes of a type whose buffer the bindings reject (bf16, f8, 4-bit).
 
-    Bytecode has the bytes unchanged. They start where the bytecodes of two attributes of the same type, in which all
-    bytes differ, first differ.
+    MLIR bytecode contains the element bytes unchanged. To find their offset, two attributes of this type that differ in
+    every byte are serialized: the elements start where the two bytecodes first differ.
     """
     word = np.dtype(f"u{DTYPES[t.dtype].size}")
     count = math.prod(sizes(t))

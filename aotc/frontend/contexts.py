@@ -19,7 +19,7 @@ stablehlo.register_stablehlo_passes()
 
 
 class _BareContext(ir.Context):
-    """A context without the dialects that the base class would load: all that are linked to the bindings."""
+    """An MLIR context that does not load every dialect linked to the bindings, as the base class would."""
 
     def __init__(self) -> None:
         super(ir.Context, self).__init__()
@@ -27,7 +27,7 @@ class _BareContext(ir.Context):
 
 @cache
 def _threads() -> ir.ThreadPool:
-    """Return the thread pool of all contexts; otherwise each would have its own."""
+    """Return the thread pool that all contexts share."""
     return ir.ThreadPool()
 
 

@@ -1,8 +1,8 @@
 """Attributes of a public function: names, pytrees, donated arguments, affinities.
 
-Names of arguments are those that JAX stores in their locations. A *place* is the path of a leaf in the call's pytree,
-``args[0]['w']``; its name has the parameter's name in place of ``args[0]``, as ``params['w']``. Exports, blobs and
-portable artifacts keep locations; a model without them has places.
+A *place* is the path of a leaf in the call's pytree: ``args[0]['w']``. The leaf's *name* begins with the name of the
+Python parameter instead: ``params['w']``. JAX stores names in the locations of arguments, which exports, blobs and
+portable artifacts contain. In a model without locations, the places are used as names.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def entry_attrs(
 def _named_leaves(
     locations: Sequence[Any], places: Sequence[str], kept: Sequence[int], in_tree: Mapping[str, Any] | None
 ) -> tuple[list[str], list[str]]:
-    """Return the names of arguments at these locations, and of the positional parameters, as far as known.
+    """Return the names of the arguments, from their ``locations``, and the names of the positional parameters.
 
-    ``places`` are those of all leaves of the call; the arguments are the leaves ``kept``.
+    ``places`` has the places of all leaves of the call; the arguments are the leaves numbered ``kept``. An unknown name
+    is its place.
     """
     names = [_name_of(location, places[k]) for location, k in zip(locations, kept, strict=True)]
     if len(set(names)) < len(names):
@@ -85,7 +86,7 @@ def _named_leaves(
 
 
 def _name_of(location: Any, place: str) -> str:
-    """Return the name in a location if it fits ``place``: the same path below another parameter."""
+    """Return the name in a location if it continues like ``place`` after the parameter, else ``place``."""
     head = _HEAD.match(place)
     if head is None or not isinstance(location, ir.NameLoc):
         return place
@@ -94,7 +95,7 @@ def _name_of(location: Any, place: str) -> str:
 
 
 def _locations(function: Any, block: Any) -> list[Any]:
-    """Return the locations of arguments; for a wrapper of the exported function, those of the latter."""
+    """Return the locations of the arguments; if ``function`` only wraps the exported function, those of the latter."""
     found = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
     wrapped = [callee for callee in callees if callee.endswith(_WRAPPED)]
@@ -127,12 +128,12 @@ def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir
 
 
 def _call_tree(arguments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tree of ``(args, kwargs)`` of a call by position."""
+    """Return the pytree of ``(args, kwargs)`` for a call with positional arguments only."""
     return _tree("tuple", [_tree("tuple", arguments), _tree("dict")])
 
 
 def _tree_of(t: ir.Type) -> dict[str, Any]:
-    """Return the pytree of a value of type ``t``: a tuple's, none for a token, else a leaf."""
+    """Return the pytree of a value of type ``t``: a tuple's children, None for a token, else a leaf."""
     if isinstance(t, ir.TupleType):
         return _tree("tuple", [_tree_of(t.get_type(n)) for n in range(t.num_types)])
     return _tree("leaf" if leaf_types(t) else "none")

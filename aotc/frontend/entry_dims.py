@@ -24,12 +24,12 @@ _RESERVED = re.compile("|".join([*_OURS, "dim", "inf", "nan", *keyword.kwlist]))
 
 
 def symbols_of_labels(labels: Collection[str]) -> dict[str, Dim]:
-    """Return a symbol for each dim that the model names, with that name unless it is reserved in aotc.
+    """Return a symbol for each dim name of the model; a name that aotc reserves gets a suffix.
 
     Parameters
     ----------
     labels : collection of str
-        All of the model's names for dims: ``b`` stays; ``for`` and ``d0`` become ``for_dim`` and ``d0_dim``.
+        All dim names of the model: ``b`` stays; ``for`` and ``d0`` become ``for_dim`` and ``d0_dim``.
     """
     names: dict[str, str] = {}
     for label in sorted(labels):
@@ -48,9 +48,9 @@ def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Sha
     Parameters
     ----------
     requirements : iterable of Requirement
-        Conditions of every call of the function, imported with plain unknowns in ``shapes``.
+        Conditions on every call of the function, from an import with a plain unknown for each size in ``shapes``.
     shapes : list of tuple of Dim
-        The dims of its arguments.
+        The dims of the function's arguments.
     """
     for left, right in _equations(requirements, {s.name for dims in shapes for d in dims for s in symbols(d)}):
         names = {s.name for dims in shapes for d in dims for s in symbols(d)}
@@ -61,7 +61,7 @@ def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Sha
 
 
 def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Iterator[tuple[Dim, Dim]]:
-    """Yield both sides of each equality of shapes, in order, under the earlier solutions."""
+    """Yield both sides of each asserted equality of shapes, in order, with earlier solutions substituted."""
     done: dict[str, Dim] = {}
     for relation, first, second, *_ in requirements:
         left, right = (substitute(e, done) for e in (first, second))

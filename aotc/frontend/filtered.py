@@ -1,4 +1,4 @@
-"""Arguments with leaves that are not arrays: each is fixed when the function is traced, as in equinox's filters.
+"""Arguments with leaves that are not arrays: their values become part of the program, as in equinox's filters.
 
 A fixed leaf keeps its position in the pytree of the arguments. A call may pass a number, a text or None there only if
 it equals the compiled one; other objects, such as functions, are ignored.
@@ -22,12 +22,12 @@ class Fixed:
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[()], Fixed]:
-        """Return no children; the node itself is the auxiliary data."""
+        """Flatten the node for JAX: no children; the node itself is the auxiliary data."""
         return (), self
 
     @classmethod
     def tree_unflatten(cls, held: Fixed, _: Any) -> Fixed:
-        """Return the node."""
+        """Return the node that :meth:`tree_flatten` stored as auxiliary data."""
         return held
 
 
@@ -39,7 +39,7 @@ def is_filtered(function: Any) -> bool:
 def split_function(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a filtered function as a jitted one, and its arguments with all leaves fixed that are not arrays."""
+    """Return a filtered function as a jitted one, and its arguments with non-array leaves as :class:`Fixed`."""
     donated = [n for n in range(len(args)) if (function.donate_rest if n else function.donate_first)]
     jitted = jax.jit(_open(function.__wrapped__), donate_argnums=donated, keep_unused=True)
     return jitted, *_fix((tuple(args), dict(kwargs)), _is_array)
@@ -48,7 +48,7 @@ def split_function(
 def without_fixed_attributes(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a plain function jitted, and its arguments with non-array attributes of objects fixed."""
+    """Return a plain function as a jitted one, and its arguments, with objects' non-array attributes as `Fixed`."""
     paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
     fixed = {id(leaf) for path, leaf in paths if _is_attribute(path) and not (_is_array(leaf) or _is_number(leaf))}
     if not fixed:
@@ -62,7 +62,7 @@ def _fix(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mappi
 
 
 def _open(function: Any) -> Callable[..., Any]:
-    """Return ``function`` of arguments with fixed leaves; results that are not arrays become None."""
+    """Return a function that unwraps :class:`Fixed` leaves and calls ``function``; non-array results become None."""
 
     def is_fixed(node: Any) -> bool:
         return isinstance(node, Fixed)
@@ -78,7 +78,7 @@ def _open(function: Any) -> Callable[..., Any]:
 
 
 def _named(function: Any) -> Callable[..., Any]:
-    """Return an unhashable callable ``function`` as a function."""
+    """Return the callable ``function``, wrapped in a plain Python function if it is not hashable."""
 
     @functools.wraps(function, updated=())
     def named(*args: Any, **kwargs: Any) -> Any:

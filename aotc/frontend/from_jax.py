@@ -25,7 +25,7 @@ def spec(leaf: Any) -> Any:
     Raises
     ------
     CompileError
-        If it is not an array, number or ``jax.ShapeDtypeStruct``.
+        If ``leaf`` is not an array, number or ``jax.ShapeDtypeStruct``.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex):
         return leaf

@@ -1,8 +1,8 @@
 """Ops disguised as custom calls, so that they survive portable artifacts: CHLO ops, and ops on complex numbers.
 
-jaxlib's artifacts have no form of most CHLO ops. ``jax.export`` writes their expansions instead, which are less
-accurate than the importer's own ops, and StableHLO's serializer rejects the module. Functions of complex numbers are
-expanded, too. As a call, ``stablehlo.custom_call @aotc.chlo.digamma(%x)``, an op is unchanged.
+jaxlib's portable artifacts cannot represent most CHLO ops: StableHLO's serializer rejects the module, and
+``jax.export`` writes expansions, which are less accurate than aotc's own ops. JAX also expands functions of complex
+numbers. A custom call such as ``stablehlo.custom_call @aotc.chlo.digamma(%x)`` survives both.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def _is_of_complex(op: Any) -> bool:
 
 
 def show_ops(module: ir.Module) -> None:
-    """Replace the calls of :func:`hide_ops` by the ops."""
+    """Replace the custom calls that :func:`hide_ops` created by the original ops."""
     for op in list(operations_of(module)):
         if op.name == _CALL:
             shown(op)
 
 
 def shown(op: Any) -> Any:
-    """Return the op in place of its call, or the custom call ``op`` itself if it is another one.
+    """Replace ``op`` by the op that it hides, and return that; any other custom call is returned unchanged.
 
     Raises
     ------
     ir.MLIRError
-        If the op does not have these operands and results.
+        If the hidden op cannot have the call's operands and results.
     """
     target = op.attributes["call_target_name"].value
     name = target.removeprefix(_OURS)

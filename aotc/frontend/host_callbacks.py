@@ -1,16 +1,16 @@
-"""Records of JAX's callbacks to Python, which the program has in place of the functions.
+"""Records of JAX's callbacks to Python: a record describes the Python function that a program calls.
 
-A function is lowered with aotc's own rules for the primitives that call back: each becomes a custom call ``TARGET``
-with its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; their closures have the same
+aotc lowers a function with its own rules for primitives that call back: each becomes a custom call ``TARGET`` with its
+record as JSON. A ``jax.stages.Lowered`` contains functions that JAX wrapped; their closures contain the same
 information.
 
 A record has a ``kind``:
 
-``raise``       the call fails with one of ``messages``, by its operand: ``equinox.error_if``
+``raise``       the call fails; its operand selects one of ``messages``: ``equinox.error_if``
 ``pass``        returns its first operands: equinox adds it after ``raise`` for devices that cannot raise
-``check``       fails by ``checks`` (:mod:`aotc.frontend.checked_errors`): ``jax.experimental.checkify``
-anything else   the name of the function of JAX; ``name`` is that of the Python function, ``ordered`` is true if calls
-                of such functions keep their order
+``check``       fails if one of ``checks`` (:mod:`aotc.frontend.checked_errors`) does: ``jax.experimental.checkify``
+anything else   the name of JAX's function, such as ``pure_callback``; ``name`` is the name of the Python function,
+                ``ordered`` is true if such calls must run in program order
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def recording_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
 
 
 def records_of(callbacks: Sequence[Any]) -> list[Record]:
-    """Return a record for each of the functions that JAX wrapped when it lowered a program itself."""
+    """Return a record for each callback of a program that JAX itself lowered, from the functions that JAX wrapped."""
     return [_record_of(function) for function in callbacks]
 
 

@@ -1,4 +1,4 @@
-"""StableHLO to tensor IR: entries, callees, and the loop that imports op by op."""
+"""Import StableHLO as tensor IR: public functions, called functions, and the loop over their ops."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     Raises
     ------
     CompileError
-        If the model cannot be read or has unsupported parts; up to ten findings.
+        If the model cannot be read or has unsupported ops; the error has up to ten findings.
     """
     return import_raw(fetch(source, example_args, example_kwargs))
 
@@ -74,9 +74,8 @@ def import_raw(
 ) -> Module:  # fmt: skip
     """Return a fetched model as a tensor IR module; see :func:`import_module`.
 
-    ``options`` provide the devices and the treatment of callbacks; the others only occur in errors. For a model that
-    was exported for several platforms, it imports the program of ``platform``. ``parsed`` is called with the module
-    before it is modified.
+    Only the options for devices and callbacks affect the result. ``platform`` selects the program of a model that was
+    exported for several platforms. ``parsed`` is called with the MLIR module before the import modifies it.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         try:
@@ -102,7 +101,7 @@ def import_module(
 ) -> Module:
     """Return a verified MLIR module as a tensor IR module.
 
-    With a ``journal``, every op is recorded, and unsupported ops raise no error: calls of ``PLACEHOLDER`` replace them.
+    A ``journal`` records every op; with it, unsupported ops become calls of ``PLACEHOLDER`` instead of errors.
     """
     functions: dict[str, Any] = {}
     for op in module.body.operations:
@@ -143,11 +142,12 @@ def import_module(
 
 
 def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes) -> Function:
-    """Return an entry that also checks the requirements found while its arguments had plain unknown sizes.
+    """Return an entry (public function) that also checks requirements of the first import.
 
-    ``first`` are the attributes of the import with ``unknowns`` for dims, which are ``named`` now. The types now
-    include each solved equation, but its message is more informative than a type mismatch. Unsolved requirements were
-    found again with the named dims.
+    The first import has a plain unknown (``unknowns``) for each size, the second the solved dims (``named``).
+    ``first`` are the entry's attributes after the first import. The types of the second import imply every solved
+    requirement, but the message of the requirement is more informative than a type mismatch. The second import finds
+    the unsolved requirements again.
     """
     places = {s.name: (n, k) for n, shape in enumerate(unknowns) for k, d in enumerate(shape) for s in symbols(d)}
     sizes = {name: sym(f"size_{n}_{k}") for name, (n, k) in places.items()}
@@ -168,9 +168,9 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
 def _named_dims(
     unknown: list[Any], entries: list[Any], session: ImportSession, functions: Mapping[str, Any]
 ) -> list[Any]:
-    """Return the entries' dims with JAX's own names for their symbols.
+    """Return the dims of the public functions (entries), with symbols renamed to JAX's own names.
 
-    ``entries`` are the dims after solving the assertions on the plain unknowns of ``unknown``.
+    ``entries`` are the solved dims, ``unknown`` the plain unknowns before that.
     """
     used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
     names = {name: sym(name) for name in used}
@@ -217,7 +217,7 @@ def _import_public(
 
 
 def _called_computations(module: ir.Module) -> set[str]:
-    """Return the functions over scalars that custom calls refer to; they need not be private."""
+    """Return the names of the functions over scalars that custom calls refer to, which may be public."""
     names: set[str] = set()
     stack = list(module.body.operations)
     while stack:
@@ -242,7 +242,7 @@ def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]
 
 
 def _argument_types(function: Any, loc: Loc = UNKNOWN) -> list[ir.Type]:
-    """Return the tensor types of the arguments of a function at ``loc``; a tuple has several, a token none."""
+    """Return the tensor types of a function's arguments, at ``loc`` for errors; a tuple has several, a token none."""
     return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type, loc)]
 
 
@@ -286,7 +286,7 @@ def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Seq
 
 
 def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
-    """Return ``body`` with checks of the checkify errors among its results."""
+    """Return ``body`` with an assertion for each check of the checkify errors among its results."""
     if not checks:
         return body
 
@@ -363,7 +363,7 @@ def _import_op(state: State, op: Any) -> None:
 
 
 def _run_importer(state: State, op: Any) -> None:
-    """Import one op. Types are examined for quantization only once a quantized type has occurred."""
+    """Import one op by its importer, through the quantized importer if it has quantized types."""
     importer, session = IMPORTERS.get(op.name, _refuse), state.session
     known = session.quantized
     if not known or not is_quantized(op):
@@ -389,7 +389,7 @@ def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
 
 
 def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
-    """Return ``callee`` imported for the types and shape values of ``operands``."""
+    """Return the clone of ``callee`` for ``operands``: imported once per operand types and shape values."""
     session = state.session
     known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
     key = (callee, tuple(v.type for v in operands), known, bool(state.by_element))
@@ -410,7 +410,7 @@ def _usable(clone: Clone | None) -> Clone:
 
 
 def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
-    """Return the clone of ``callee``, or None if its results depend on an unsupported op."""
+    """Import the clone of ``callee`` and return it, or None if its results depend on an unsupported op."""
     session = state.session
     function = session.symbols[callee]
     block = function.regions[0].blocks[0]

@@ -1,4 +1,4 @@
-"""Functions, and JAX's stages of them, as the bytes of a program with JAX's metadata."""
+"""Convert Python functions and ``jax.stages`` objects to the bytes of a program, with JAX's metadata."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
     Raises
     ------
     CompileError
-        If the function raises, or JAX cannot export it, with the line of the function's own source and the exception as
-        the cause; or if the program is for several devices.
+        If the function raises or JAX cannot export it (the location is the line in the user's source, the cause the
+            exception), or if the program is for several devices.
     """
     match model:
         case jax.stages.Compiled():
@@ -96,7 +96,7 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
 
 
 def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the function's signature, if these examples do not fit it."""
+    """Return a hint with the function's signature if the example arguments do not fit it, else an empty string."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -109,14 +109,14 @@ def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _doc_of(model: Any) -> str:
-    """Return the docstring of a model's function, below partial applications and decorators."""
+    """Return the docstring of a model's function, found through partial applications and decorators."""
     while isinstance(model, functools.partial) or hasattr(model, "__wrapped__"):
         model = model.func if isinstance(model, functools.partial) else model.__wrapped__
     return (inspect.getdoc(model) or "") if inspect.isroutine(model) else ""
 
 
 def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
-    """Return a traced function, and the leaves of its examples."""
+    """Return the traced function, and the leaves of its example arguments."""
     if is_filtered(function):
         jitted, args, kwargs = split_function(function, args, kwargs)
     elif hasattr(function, "trace"):
@@ -133,7 +133,7 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
 
 class _TracedFunction:
-    """A trace in the form of a jitted function, which jax.export traces and lowers with aotc's own rules."""
+    """Adapter that passes an existing trace to ``jax.export`` as a jitted function, lowered with aotc's own rules."""
 
     def __init__(self, traced: Any) -> None:
         self.traced, self.jaxpr, self.fun_name = traced, traced.jaxpr, traced.fun_name
@@ -153,7 +153,7 @@ class _TracedFunction:
 
 
 class _Exported(_TracedFunction):
-    """The same for an export that keeps CHLO ops and complex functions, as calls."""
+    """A :class:`_TracedFunction` whose CHLO ops and complex functions become custom calls, which an export keeps."""
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
         """Lower the trace to a copy; JAX may cache its own lowering."""
@@ -173,7 +173,7 @@ class _Exported(_TracedFunction):
 
 
 def _from_traced(traced: Any) -> JaxProgram:
-    """Lower for CPU as an export does, but keep all arguments of the function, even unused ones."""
+    """Return the program of a trace, lowered for CPU like an export but with the unused arguments, too."""
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
@@ -193,9 +193,10 @@ def _from_traced(traced: Any) -> JaxProgram:
 
 
 def _is_plain(jaxpr: Any) -> bool:
-    """Is JAX's lowering the whole program? An export adds arguments for sizes and for the order of effects.
+    """Does JAX's lowering suffice, without ``jax.export``?
 
-    It also creates an MLIR context for each program, which takes longer than lowering a small one.
+    An export adds arguments for symbolic sizes and for ordered effects; other programs do not need it. It also creates
+    an MLIR context for each program, which takes longer than lowering a small program.
     """
     names = {f.name for f in fields(jax_mlir.LoweringParameters)}
     known = hasattr(jax_export, "_module_to_bytecode") and {"for_export", "hoist_constants_as_args"} <= names

@@ -16,9 +16,9 @@ IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 class JournalEntry:
     """One op of a model in an import.
 
-    ``name`` includes the target of custom calls and composites; ``dtypes`` are those of operands and results; ``loc``
-    is the location object of the tensor ops created from it. ``outcome`` is ``imported``, ``refused`` (``findings``
-    have the reasons), or ``waits`` if an operand comes from a refused op and determines types.
+    ``name`` includes the target of custom calls and composites; ``dtypes`` are those of operands and results. The
+    tensor ops created from this op have the location ``loc``. ``outcome`` is ``imported``, ``refused`` (``findings``
+    has the reasons), or ``waits``: the op's types depend on the result of a refused op.
     """
 
     name: str

@@ -140,7 +140,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
 
 
 def _of_chlo(op: Any) -> Any:
-    """Return the CHLO op of a call: StableHLO lacks some of MHLO's ops, and calls them by name."""
+    """Return the CHLO op that replaces a custom call named after an MHLO op, as StableHLO writes ops that it lacks."""
     if op.name != "stablehlo.custom_call":
         return op
     name = op.attributes["call_target_name"].value
@@ -152,7 +152,7 @@ def _of_chlo(op: Any) -> Any:
 
 
 def _rename(op: Any, name: str, attributes: bool = True) -> Any:
-    """Replace an op without regions by one of another name, with its ``attributes`` or none."""
+    """Replace an op without regions by the op ``name``, with or without its ``attributes``, and return that."""
     own = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))} if attributes else {}
     return replace_op(op, name, own)
 

@@ -40,7 +40,7 @@ def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
 
 
 def to_loc(location: Any, path: str) -> Loc:
-    """Return place and trace of ``location``.
+    """Return an MLIR location as a :class:`Loc`.
 
     A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any
     other file is the user's source. Of a traceback, the innermost frame outside installed packages is the user's.

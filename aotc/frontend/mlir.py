@@ -1,4 +1,4 @@
-"""Any form of a model to a verified MLIR module of jaxlib.
+"""Read any form of a model and parse it to a verified MLIR module of jaxlib.
 
 Accepted: StableHLO text (pretty or generic, since 2023), MLIR bytecode, VHLO portable artifacts, ``jax.export`` blobs,
 a path to one of these, an ``Exported``, and jitted or plain functions with example arguments.
@@ -71,11 +71,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A model as it was read, before parsing: text or bytes.
+    """A model as read from its source, before parsing: text or bytes.
 
-    ``values`` has for each function's name the flat list of the example arguments that it was exported with; ``digest``
-    is the SHA-256 of the jax.export blob that contained ``data``. ``rewritten`` is ``data`` as MLIR wrote it again in
-    the child process that read it first; the parser prefers it.
+    ``values`` maps a function's name to the flat list of its example arguments. ``digest`` is the SHA-256 of the
+    jax.export blob that contained ``data``. ``rewritten`` is ``data`` as the child process of
+    :mod:`aotc.frontend.child_reader` parsed and wrote it; it is parsed instead of ``data`` if present.
     """
 
     data: str | bytes
@@ -87,12 +87,15 @@ class Raw:
 
     @property
     def code(self) -> str | bytes:
-        """Return the text or bytecode to parse: damage that MLIR's reader survives may still corrupt its process."""
+        """Return the text or bytecode to parse: ``rewritten`` if present.
+
+        Damaged bytecode that MLIR reads without an error may still corrupt the memory of the process.
+        """
         return self.rewritten or self.data
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
-    """Return the contents of ``source``: of a file, or a function exported for its example arguments.
+    """Return the contents of ``source``: a file is read, a function is exported for its example arguments.
 
     Raises
     ------
@@ -136,7 +139,7 @@ MOST_REWRITTEN = 1 << 26
 
 
 def survived(raw: Raw) -> Raw:
-    """Return ``raw`` after a child process has read it, if MLIR's readers may crash: for bytecode, and for some text.
+    """Return ``raw``; if MLIR may crash on it (bytecode, some text), a child process parses it first.
 
     Raises
     ------
@@ -163,10 +166,10 @@ def read_source(
     raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
     context: ir.Context | None = None,
 ) -> Source:  # fmt: skip
-    """Return a model, parsed and verified; for an export for several platforms the program of ``platform``.
+    """Return the parsed and verified model; ``platform`` selects the program of an export for several platforms.
 
-    Without ``legalize`` it keeps ops that have no importer, as XLA needs them. ``parsed`` is called with the module as
-    read; a ``context`` may be shared by several models.
+    Without ``legalize``, ops without an importer stay, which XLA can run. ``parsed`` is called with the module before
+    any rewriting. Several models may share a ``context``.
 
     Raises
     ------
@@ -202,12 +205,13 @@ def read_source(
 def parse_model(data: str | bytes) -> ir.Module:
     """Return the module of a text or bytecode in the current context.
 
-    If a text fails, lists of older StableHLO versions and MHLO ops that jaxlib lacks are rewritten.
+    If a text does not parse, a second attempt rewrites list attributes of older StableHLO versions, and MHLO ops that
+    jaxlib lacks.
 
     Raises
     ------
     ir.MLIRError
-        The error of the rewritten text, or that of ``data`` if nothing was to be rewritten.
+        The error of the second attempt, or of the first if there was nothing to rewrite.
     """
     try:
         return ir.Module.parse(data)
@@ -258,7 +262,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
 
 
 def _check_partitions(module: ir.Module, path: str) -> None:
-    """Reject a program that is partitioned over devices; collectives over replicas are checked by op."""
+    """Reject a program that is partitioned over devices; the importers of collectives check replicas."""
     attributes = module.operation.attributes
     count = discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(path))
     if count > 1:
@@ -295,7 +299,7 @@ def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Fin
 
 
 def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
-    """Return a finding with its line of the model's text, and a caret under the operand that it numbers."""
+    """Return ``finding`` with its line of the model's text, and a caret under the operand whose number it mentions."""
     line, column = finding.loc.line, finding.loc.column
     if finding.snippet or not 0 < line <= len(lines):
         return finding
@@ -309,7 +313,7 @@ def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
 
 @contextmanager
 def lines_shown(model: Any) -> Iterator[None]:
-    """Add the line of the model to findings in the block, of any stage, if the model is text."""
+    """Return a context in which errors of any stage show the line of the model, if that is text."""
     try:
         yield
     except CompileError as error:
@@ -326,7 +330,7 @@ def lines_shown(model: Any) -> Iterator[None]:
 
 
 def text_name(name: Any) -> str:
-    """Return the file name of a model without a file; ``name`` if it is one of several."""
+    """Return the name in messages of a model without a file; ``name`` is its name if there are several models."""
     return "" if name is None else f"<{name}>"
 
 

@@ -1,4 +1,4 @@
-"""MLIR's types and attributes as plain values: dtypes, sizes, tuples of leaves, integers."""
+"""Convert MLIR types and attributes to plain Python values: dtypes, sizes, tuples of leaves, integers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def leaf_types(t: ir.Type, loc: Loc = UNKNOWN) -> tuple[ir.Type, ...]:
 
 
 def is_token(t: ir.Type) -> bool:
-    """Return True if ``t`` only orders effects: a caller passes nothing for it."""
+    """Return True if ``t`` is a token, which only orders effects: a caller passes nothing for it."""
     return stablehlo.TokenType.isinstance(t) or str(t) in _WITHOUT_VALUE
 
 
@@ -93,7 +93,7 @@ def dtype_text(t: ir.Type) -> str:
 def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
     """Return the dtype name and the sizes (``DYNAMIC`` if unknown) of a tensor or scalar type.
 
-    ``path`` is for the message.
+    ``path`` is the file, for the error of an unsupported type.
     """
     if str(t) in _OF_SHAPES:
         return _OF_SHAPES[str(t)]
@@ -114,7 +114,7 @@ def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
 def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
     """Reject a type of more dims than arrays have, or of more bytes than there are addresses.
 
-    Symbolic dims are not checked. A dim of 0 counts as 1, as offsets are computed from the others.
+    Symbolic dims are not checked. A dim of 0 counts as 1: strides are products of the other dims.
 
     Raises
     ------
@@ -140,12 +140,12 @@ def bounds_of(t: ir.Type) -> tuple[int, ...]:
 
 
 def numbers(attribute: ir.DenseElementsAttr) -> np.ndarray:
-    """Return a small array attribute: groups, paddings and the like, each number of which is listed.
+    """Return the numbers of a small array attribute, such as groups or paddings.
 
     Raises
     ------
     CompileError
-        If it repeats one number more often than an attribute has use for: a few bytes of text fill the memory.
+        If there are too many: a splat of a few bytes of text could fill the memory.
     """
     shape = tuple(ir.ShapedType(attribute.type).shape)
     if prod(shape) > MOST_NUMBERS:
@@ -172,18 +172,18 @@ def config_of(op: Any) -> Any:
 
 
 def entries(attribute: Any) -> dict[str, Any]:
-    """Return the attributes in a dictionary by name; none for other attributes."""
+    """Return the entries of a dictionary attribute by name; an empty dict for other attributes."""
     named = [attribute[i] for i in range(len(attribute))] if isinstance(attribute, ir.DictAttr) else []
     return {a.name: a.attr for a in named}
 
 
 def discardable_integer(attributes: Any, name: str, default: int, loc: Loc) -> int:
-    """Return a discardable integer attribute, or ``default``; MLIR does not verify what such attributes are.
+    """Return the discardable attribute ``name`` as an integer, or ``default`` if it is missing.
 
     Raises
     ------
     CompileError
-        The attribute is not an integer.
+        If the attribute is not an integer, which MLIR does not verify for discardable attributes.
     """
     if name not in attributes:
         return default

@@ -1,10 +1,11 @@
-"""Text of a model before MLIR parses it: what may crash the parser, and lists in an older form.
+"""Inspect and rewrite the text of a model before MLIR parses it: find text that may crash MLIR, update old syntax.
 
-For some ops MLIR's verifiers divide by 0 or allocate gigabytes. The patterns over-approximate: an alias, an escape or a
-comment may hide the critical attribute, so the op's name decides. A child process reads text that matches
+For some ops MLIR's verifiers divide by 0 or allocate gigabytes. An alias, an escape or a comment may hide the critical
+attribute, so the patterns match the op's name alone. Text that matches is first read in a child process
 (:mod:`aotc.source.reader_process`).
 
-MHLO of other versions has ops that jaxlib's has not, as ``mhlo.erf_inv``; CHLO has most of them under the same name.
+Other versions of MHLO have ops that jaxlib's version lacks, such as ``mhlo.erf_inv``; CHLO has most of them under the
+same name.
 
 In StableHLO text of 2023 lists of integers were ``dense<[1, 2]> : tensor<2xi64>``, and are ``array<i64: 1, 2>`` now.
 Only attributes that became arrays are rewritten; ``padding`` and ``replica_groups`` are still tensors. Line numbers are
@@ -77,9 +78,9 @@ def check_characters(text: str) -> None:
 
 
 def check_braces(text: str | bytes, path: str) -> None:
-    """Reject text that is nested so deep that MLIR would overflow its stack and crash, by brackets or by aliases.
+    """Reject text with brackets or aliases nested so deep that MLIR would overflow its stack and crash.
 
-    Most text is accepted after deleting all but its brackets, and then pairs of them, at the speed of memory.
+    Fast path: delete all characters but brackets, then matching pairs a few times; most text is empty then.
     """
     code = text.encode() if isinstance(text, str) else text
     bare = _NOT_NESTED.sub(b" ", code)  # has the same lines as the text

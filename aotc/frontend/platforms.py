@@ -1,7 +1,7 @@
-"""Programs that were exported for several platforms: the target's program is selected before the import.
+"""Select the target's program in a model that JAX exported for several platforms.
 
-The first argument of such a program, and of its functions, is the number of the platform; branches on it contain the
-platform-specific lowerings. With a constant in its place the importer sees one branch of each.
+The first argument of such a program, and of its functions, is the number of the platform. Branches on this number
+contain the platform-specific lowerings. Replacing the argument by a constant leaves one branch of each.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def is_multi_platform(data: str | bytes, metadata: Mapping[str, Any]) -> bool:
 def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> None:
     """Specialize ``module`` to one of the ``platforms`` for which it was exported.
 
-    That is ``wanted``, or the first platform if ``wanted`` is not among them: all branches compute the same. MLIR does
-    not name the platforms: without metadata, the libraries that the branches call decide.
+    The platform is ``wanted``, or the first one if ``wanted`` is not among them: all branches compute the same. MLIR
+    does not name the platforms. If ``platforms`` is empty, the libraries that the branches call determine the number.
     """
     functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
     found = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]
@@ -57,7 +57,7 @@ def _platform_argument(function: Any) -> int | None:
 
 
 def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:
-    """Return the first number whose branches call no foreign platform's library, preferring ``wanted``'s libraries."""
+    """Return the number whose branches call the fewest libraries of other platforms, then the most of ``wanted``."""
     starts = [function.regions[0].blocks[0].arguments[place] for function, place in functions]
     cases = [use.owner for start in starts for use in start.uses if use.owner.name == _CASE]
     own = _LIBRARIES.get(wanted, ())
@@ -75,7 +75,7 @@ def _number(context: ir.Context) -> ir.Type:
 
 
 def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
-    """Yield the targets of custom calls in a block, without branches that ``known`` numbers do not take."""
+    """Yield the targets of custom calls in a block, skipping branches that the ``known`` platform numbers exclude."""
     for op in (view.operation for view in block.operations):
         if op.name == "stablehlo.custom_call":
             yield op.attributes["call_target_name"].value
@@ -95,7 +95,7 @@ def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
 def _fold_argument(function: Any, place: int, number: int) -> None:
     """Replace the argument ``place`` by the constant ``number``.
 
-    Callers of a private function still pass it, so that of a public function alone is removed.
+    The argument itself is removed only from a public function: callers of a private function still pass it.
     """
     attributes, block = function.attributes, function.regions[0].blocks[0]
     rows = list(attributes["arg_attrs"])

@@ -1,6 +1,7 @@
-"""Requirements on sizes at every call: derived from the op table's constraints, with messages about the arguments.
+"""Requirements: relations of sizes that every call must satisfy, derived from the size constraints of the op table.
 
-The host program checks them before anything runs that depends on these sizes.
+The host program checks a requirement before it runs anything that depends on these sizes. Its message names the
+arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aotc.ir.tensor.ir import Requirement, TensorType, Value
 
 
 class Scope(Protocol):
-    """The function that is being imported."""
+    """The part of an import's :class:`~aotc.frontend.session.State` that this module uses."""
 
     loc: Loc
     op: str
@@ -33,7 +34,7 @@ class Scope(Protocol):
 def fitted(
     state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
 ) -> Sequence[Value]:
-    """Require the size constraints of op ``name``; return its operands with equal sizes written alike."""
+    """Require the size constraints of op ``name``; return the operands with equal sizes as the same expression."""
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # one constraint may choose a form that another must use
         forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
@@ -66,14 +67,14 @@ def _demanded(
 
 
 def broken_rule(op: str, error: RuleError) -> tuple[str, str]:
-    """Return message and hint for operands that ``op`` rejects; the rule may be that of a part of it."""
+    """Return message and hint for an op whose operands violate a type rule: its own, or that of a part of it."""
     message = str(error)
     hint = f"element types and sizes that {op} takes" if op else "operands of other types"
     return (message if not op or op in message else f"{op}: {message}"), hint
 
 
 def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven become requirements."""
+    """Return ``v`` with the dims ``shape``; require each dim to be equal, unless that is proven."""
     for own, size in zip(v.type.shape, shape):
         if own != size:
             state.require("eq", own, size, SIZES_DIFFER)
@@ -81,7 +82,7 @@ def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` with its sizes written as in ``shape``, which they equal."""
+    """Return ``v`` with its sizes replaced by the equal expressions in ``shape``."""
     if v.type.shape == tuple(shape):
         return v
     (same,) = state.append("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
@@ -89,14 +90,14 @@ def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def of_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
-    """Return ``values`` with the shapes of ``given`` types where their ranks match; unchanged without types."""
+    """Return ``values``, required to have the shapes of the ``given`` types where their ranks match."""
     if len(given) != len(values):
         return values
     return [with_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
 
 
 def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:
-    """Require that results have the sizes that the model states for them."""
+    """Require that ``results`` have the sizes that their types in the model state."""
     for v, shape in zip(results, stated):
         if len(shape) == v.type.rank:
             for size, own in zip(shape, v.type.shape):
@@ -105,7 +106,7 @@ def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int
 
 
 def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple[int, ...]]) -> None:
-    """Require that results are no larger than the model's types allow."""
+    """Require that the sizes of ``results`` are at most the bounds in their types in the model."""
     for v, most in zip(results, bounds):
         for size, bound in zip(v.type.shape, most):
             if bound != DYNAMIC:
@@ -115,7 +116,7 @@ def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple
 def spoken(
     rows: Iterable[Requirement], params: Sequence[Value], sizes: Mapping[str, tuple[int, int]], names: Sequence[str]
 ) -> list[Requirement]:
-    """Return requirements whose messages have the sizes of arguments that they depend on.
+    """Return requirements with messages that list the sizes of arguments on which each depends.
 
     Parameters
     ----------

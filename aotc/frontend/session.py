@@ -1,4 +1,7 @@
-"""The state of an import: the session, the function being cloned, and emission of ops."""
+"""The state of an import: the session of a module, the state of a function being cloned, and the emission of ops.
+
+The import *clones* a function of the model: it specializes a copy to the types and shape values of its arguments.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,9 @@ Leaves = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A copy of a called function, made for given argument types.
+    """A copy of a called function, imported for given argument types.
 
-    ``known`` has for each result that is a small integer or boolean tensor used in shape arithmetic its elements as
-    dims, else None.
+    ``known`` has the shape value (:mod:`aotc.frontend.shape_values`) of each result, None if unknown.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Clone:
 
 @dataclass(slots=True)
 class ImportSession:
-    """State that the clones of one module share.
+    """State of one import that all clones of the module share.
 
     Attributes
     ----------
@@ -50,19 +52,19 @@ class ImportSession:
     import_block, clone : callable
         Import the ops of a block, and a callee, for importers of ops with regions or calls.
     memo : dict
-        From a callee with argument types and shape values to its clone; ``open`` has those being cloned.
+        The clone for each callee with argument types and shape values; ``open`` has the keys being cloned.
     dynamic : bool
         The module has dynamic shapes.
     known : dict
-        The shape values of all clones; ``called`` has the callees with those of their arguments.
+        The shape value of each value in all clones; ``called`` lists callees with the shape values of their arguments.
     tests : dict
-        The undecided comparisons of shape values.
+        For a value that compares dims with an unknown result: the relation and both sides.
     positive : dict
-        From each symbol that an assertion has proven positive to itself with that bound.
+        For the name of a symbol that an assertion has proven positive: the symbol with that bound.
     generators : int
         Number of ops that draw random numbers without a state.
     sizes : dict
-        From the symbols for values of integer arguments to argument and element.
+        For the name of a symbol that is the value of an integer argument: numbers of the argument and the element.
     requirements : list
         Relations of dims that must hold before any work is done; ``assertions`` are those that the model itself
         asserts, and
@@ -171,12 +173,12 @@ class State:
         self.by_element = 0  # number of open elementwise computations, whose branches become selects
 
     def value(self, v: ir.Value) -> Value:
-        """Return the clone of a tensor."""
+        """Return the tensor IR value that clones the MLIR value ``v``, one tensor."""
         (leaf,) = self.leaves(v)
         return leaf
 
     def leaves(self, v: ir.Value) -> Leaves:
-        """Return the tensors in an MLIR value."""
+        """Return the tensor IR values of the MLIR value ``v``: one, or several for a tuple."""
         tensors = self.values[v]
         if tensors is None:
             raise Poisoned
@@ -187,7 +189,7 @@ class State:
         return [leaf for v in op.operands for leaf in self.leaves(v)]
 
     def data_operands(self, op: ir.Operation) -> list[Value]:
-        """Return the operands of a custom call without those that only hold the shapes of results."""
+        """Return the operands of a custom call without those that only describe the shapes of results."""
         operands = self.operands(op)
         if "indices_of_shape_operands" not in op.attributes:
             return operands
@@ -195,7 +197,7 @@ class State:
         return [v for n, v in enumerate(operands) if n not in shapes]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
-        """Record ``results``, tensor by tensor, as the clones of the op's results, whose types may state sizes."""
+        """Record ``results`` as the clones of the op's results; require the sizes that the op's types state."""
         self.bind_values(op.results, results)
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
@@ -224,7 +226,7 @@ class State:
         return self.session.parts(t)[0]
 
     def static_type(self, t: ir.Type) -> TensorType:
-        """Return a type without unknown sizes; reject others."""
+        """Return the tensor IR type of ``t``; an error if a size is unknown."""
         dtype, shape = self.session.parts(t)
         if DYNAMIC in shape:
             message = f"the size of {t} is not known here"
@@ -233,7 +235,7 @@ class State:
         return TensorType(dtype, shape)
 
     def type_with(self, t: ir.Type, dims: Sequence[Dim]) -> TensorType:
-        """Return the MLIR type with its unknown sizes taken from ``dims``."""
+        """Return the tensor IR type of ``t``, with its unknown sizes from ``dims``."""
         dtype, shape = self.session.parts(t)
         return TensorType(dtype, tuple(d if n == DYNAMIC else n for n, d in zip(shape, dims)))
 
@@ -304,10 +306,10 @@ class State:
         attrs: Mapping,
         result: Value,
     ) -> Known | None:
-        """Return ``folded``, or None if it is only correct if no value of an argument is negative.
+        """Return ``folded``, or None if folding relied on an integer argument that may be negative.
 
-        The symbol of a value is that of a size, which is not negative; the value may be negative until it is used as a
-        size.
+        The symbol for the value of an argument has the bounds of a size: not negative. But a value that is not used as
+        a size may be negative. So the op is folded again with wider bounds, and both results must agree.
         """
         names = {s.name for values in known for d in values for s in symbols(d)} & self.session.sizes.keys()
         signed = {n: sym(n, lo=LOWEST_VALUE) for n in names - self.session.positive.keys()}
@@ -318,7 +320,7 @@ class State:
         return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
     def _spread(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands in one shape: in a computation that is mapped over tensors, constants are scalars."""
+        """Return the operands with scalars broadcast to the others' shape, for computations mapped over tensors."""
         shape = max((v.type.shape for v in operands), key=len, default=())
         return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
 
@@ -333,7 +335,7 @@ class State:
         return v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
 
     def promoted(self, operands: Sequence[Value], dtypes: Sequence[str]) -> list[Value]:
-        """Return ``operands`` in the computation types of a combiner, which may be wider than their own."""
+        """Return ``operands`` converted to ``dtypes``, in which a combiner computes."""
         return [self.convert(v, dtype) for v, dtype in zip(operands, dtypes, strict=True)]
 
     def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
@@ -343,12 +345,12 @@ class State:
         return self.one("broadcast", [v], {"dims": ()}, [TensorType(v.type.dtype, tuple(shape))])
 
     def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
-        """Return the elements of a shape operand as dims."""
+        """Return the elements of ``v``, a shape operand, as dims; ``what`` names it in errors."""
         elements = self.known.get(v)
         return self._bind_elements(v, what) if elements is None else elements
 
     def _bind_elements(self, v: Value, what: str) -> Known:
-        """Bind new symbols to elements computed at run time; later kernels read them as sizes."""
+        """Return new symbols for the elements of ``v``, bound to them at run time (``bind_dim``) for later kernels."""
         if not self.is_entry or len(self.blocks) > 2:
             self.fail(
                 f"{what} depends on data inside a loop, a branch or a callee",
@@ -372,8 +374,8 @@ class State:
     def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None:
         """Require ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
 
-        ``values``, or the two sides, replace ``{0}`` and ``{1}`` of the message. Requirements inside loops or branches,
-        which may not run, count as well: sizes must fit the whole program.
+        The fields ``{0}`` and ``{1}`` of the message stand for ``values``, by default the two sides. A requirement
+        inside a loop or branch must hold even if that does not run: sizes must fit the whole program.
         """
         key = (relation, left, right)
         if key in self.session.met:
@@ -389,7 +391,7 @@ class State:
             self.session.requirements.append((*key, told, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
-        """Require an asserted ``test`` of dims at every call; return False if it tests anything else."""
+        """Turn an assertion about dims into a requirement; return False if ``test`` is not about dims."""
         known = self.known.get(test, ())
         relation, left, right = self.session.tests.get(test) or ("eq", known, (1,) * len(known))
         values = [self.known.get(v, ()) for v in numbers]
@@ -402,15 +404,15 @@ class State:
         return True
 
     def assume(self, test: Value) -> None:
-        """Use an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
+        """Use the fact that ``test`` was asserted: after ``b >= 1``, the symbol ``b`` is positive."""
         match self.session.tests.get(test):
             case ("ge", (left,), (1,)) if isinstance(atom := lone_atom(left), Sym):
                 self.session.positive[atom.name] = sym(atom.name, lo=1)
 
     def placeholder(self, op: ir.Operation) -> None:
-        """Bind results of the refused ``op`` to unknown values of their types, so that their users are checked, too.
+        """Bind results of the refused ``op`` to placeholders, so that the import also checks ops that read them.
 
-        Results that may be shapes, or whose type has unknown sizes, are not bound.
+        Results that may be shapes, or whose type has unknown sizes, have no placeholder.
         """
         for v in op.results:
             try:
@@ -446,7 +448,7 @@ class State:
     ) -> Region:
         """Return a region over new parameters of ``types``; ``make`` emits its ops and returns its results.
 
-        The results have the shapes of ``given`` types, if there are any.
+        If ``given`` has types, the results are required to have their shapes.
         """
         params = [self.new_value(t) for t in types]
         return self._collected(params, lambda: requirements.of_types(self, make(params), given))
@@ -476,7 +478,7 @@ class State:
 
 
 class Poisoned(Exception):
-    """An operand comes from an op that could not be imported; that error is recorded already."""
+    """Signals that an operand comes from a refused op, whose error is recorded already."""
 
 
 Importer = Callable[[State, Any], None]

@@ -1,7 +1,7 @@
-"""Several models as one module with a public function for each: they share constants and kernels.
+"""Merge several models into one module with a public function for each, so that they share constants and kernels.
 
-Each model is fetched by itself. Its public function gets the caller's name, and its other symbols are renamed on
-conflicts. JAX's metadata of each is in ``metadata["entries"]``.
+Each model is fetched separately. Its public function gets the name that the caller gave to the model; other symbols
+are renamed on conflicts. ``metadata["entries"]`` has JAX's metadata of each model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fetch_any(
     Raises
     ------
     CompileError
-        As :func:`aotc.frontend.mlir.fetch`; if examples belong to none of the models, or if two models conflict.
+        As :func:`aotc.frontend.mlir.fetch`; or if examples belong to none of the models, or if two models conflict.
     """
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(model, Mapping):
@@ -124,7 +124,7 @@ def _parsed(raw: Raw) -> ir.Module:
     Raises
     ------
     CompileError
-        If it cannot be read, as for a single model.
+        If the model cannot be read.
     """
     try:
         module = parse_model(raw.code)

@@ -1,7 +1,7 @@
-"""Abstract interpretation of shape arithmetic: small integer tensors as tuples of dims.
+"""Abstract interpretation of shape arithmetic: the *shape value* of a small integer tensor is a tuple of dims.
 
-``fold`` evaluates one op, or returns None for an unknown value. A dynamic size is then the expression of its shape
-operand.
+:func:`fold` evaluates one op on shape values, or returns None for an unknown value. So the size of a dynamic result
+becomes the expression that the model computed for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Known = tuple[Dim, ...]
 
 
 def trackable(t: TensorType) -> bool:
-    """Is ``t`` an integer or boolean tensor of known, small size?"""
+    """Is ``t`` an integer or boolean type of known, small size, whose values may have shape values?"""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
     return math.prod(sizes(t)) <= SHAPE_ELEMENTS
@@ -48,7 +48,7 @@ def _divide(a: Dim, b: Dim) -> Dim | None:
 
 
 def _parts(a: Dim) -> tuple[Dim, Dim]:
-    """Return ``(max(a, 0), max(-a, 0))``; ``a`` is their difference, and one of them is 0."""
+    """Return the positive and the negative part of ``a``: ``(max(a, 0), max(-a, 0))``."""
     return maximum(a, 0), maximum(-a, 0)
 
 
@@ -71,7 +71,7 @@ def _sign(a: Dim) -> Dim:
 
 
 def _compare(name: str, a: Dim, b: Dim) -> Dim:
-    """Return 1 if the comparison holds, else 0; an expression if that depends on the dims."""
+    """Return the comparison of two dims: 1 if it holds, 0 if not, an expression if that depends on the call."""
     decided = decide(name, a, b)
     if decided is not None:
         return int(decided)
@@ -110,9 +110,9 @@ def fold(
     result: TensorType,
     positive: Mapping[str, Dim],
 ) -> Known | None:
-    """Return the elements of the result as dims, or None if unknown.
+    """Return the shape value of the result of op ``name``, or None if it is unknown.
 
-    ``positive`` maps symbols to symbols of that name with the bounds from assertions.
+    ``positive`` maps the names of symbols that assertions have proven positive to symbols with that bound.
     """
     if not positive:
         values = _elements(name, operands, types, attrs, result)
@@ -140,7 +140,7 @@ def _fits(value: Dim, dtype: str) -> bool:
 
 
 def absorb(name: str, known: Sequence[Known]) -> Known | None:
-    """Return the value of a boolean ``and``/``or`` that one operand alone determines."""
+    """Return the shape value of a boolean ``and``/``or`` that one operand alone determines, else None."""
     match name:
         case "and":
             decisive = 0

@@ -1,4 +1,4 @@
-"""Result types that a model states for ops that MLIR's verifier does not check."""
+"""Check result types that a model states for ops whose types MLIR's verifier does not check."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aotc.ir.tensor.ir import TensorType
 
 
 def check_results(state: State, op: Any, what: str) -> None:
-    """Reject results of ``op``, called ``what`` in the message, whose types differ from the stated ones.
+    """Reject ``op`` if the types of its imported results differ from the stated ones; ``what`` names it in the message.
 
-    Unknown sizes are compared at run time. In a computation that is mapped over tensors, values have more elements than
-    the model states.
+    Unknown sizes are checked at run time. Shapes are not compared in a computation that is mapped over tensors: there
+    values have more dims than the model states.
     """
     for n, result in enumerate(op.results):
         found = state.values.get(result, ())

@@ -1,4 +1,4 @@
-"""Run a model by XLA on the CPU through jax: an oracle that shares nothing with aotc but the model's text."""
+"""Run a model by XLA on the CPU through jax: a reference that shares only the model's text with aotc."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
 
 
 def _only(module: ir.Module, function: str) -> None:
-    """Make ``function`` the entry, under XLA's name for it."""
+    """Make ``function`` the only public function of ``module``, with the name ``main`` as XLA expects."""
     for op in module.body.operations:
         operation = op.operation
         if operation.name == "func.func" and operation.attributes["sym_name"].value == function:
@@ -56,7 +56,7 @@ def _only(module: ir.Module, function: str) -> None:
 def _drop_foreign(module: ir.Module) -> None:
     """Remove attributes of dialects that XLA does not register: its reader rejects the whole module otherwise.
 
-    They are annotations without effect on results, except for the configuration of a custom call, which stays.
+    Such attributes are annotations without effect on results. The configuration of a custom call is not removed.
     """
     stack = [module.operation]
     while stack:

@@ -30,7 +30,7 @@ _DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results nobo
 
 
 def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
-    """Import one callback to Python, with results of the types ``given``."""
+    """Import one custom call that calls back to Python; its results have the types ``given``."""
     target = op.attributes["call_target_name"].value
     record = _record(state, op, target)
     operands = state.data_operands(op)
@@ -59,7 +59,7 @@ def emit_check(state: State, values: Sequence[Value], check: Mapping[str, Any]) 
 
 
 def _words(state: State, x: Value, start: int, count: int) -> list[Value]:
-    """Return the bits of elements of ``x`` as integer scalars."""
+    """Return the bits of ``count`` elements of ``x``, from flat index ``start`` on, as integer scalars."""
     words = []
     dtype = shown_as(x.type.dtype)
     flat = state.one("reshape", [x], {}, [TensorType(x.type.dtype, (product(x.type.shape),))])
@@ -82,7 +82,7 @@ def _bits(state: State, x: Value, dtype: str) -> Value:
 
 
 def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
-    """Return the record of the callback's function: it is in the op, or stored next to the program by number."""
+    """Return the record that describes the callback's function: from the op, or from the session by number."""
     held = entries(config_of(op))
     if target == TARGET:
         record: Mapping[str, Any] = json.loads(held["record"].value)
@@ -96,7 +96,10 @@ def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
 def _users(
     state: State, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
 ) -> None:
-    """Call the user's function registered under that name, or drop the call on request."""
+    """Call the function that the user registered under the callback's name.
+
+    A callback without a registered function is dropped if the options allow that, and otherwise an error.
+    """
     name, what = record["name"], f"{record['kind']} of {record['name']!r}"
     if registered(name) is not None:
         if record.get("ordered"):

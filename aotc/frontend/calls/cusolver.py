@@ -1,7 +1,7 @@
 """JAX's GPU calls for linear algebra, imported as the equivalent ops.
 
-So a model that was lowered for CUDA or ROCm also compiles for a CPU. Results may differ by the phase of a singular
-vector or an eigenvector.
+A model that JAX lowered for CUDA or ROCm therefore also compiles for a CPU. Results may differ by the phase of a
+singular vector or an eigenvector.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _sytrd(state: State, op: Any) -> None:
 
 
 def _svd(routine: str, state: State, op: Any) -> None:
-    """Import the SVD of an array as stored: for arrays stored by rows the factors are swapped, as JAX expects."""
+    """Import the SVD of a matrix as stored; if it is stored by rows, the two factors are swapped, as JAX expects."""
     options = options_of(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
     results = _call(state, routine, into_memory(state, op), mode)
@@ -76,7 +76,7 @@ def _eig_letters(op: Any) -> dict[str, str]:
 
 
 def _geev(state: State, op: Any) -> None:
-    """Import geev: complex eigenvalues; the vectors of a real matrix are packed as in LAPACK."""
+    """Import geev: its eigenvalues are complex; the eigenvectors of a real matrix are packed as in LAPACK."""
     operands = into_memory(state, op)
     results = _call(state, "geev", operands, _eig_letters(op))
     values = results[0] if len(results) == 4 else state.one("complex", results[:2])
@@ -95,7 +95,7 @@ def _geqp3(state: State, op: Any) -> None:
 
 
 def _syrk(state: State, op: Any) -> None:
-    """``alpha * a @ a.T + beta * c``."""
+    """Import syrk: ``alpha * a @ a.T + beta * c``."""
     a, c, alpha, beta = state.data_operands(op)
     inner = a.type.rank - (2 if options_of(op)["transpose"] else 1)
     batch = tuple(range(a.type.rank - 2))

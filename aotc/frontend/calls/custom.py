@@ -1,4 +1,4 @@
-"""Custom calls: known ones, unsupported ones, and the user's."""
+"""Import custom calls: the known targets, the unsupported ones, and functions that the user registers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def import_custom_call(state: State, op: Any) -> None:
 
 
 def _users(state: State, op: Any, target: str) -> None:
-    """Emit an op that the user must register; that is checked when its kernel is built."""
+    """Emit a ``custom_call`` op for a function of the user; lowering checks that it is registered."""
     config = config_of(op)
     attrs = {
         "target": target,
@@ -121,7 +121,7 @@ _ALIASES = "a call without output_operand_aliases, or a function per row"
 def _on_gpus(
     state: State, call: str, gpu: GpuFunction, operands: list[TensorType], results: list[TensorType]
 ) -> tuple[Any, ...]:
-    """Return the form of a call of a function for GPUs: ``("element",)``, ``("row",)`` or ``("launch", 128, n)``."""
+    """Return how a GPU runs the user's function: ``("element",)``, ``("row",)`` or ``("launch", threads, blocks)``."""
     shapes = [t.shape for t in results]
     if not shapes:
         state.fail(f"{call} has no result, which its function for GPUs could fill in", "a function without gpu=")
@@ -143,7 +143,7 @@ def _on_gpus(
 
 
 def _blocks(state: State, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any:
-    """Return the number of blocks of a kernel's launch."""
+    """Return the number of blocks with which the user's kernel is launched, a number or a function of ``shapes``."""
     if not callable(gpu.blocks):
         return gpu.blocks
     try:
@@ -157,7 +157,7 @@ def _blocks(state: State, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any
 
 
 def _result_types(state: State, op: Any) -> list[TensorType]:
-    """Return the types of the results; shape operands give unknown sizes."""
+    """Return the types of an op's results; unknown sizes come from the operands that describe result shapes."""
     if "indices_of_shape_operands" not in op.attributes:
         return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
     operands = state.operands(op)
@@ -167,7 +167,7 @@ def _result_types(state: State, op: Any) -> list[TensorType]:
 
 
 def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a result and the operand whose values are in its memory initially."""
+    """Return pairs of numbers (result, operand): the result's memory initially contains the operand's values."""
     aliases = []
     for attribute in op.attributes.get("output_operand_aliases", ()):
         alias = stablehlo.OutputOperandAlias(attribute)
@@ -191,7 +191,7 @@ def _plain(attribute: Any) -> Any:
 
 
 def _text_or_bytes(data: bytes) -> str | bytes:
-    """Return a configuration string; calls that predate the FFI have C structs in it."""
+    """Return a configuration as text, or as bytes if it is not text: calls older than the FFI store C structs there."""
     try:
         return data.decode()
     except UnicodeDecodeError:

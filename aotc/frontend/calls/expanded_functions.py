@@ -1,14 +1,15 @@
-"""Functions that JAX's lowering expands: ``lgamma`` is kept, sine and cosine of complex numbers follow C99's annex G.
+"""Lowering rules for functions that JAX would expand: ``lgamma`` stays one op; complex sin and cos follow C99 annex G.
 
-From JAX 0.12 on ``lgamma`` is 200 ops of other digits near its zeros; ``chlo.lgamma`` has one formula of aotc's.
+From JAX 0.12 on, JAX lowers ``lgamma`` to 200 ops that round differently near its zeros; aotc has its own formula for
+``chlo.lgamma``.
 
 JAX lowers complex sine and cosine to real functions of the parts ``a + ib``::
 
     sin z = sin a cosh b + i cos a sinh b          cos z = cos a cosh b - i sin a sinh b
 
-There ``sin a`` and ``cos a`` are NaN for an ``a`` that is infinite or NaN, and so are both parts of the result. But an
-infinite hyperbolic function in an unknown direction is infinite, and a ``sinh b`` of 0 is 0 in any direction. The
-selects of these cases cost less than the second ``expm1`` of JAX's lowering, which a division replaces.
+For an ``a`` that is infinite or NaN, these formulas make both parts NaN. By annex G the result is still infinite where
+``cosh b`` is infinite, and a part with ``sinh b = 0`` is 0. The selects for these cases cost less than the second
+``expm1`` of JAX's lowering, which a division replaces here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxlib.mlir.dialects import chlo
 
 
 def expansion_rules(is_complex: bool) -> tuple[tuple[Any, Callable[..., Any]], ...]:
-    """Return lowering rules for primitives that JAX expands; ``is_complex`` says that there are complex numbers."""
+    """Return the lowering rules for primitives that JAX expands; those for complex numbers only with ``is_complex``."""
     rules: tuple[tuple[Any, Callable[..., Any]], ...] = ((special.lgamma_p, _lgamma),)
     if not is_complex:
         return rules

@@ -58,10 +58,9 @@ def _approximate_top_k(state: State, op: Any) -> None:
 
 
 def _top_k(state: State, op: Any) -> None:
-    """Import ``TopK`` or ``mhlo.topk`` calls; their results may be a tuple.
+    """Import a ``TopK`` or ``mhlo.topk`` call, whose results may be a tuple.
 
-    The order is that of the comparator, if there is one; otherwise the smallest elements come first if ``largest`` is
-    false.
+    A comparator of the call defines the order. Without one, the smallest elements come first if ``largest`` is false.
     """
     operands = state.data_operands(op)
     if len(operands) != 1:
@@ -73,9 +72,9 @@ def _top_k(state: State, op: Any) -> None:
 
 
 def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
-    """Bind the first ``k`` elements along the last dim and their i32 indices, in ``order`` if there is one.
+    """Bind results of ``op``: the first ``k`` elements of ``x`` along the last dim and their i32 indices.
 
-    If the op does not state ``k``, the result type has it.
+    ``order`` is the comparator, if there is one. A ``k`` of None is taken from the result type.
     """
     last = x.type.rank - 1
     if last < 0:
@@ -95,7 +94,7 @@ def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, o
 
 
 def _pair_order(state: State, op: Any) -> Region:
-    """Return a call's comparator over pairs of a value and an index; XLA's may compare values only."""
+    """Return a call's comparator with parameters for two values and two indices; XLA's may lack those for indices."""
     region = _computation(state, op)
     missing = [TensorType("i32")] * (4 - len(region.params))
     return replace(region, params=(*region.params, *(state.new_value(t) for t in missing)))
@@ -132,7 +131,7 @@ def _buffer(state: State, op: Any) -> None:
 
 
 def _hand_on(state: State, op: Any) -> None:
-    """Bind results to operands; orderings and annotations are dropped."""
+    """Import a call that only orders or annotates values: bind its results to its operands."""
     operands = state.operands(op)[: len(op.results)]
     for v, result in zip(operands, op.results, strict=True):
         whole = state.session.parts(result.type)[1]
@@ -152,7 +151,7 @@ FUNCTIONS = (
 
 
 def _function(state: State, op: Any) -> None:
-    """Reject a call of an unconverted function: its result type is not its operand's."""
+    """Bind the result of an unconverted function to its operand; the check of stated types then rejects the call."""
     operands = state.data_operands(op)
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value

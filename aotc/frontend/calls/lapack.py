@@ -1,6 +1,6 @@
 """LAPACK custom calls: Cholesky and triangular solve are ops of their own, the others are the op ``lapack``.
 
-Layouts of operands and results (matrices by columns) become transposes around the op, which fuse with neighbouring ops.
+LAPACK stores matrices by columns. The import emits transposes around the op; these fuse with neighbouring ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 
 
 class LapackOptions(dict[str, Any]):
-    """Options by name; a missing one is reported as an error of the model."""
+    """The options of a call by name; reading a missing one raises an error that names the option."""
 
     def __missing__(self, name: str) -> Any:
         names = ", ".join(self) or "none"
@@ -40,7 +40,7 @@ def _stored(state: State, v: Value, order: Sequence[int]) -> Value:
 
 
 def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
-    """Return, for each value, its dims from slowest to fastest in memory."""
+    """Return the layout of each value of attribute ``name``: its dims, the slowest in memory first."""
     if name not in op.attributes:
         return [list(range(rank)) for rank in ranks]
     layouts = [integers(layout) for layout in op.attributes[name]]
@@ -48,14 +48,14 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
 
 
 def into_memory(state: State, op: Any) -> list[Value]:
-    """Return the operands in the memory order of their layouts."""
+    """Return the operands, transposed so that their dims are in memory order."""
     values = state.data_operands(op)
     orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
     return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
 
 
 def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
-    """Bind results that are stored in the order of their layouts."""
+    """Bind ``results``, whose dims are in memory order, transposed back to the dim order of the model."""
     orders = _orders(op, "result_layouts", [v.type.rank for v in results])
     logical = [_stored(state, v, np.argsort(order).tolist()) for v, order in zip(results, orders, strict=True)]
     state.bind(op, logical)
@@ -72,7 +72,7 @@ def _lapack(routine: str, state: State, op: Any) -> None:
 
 
 def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Replace unused factors of a decomposition by zeros of the shape that the model states."""
+    """Return the results of a decomposition with zeros, in the model's shape, for the factors that are not computed."""
     factors = list(results[2:4])
     every = list(op.results)
     orders = _orders(op, "result_layouts", [len(result.type.shape) for result in every])
@@ -84,13 +84,16 @@ def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Va
 
 
 def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Unpack eigenvectors of real matrices: a conjugate pair is stored as real and imaginary part."""
+    """Return results with complex eigenvectors: of real matrices, LAPACK stores a conjugate pair as two real ones."""
     real, imag, left, right, status = results
     return real, imag, *(unpacked(state, imag, v) for v in (left, right)), status
 
 
 def unpacked(state: State, imag: Value, packed: Value) -> Value:
-    """Return complex eigenvectors, one per row; the first of a pair has a positive imaginary eigenvalue."""
+    """Return the complex eigenvectors, one per row, from LAPACK's real ``packed`` form.
+
+    ``imag`` are the imaginary parts of the eigenvalues, positive for the first of a conjugate pair.
+    """
     t = packed.type
     dims = {"dims": tuple(range(t.rank - 1))}
     zeros = state.constant(np.zeros((), packed_dtype(t)), t)
@@ -118,7 +121,7 @@ def _shifted(state: State, x: Value, by: int) -> Value:
 
 
 def _potrf(state: State, op: Any) -> None:
-    """Import potrf. LAPACK does not change the other triangle. A failure gives NaN, so the status is 0."""
+    """Import potrf as ``cholesky``; the other triangle is the operand's. A failure gives NaN, and status 0."""
     x = state.data_operands(op)[0]
     lower = options_of(op)["uplo"] == "L"
     factor = state.one("cholesky", [x], {"lower": lower})

@@ -1,14 +1,14 @@
-"""Ragged matmuls, as ``jax.lax.ragged_dot``, by tiles that belong to one group each.
+"""Ragged matmuls (``jax.lax.ragged_dot``) as batched matmuls over tiles, each with rows of one group only.
 
-JAX lowers them for all groups at once: it copies the left operand once for each group, with zeros outside of it, and
-multiplies ``groups`` times as much as necessary. Here the rows (or, for the gradient of the right operand, the terms)
-are split into tiles of rows of one group; a group starts with a tile of its own. This is a batched matmul::
+A ragged matmul multiplies each group of rows by its own matrix. JAX lowers it to one copy of the left operand per
+group, with zeros outside of the group: ``groups`` times as much work as necessary. Here the rows (for the gradient of
+the right operand: the terms) are split into tiles; each group starts a new tile. This is a batched matmul::
 
-    group of tile z          number of groups that end before it
+        group of tile z          number of groups that end before the tile
     rows[z, t]               start of the group + its tiles before z * T + t
     x[rows] @ w[group]       the batch; rows beyond a group's end are ignored
 
-No operand gets NaN or infinities from groups that it does not belong to.
+So NaN and infinities of one group never reach the results of another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _lower(ctx: Any, *operands: Any, **given: Any) -> Any:
 
 
 def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
-    """Return the matmul in tiles if it has one ragged dim of known size and no batch, else JAX's implementation."""
+    """Return the ragged matmul: by tiles if it has one ragged dim of known size and no batch, else as JAX lowers it."""
     numbers = given["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), batch = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -66,12 +66,12 @@ MOST_TILE_ROWS = 128
 
 
 def tile_rows(rows: int, groups: int) -> int:
-    """Return the rows of a tile: a power of two about as large as a group."""
+    """Return the number of rows of a tile: a power of two close to the mean group size."""
     return min(max(1 << (-(-rows // groups) - 1).bit_length(), TILE_ROWS), MOST_TILE_ROWS)
 
 
 class _GroupTiles:
-    """Groups and tiles of ``count`` rows.
+    """The division of rows into tiles, and of tiles among groups.
 
     Attributes
     ----------
@@ -104,12 +104,12 @@ class _GroupTiles:
         self.inside = whole & (within < _at(self.sizes, self.group)[:, None])
 
     def _of(self, ends: Any, numbers: Any) -> Any:
-        """Return the group of each number, by the groups' ends; the last one if beyond all."""
+        """Return, for each of ``numbers``, the group whose range contains it; the last group for larger numbers."""
         before = (ends[None, :] <= numbers[:, None]).astype(jnp.int32)
         return jnp.minimum(before.sum(1, dtype=jnp.int32), self.groups - 1)
 
     def back(self, results: Any) -> Any:
-        """Return the results of tiles, (number, rows, columns), row by row; 0 for rows after all groups."""
+        """Return the rows of tile results (number, rows, columns) in original order; 0 for rows after all groups."""
         rows = jnp.arange(self.count, dtype=jnp.int32)
         group = self._of(self.end, rows)
         begin = _at(self.end, group) - _at(self.sizes, group)

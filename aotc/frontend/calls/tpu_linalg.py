@@ -22,7 +22,7 @@ def _swapped(state: State, x: Value) -> Value:
 
 
 def _call(state: State, routine: str, operands: list[Value], options: Mapping[str, Any]) -> list[Value]:
-    """Call LAPACK, whose first operand and result are matrices stored by columns."""
+    """Emit a ``lapack`` op and return its results; the first operand and result are transposed to columns and back."""
     first = _swapped(state, operands[0])
     results = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
     return [_swapped(state, results[0]), *results[1:]]
@@ -44,7 +44,7 @@ def _eigh(state: State, op: Any) -> None:
 
 
 def _lu(state: State, op: Any) -> None:
-    """Import LU. Pivots count from 0, LAPACK's from 1."""
+    """Import LU. JAX's pivots are numbered from 0, LAPACK's from 1."""
     (x,) = state.data_operands(op)
     factors, pivots, _ = _call(state, "getrf", [x], {})
     one = state.constant(np.ones((), np.int32), TensorType("i32", pivots.type.shape))

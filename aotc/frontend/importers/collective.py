@@ -1,4 +1,4 @@
-"""Import of operations between processes and devices: collectives, asynchronous pairs, Shardy's regions."""
+"""Import of communication between processes and devices: collectives, asynchronous pairs, Shardy's regions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _replicas(op: Any) -> int:
 
 
 def _groups(state: State, op: Any, rows: Groups) -> Groups:
-    """Return the groups of processes that exchange; by default all replicas of the module form one."""
+    """Return the groups of processes that exchange data; if ``rows`` is empty, all replicas form one group."""
     if not all(rows):
         state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
     if rows:
@@ -71,7 +71,7 @@ def _collective(name: str, names: Mapping[str, str]) -> Importer:
 
 
 def _reduce_to_root(state: State, op: Any) -> None:
-    """Import a reduction to the root of each group: a single process is the root, and the result is its operand."""
+    """Import a reduction to the root of each group: the result is the operand, as a single process is its own root."""
     attrs = _attrs(state, op, {})
     if group_size(attrs["groups"]) > 1:
         state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
@@ -82,7 +82,7 @@ def _reduce_to_root(state: State, op: Any) -> None:
 
 
 def _broadcast(state: State, op: Any) -> None:
-    """Import a broadcast. Without groups, the specification's result is zeros and XLA's is the operand: reject that."""
+    """Import a broadcast; reject one without groups, where the specification returns zeros but XLA the operand."""
     if not _rows(state, op.attributes["replica_groups"]):
         state.fail("collective_broadcast has no replica_groups", hint="name the processes: dense<[[0]]> is one alone")
     _collective("collective_broadcast", {})(state, op)
@@ -110,7 +110,7 @@ def _replica_id(state: State, op: Any) -> None:
 
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
-    """Import a custom call with the groups in its configuration."""
+    """Import ``ragged_all_to_all``, a custom call with the process groups in its configuration."""
     config = entries(config_of(op))
     rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
@@ -129,7 +129,7 @@ def _hand_on(state: State, op: Any) -> None:
 
 
 def _manual_computation(state: State, op: Any) -> None:
-    """Import a manual computation: on one device a shard is the whole, and the body is part of the program."""
+    """Import Shardy's manual computation by inlining its body: on one device a shard is the whole array."""
     block = op.regions[0].blocks[0]
     for outer, inner in zip(op.operands, block.arguments, strict=True):
         if outer.type != inner.type:

@@ -41,7 +41,10 @@ def _while(state: State, op: Any) -> None:
 
 
 def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
-    """Loop until every element is done; finished elements keep their values, as in separate loops."""
+    """Import a loop in a computation mapped over tensors: iterate until the condition fails for every element.
+
+    Elements that finish early keep their values, as if each element had its own loop. Return the final values.
+    """
     shape = max((v.type.shape for v in inits), key=len)
     starts = [state.broadcast_scalar(v, shape) for v in inits]
     condition, body = (r.blocks[0] for r in op.regions)
@@ -71,7 +74,7 @@ def _case(state: State, op: Any) -> None:
 
 
 def branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
-    """Bind the results of region ``index``, or of the last region if the index is out of range.
+    """Import a branch: bind the results of region number ``index``, or of the last one if that is out of range.
 
     A region without a block has no results.
     """
@@ -96,7 +99,7 @@ def _inlined(state: State, region: Any) -> list[Value]:
 
 
 def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]:
-    """Compute all branches and select, for each element, the one of its index; the last if out of range."""
+    """Import all branches and return, for each element, the values of the branch that its ``index`` selects."""
     shape = index.type.shape
     branches = [_inlined(state, region) for region in regions]
     selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
@@ -118,7 +121,7 @@ def _call(state: State, op: Any) -> None:
 
 
 def call_function(state: State, op: Any, callee: str) -> None:
-    """Emit a call of the clone of ``callee`` that fits the actual arguments, moved to the devices it names."""
+    """Emit a call of the clone of ``callee`` for the operands of ``op``, moved to the devices that ``callee`` names."""
     operands: Sequence[Value] = state.operands(op)
     homes = _homes(state, callee)
     operands = moved(state, operands, homes["arguments"]) if homes else operands
@@ -140,7 +143,7 @@ def _homes(state: State, callee: str) -> dict[str, list[str]]:
 
 
 def _alias(state: State, op: Any) -> None:
-    """Bind results to operands, for ops that only group, order or annotate them."""
+    """Import an op that only groups, orders or annotates values: bind its results to its operands."""
     state.bind(op, state.operands(op))
 
 
@@ -163,7 +166,7 @@ def _composite(state: State, op: Any) -> None:
 
 
 def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
-    """Demand that every element of ``test`` holds; ``numbers`` are the values in ``message``."""
+    """Require that every element of ``test`` is true; ``numbers`` are the values of the fields in ``message``."""
     known = state.known.get(test)
     if known is not None and not any(isinstance(k, Expr) for k in known):
         if not all(known):
@@ -175,7 +178,7 @@ def assert_test(state: State, test: Value, numbers: Sequence[Value], message: st
 
 
 def _all_of(state: State, test: Value) -> Value:
-    """Return whether every element of ``test`` holds."""
+    """Return an i1 scalar: whether every element of ``test`` is true."""
     if test.type.rank == 0:
         return test
     fails = state.one("not", [test])

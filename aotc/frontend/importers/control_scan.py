@@ -21,7 +21,7 @@ def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
 
 
 def _row(state: State, x: Value, at: Value, dim: int) -> Value:
-    """Return ``x[..., at, ...]``. A scan of length 0 has no rows, and none is used."""
+    """Return ``x[..., at, ...]``: one row along ``dim``. ``x`` may be without rows if no iteration reads one."""
     shape = x.type.shape
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
     (thin,) = state.append("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})

@@ -44,10 +44,10 @@ def _for(state: State, op: Any) -> None:
 
 
 def _while(state: State, op: Any) -> None:
-    """Import a loop whose first region computes the condition and the arguments of the second one.
+    """Import a loop whose first region computes the condition and the arguments of the second region, the body.
 
-    If the first region passes on its own arguments, it becomes the condition. Otherwise it is computed once before the
-    loop and at the end of each iteration, and the condition's value is carried.
+    If the first region passes its arguments on unchanged, it becomes the condition of ``while``. Otherwise it is
+    emitted twice, before the loop and at the end of the body, and its condition is a carried value.
     """
     _refuse_by_element(state)
     before, after = (region.blocks[0] for region in op.regions)
@@ -76,7 +76,7 @@ def _loop(
     test: Callable[[Sequence[Value]], list[Value]],
     body: Callable[[Sequence[Value]], list[Value]],
 ) -> Sequence[Value]:
-    """Emit ``while``; carried values that the body does not change keep their shape values."""
+    """Emit ``while`` and return its results; ``untouched`` carried values keep their shape values."""
     types = [v.type for v in inits]
 
     def region(make: Callable[[Sequence[Value]], list[Value]], kept: Sequence[TensorType]) -> Region:
@@ -92,7 +92,7 @@ def _loop(
 
 
 def _untouched(block: Any) -> list[bool]:
-    """Return for each carried value whether the block yields it unchanged; a leading counter is not counted."""
+    """Return, for each carried value, whether the block yields it unchanged; a leading counter has no entry."""
     back = list(list(block.operations)[-1].operation.operands)
     arguments = list(block.arguments)[len(block.arguments) - len(back) :]
     return [a == b for a, b in zip(arguments, back, strict=True)]
@@ -109,7 +109,7 @@ def _refuse_by_element(state: State) -> None:
 
 
 def _index_switch(state: State, op: Any) -> None:
-    """Import a branch on an index; the first region is for values without a case."""
+    """Import a branch on an index; the first region is the default, for values without a case."""
     (value,) = state.operands(op)
     cases = integers(op.attributes["cases"])
     t = TensorType("i32", value.type.shape)

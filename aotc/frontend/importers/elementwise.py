@@ -121,10 +121,10 @@ def _square(state: State, op: Any) -> None:
 
 
 def _hyperbolic(name: str) -> Importer:
-    """Import ``chlo.cosh`` or ``chlo.sinh``; jaxlib's ``exp(x + log(1/2))`` loses as many digits as ``x`` has.
+    """Return the importer of ``chlo.cosh`` or ``chlo.sinh``, more accurate than jaxlib's ``exp(x + log(1/2))``.
 
-    ``exp(|x| - c)`` times the constant ``exp(c) / 2`` overflows only where the result does. For complex numbers
-    ``cosh z = cos iz`` and ``sinh z = -i sin iz``.
+    Real numbers use ``exp(|x| - c)`` times the constant ``exp(c) / 2``, which overflows only where the result does.
+    Complex numbers use ``cosh z = cos iz`` and ``sinh z = -i sin iz``.
     """
     is_cosh = name == "cosh"
 

@@ -77,7 +77,7 @@ def _clampf(state: State, op: Any) -> None:
 
 
 def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
-    """Import a function that is computed in f64 and rounded again, except for f64."""
+    """Return an importer that applies ``function`` in f64 and rounds the result to the op's type."""
 
     def importer(state: State, op: Any) -> None:
         operands = state.operands(op)
@@ -88,7 +88,7 @@ def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
 
 
 def _logarithm(base: float) -> Importer:
-    """Import a logarithm; the rounded f64 quotient is exact for powers of the base."""
+    """Return the importer of a logarithm, computed in f64: exact for powers of ``base`` after rounding."""
     divisor = float(np.log(base))
     return _wide(lambda state, v: state.one("div", [state.one("log", v), _number(state, divisor, v[0])]))
 
@@ -108,7 +108,7 @@ def _fma(state: State, op: Any) -> None:
 
 
 def _power_of_integer(state: State, op: Any) -> None:
-    """Import a float to the power of an integer."""
+    """Import ``math.fpowi``, a float to the power of an integer."""
     x, exponent = state.operands(op)
     wide = "f64" if DTYPES[exponent.type.dtype].bits > 16 else "f32"  # f64 represents every exponent of i32
     dtype = x.type.dtype

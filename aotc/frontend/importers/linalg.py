@@ -16,7 +16,7 @@ _FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}
 
 
 def _precision(op: Any) -> str:
-    """Return the minimal precision of a matmul; an algorithm that rounds to no shorter float needs all bits."""
+    """Return the precision that a matmul demands: all bits unless its ``algorithm`` rounds to a shorter float."""
     if "algorithm" in op.attributes:
         algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
         taken = {str(algorithm.lhs_precision_type), str(algorithm.rhs_precision_type)}

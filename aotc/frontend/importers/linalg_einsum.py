@@ -16,7 +16,7 @@ _Labelled = tuple[Value, Labels]
 
 
 def _labels(state: State, text: str, rank: int) -> Labels:
-    """Return one label per dim; the dims of ``...`` are numbered from the right."""
+    """Return one label per dim for the subscript ``text``; dims of ``...`` are numbered from the right."""
     text = text.replace(" ", "")
     head, dots, tail = text.partition("...")
     count = rank - len(head) - len(tail) if dots else 0
@@ -26,7 +26,7 @@ def _labels(state: State, text: str, rank: int) -> Labels:
 
 
 def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
-    """Keep the diagonal of dims that share a label: mask all other elements and sum."""
+    """Return ``x`` with dims of one label replaced by their diagonal: all other elements are masked and summed."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = [d for d, name in enumerate(labels) if name == label][:2]
@@ -40,7 +40,7 @@ def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
 
 
 def _without(state: State, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
-    """Sum the dims whose labels are not in ``kept``."""
+    """Return ``x`` summed over the dims whose labels are not in ``kept``, and the remaining labels."""
     dims = tuple(d for d, label in enumerate(labels) if label not in kept)
     return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in kept]
 

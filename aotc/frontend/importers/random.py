@@ -24,7 +24,10 @@ def _rng_bit_generator(state: State, op: Any) -> None:
 
 
 def generate(state: State, op: Any, held: Value, result: TensorType) -> None:
-    """Bind the new state and the bits of a generator; other integer types use the same bits, as JAX packs them."""
+    """Bind the results of a bit generator: the new state, and bits of type ``result``; ``held`` is the old state.
+
+    All integer types use the same bits, in the order in which JAX packs them.
+    """
     own, attrs = held.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
     parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" else 1
     words = own
@@ -44,7 +47,7 @@ def _reshaped(state: State, v: Value, to: TensorType) -> Value:
 
 
 def _threefry2x32(state: State, op: Any) -> None:
-    """Import Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
+    """Import ``threefry2x32``, JAX's custom call on GPUs: 20 rounds on arrays of keys and counters.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
     """
@@ -64,7 +67,7 @@ def _threefry2x32(state: State, op: Any) -> None:
 
 
 def _rng(state: State, op: Any) -> None:
-    """Import ``rng`` by Philox with a key that is the op's number in the module: equal numbers at every call."""
+    """Import ``rng`` as Philox keyed by the op's number in the module: every call returns the same numbers."""
     a, b, size = state.operands(op)
     shape = state.dims_of(size, "the shape of rng")
     low, high = (state.broadcast_scalar(v, shape) for v in (a, b))
@@ -86,7 +89,7 @@ def _number(state: State, value: float, like: Value) -> Value:
 
 
 def _unit(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
-    """Return numbers in ``[0, 1)`` on the grid of the type's mantissa."""
+    """Return random multiples of the type's mantissa unit in ``[0, 1)``."""
     wide = "f64" if dtype == "f64" else "f32"
     word, digits = ("u64", 53) if wide == "f64" else ("u32", 24)
     bits = _bits(state, word, shape)
@@ -96,13 +99,13 @@ def _unit(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
 
 
 def _uniform(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``low + u (high - low)``."""
+    """Return uniform floats ``low + u (high - low)``, with ``u`` in ``[0, 1)``."""
     unit = state.convert(_unit(state, low.type.dtype, shape), low.type.dtype)
     return state.one("add", [low, state.one("mul", [unit, state.one("sub", [high, low])])])
 
 
 def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``mean + deviation sqrt(2) erf_inv(2 u - 1)`` with u in the middle of its grid cell."""
+    """Return normally distributed floats ``mean + deviation sqrt(2) erf_inv(2 u - 1)``; no ``u`` is 0 or 1."""
     unit = _unit(state, mean.type.dtype, shape)
     step = 2.0**-53 if unit.type.dtype == "f64" else 2.0**-24
     twice = state.one("mul", [unit, _number(state, 2.0, unit)])
@@ -112,7 +115,7 @@ def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -
 
 
 def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``low + bits mod (high - low)``; for booleans one bit."""
+    """Return uniform integers ``low + bits mod (high - low)``; for booleans one bit."""
     dtype = low.type.dtype
     if dtype == "i1":
         bits = _bits(state, "u32", shape)

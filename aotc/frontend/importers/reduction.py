@@ -33,7 +33,7 @@ def _reduce(state: State, op: Any) -> None:
 
 
 def _accumulates_short(region: Region) -> bool:
-    """Is this a plain sum, product, maximum or minimum of floats of 16 bits or less?
+    """Does a combiner accumulate floats of 16 bits or less, as a plain sum, product, maximum or minimum?
 
     Rounding after every step would stop a sum at the first power of two whose unit in the last place exceeds the terms
     (bf16: at 256, for ones). So such reductions run in f32 and round once, as in XLA. A maximum is the same either way,
@@ -53,7 +53,7 @@ def _in_f32(state: State, region: Region) -> Region:
 
 
 def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
-    """Return the sum of ``v`` over ``dims``; for booleans the disjunction."""
+    """Return the sum of ``v`` over ``dims``; for booleans the logical or."""
     scalar = TensorType(v.type.dtype)
     zero = state.constant(np.zeros((), to_numpy(v.type.dtype)), scalar)
     a, b, c = (state.new_value(scalar) for _ in range(3))
@@ -62,7 +62,7 @@ def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
 
 
 def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
-    """Return a ``rank x 2`` padding attribute as pairs."""
+    """Return a ``rank x 2`` padding attribute as pairs (low, high)."""
     values = integers(attribute)
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
         values = tuple(int(x) for x in np.broadcast_to(np.array(attribute), (rank, 2)).reshape(-1))
@@ -102,7 +102,7 @@ def _select_and_scatter(state: State, op: Any) -> None:
 
 
 def _map(state: State, op: Any) -> None:
-    """Import a map: its computation is over scalars; the same ops are emitted on whole tensors."""
+    """Import a map: the ops of its scalar computation are emitted on whole tensors."""
     given = state.operands(op)
     operands = of_types(state, given, [given[0].type] * len(given))
     shape = given[0].type.shape

@@ -1,4 +1,4 @@
-"""Import of batch normalization, as other ops."""
+"""Import of batch normalization (inference, training, gradient) as elementwise ops and reductions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 class _Norm:
-    """The parts of a batch normalization over all dims but the feature dim."""
+    """Builder for one batch normalization: statistics over all dims but the feature dim."""
 
     def __init__(self, state: State, op: Any) -> None:
         self.state = state
@@ -26,7 +26,7 @@ class _Norm:
         self.others = tuple(i for i in range(self.x.type.rank) if i != self.feature)
 
     def vectors(self, values: Sequence[Value]) -> list[Value]:
-        """Return vectors over features; each must have one element per feature."""
+        """Return ``values``, required to be vectors with one element per feature."""
         return [with_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
 
     def spread(self, v: Value) -> Value:

@@ -46,9 +46,9 @@ def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
 
 
 def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
-    """Return ``x`` broadcast to ``t``; an unknown size may be 1 at run time, unless its dim is ``kept``.
+    """Return ``x`` broadcast to ``t``; an unknown size of ``x`` may be 1 at run time, unless its dim is in ``kept``.
 
-    Sizes of two arguments are assumed to be equal: they become one symbol, and kernels need no index computation.
+    If both sizes are sizes of arguments, they are required to be equal: kernels then need no index computation.
     """
     for k, d in enumerate(dims):
         size, wanted = x.type.shape[k], t.shape[d]
@@ -61,13 +61,13 @@ def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept
 
 
 def _is_size(state: State, d: Dim) -> bool:
-    """Is ``d`` exactly the size of an argument?"""
+    """Is ``d`` a symbol that is exactly the size of an argument?"""
     symbol = lone_atom(d)
     return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
 
 
 def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
-    """Return ``x`` with dim ``k`` of ``size``, which it has or which is 1: element i is ``x[min(i, last)]``."""
+    """Return ``x`` with dim ``k`` broadcast to ``size``, from that size or from 1: element i is ``x[min(i, last)]``."""
     shape, own = x.type.shape, x.type.shape[k]
     state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
     places = state.one("iota", (), {"dim": 0}, [TensorType("i64", (size,))])
@@ -98,7 +98,7 @@ def _reshape(state: State, op: Any) -> None:
 
 
 def _reshape_type(state: State, op: Any, x: Value) -> TensorType:
-    """Return the type of a reshape; one size of a bounded result follows from the number of elements."""
+    """Return the type of a reshape; an unknown size of a bounded result is derived from the number of elements."""
     t = op.results[0].type
     dtype, shape = state.session.parts(t)
     known = [n for n in shape if n != DYNAMIC]
@@ -127,7 +127,7 @@ def _reverse(state: State, op: Any) -> None:
 
 
 def _slice(state: State, op: Any) -> None:
-    """Import a slice; a dim that is dynamic in the result is complete: its limit is the bound."""
+    """Import a slice; a dim that is dynamic in the result is not cut: its limit is the dim's bound."""
     (x,) = state.operands(op)
     start, limit, stride = (integers(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
     _, shape = state.session.parts(op.results[0].type)
@@ -140,9 +140,9 @@ def _slice(state: State, op: Any) -> None:
 
 
 def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
-    """Return ``sizes`` if the limit of the slice is written ``start + sizes`` and its strides are 1.
+    """Return the sizes of a dynamic slice with limit ``start + sizes`` and strides of 1; None for other slices.
 
-    JAX slices in this form at data-dependent positions, with sizes that depend on shapes.
+    JAX writes slices in this form if their starts depend on data and their sizes on shapes.
     """
     start, limit, stride = list(op.operands)[1:]
     maker = getattr(limit.owner, "opview", None)
@@ -189,13 +189,13 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
 
 
 def from_values(state: State, dims: Sequence[Dim]) -> bool:
-    """Return True if dims depend on values of tensors, which may be out of bounds."""
+    """Return True if ``dims`` depend on values of tensors: such values may be out of bounds."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))
 
 
 def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the number of elements that a slice of ``shape`` with ``strides`` spans."""
+    """Return, for each dim, the distance from the first to behind the last element of a strided slice of ``shape``."""
     return tuple(0 if n == 0 else (n - 1) * stride + 1 for n, stride in zip(shape, strides))
 
 

@@ -50,7 +50,7 @@ def _binary(name: str) -> Importer:
 
 
 def _wide_operands(state: State, op: Any) -> list[Value]:
-    """Return the operands of an op on integers; reject i1, whose true is -1 in MLIR but 1 here."""
+    """Return the operands of an integer op; reject i1 operands, as true counts as -1 in MLIR but as 1 here."""
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":
         state.fail(f"{op.name} on i1 is not supported", "extend the operands with arith.extui or arith.extsi")
@@ -65,7 +65,7 @@ def _unsigned(state: State, values: list[Value]) -> list[Value]:
 
 
 def _is_natural(state: State, v: Value) -> bool:
-    """Return True if ``v`` has sizes, which cannot be negative; values of arguments may be."""
+    """Return True if ``v`` consists of sizes, which cannot be negative; values of integer arguments can be."""
     known = state.known.get(v)
     return known is not None and all(decide("le", 0, d) for d in known) and not from_values(state, known)
 
@@ -92,7 +92,7 @@ def _unsigned_binary(name: str) -> Importer:
 
 
 def _rounded_division(sign: int) -> Importer:
-    """Import a signed division that rounds down (``sign`` -1) or up (1).
+    """Return the importer of a signed division that rounds down (``sign`` -1) or up (1).
 
     The truncated quotient is off by ``sign`` if there is a remainder and the exact quotient has that sign.
     """
@@ -150,7 +150,7 @@ def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
 
 
 def _number(name: str) -> Importer:
-    """Import the maximum or minimum of two floats, where a NaN counts as missing."""
+    """Return the importer of ``name``, the maximum or minimum of two floats that ignores a NaN."""
 
     def importer(state: State, op: Any) -> None:
         a, b = state.operands(op)
@@ -163,7 +163,7 @@ def _number(name: str) -> Importer:
 
 
 def _with_carry(name: str) -> Importer:
-    """Import an unsigned sum or difference with its carry."""
+    """Return the importer of an unsigned sum or difference with its carry."""
 
     def importer(state: State, op: Any) -> None:
         a, b = _wide_operands(state, op)
@@ -176,7 +176,7 @@ def _with_carry(name: str) -> Importer:
 
 
 def _extended(signed: bool) -> Importer:
-    """Import a product as low and high half, by a product of twice the width."""
+    """Return the importer of a product as low and high half, computed in twice the width."""
 
     def importer(state: State, op: Any) -> None:
         operands = _wide_operands(state, op)

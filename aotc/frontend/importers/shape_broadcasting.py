@@ -26,9 +26,9 @@ _IN_CHLO = ("next_after", "polygamma", "zeta")
 
 
 def rewrite_broadcasting(op: Any, path: str = "") -> Any:
-    """Replace one ``chlo.broadcast_*`` op; return the op over equal shapes that replaces it.
+    """Replace one ``chlo.broadcast_*`` op by broadcasts and an op over equal shapes; return the latter.
 
-    CHLO accepts more types than that op, and jaxlib's passes crash on them.
+    CHLO accepts types that this op does not accept; they are rejected here, as jaxlib's passes crash on them.
     """
     check_ranks(op, path)
     name, loc = op.name.removeprefix(PREFIX), to_loc(op.location, path)
@@ -65,7 +65,7 @@ def check_decomposable(op: Any, path: str) -> None:
 
 
 def check_ranks(op: Any, path: str) -> None:
-    """Reject an op with an unranked tensor, if otherwise something would fail first."""
+    """Reject an op with an unranked operand or result."""
     if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, *op.results)):
         raise CompileError.at(
             to_loc(op.location, path), f"{op.name}: an operand or a result has no rank",
@@ -79,9 +79,9 @@ def _of_stablehlo(attribute: Any) -> Any:
 
 
 def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
-    """Return the broadcast size of ``sizes`` of one dim: they must be equal, except for 1.
+    """Return the common size to which ``sizes`` of one dim broadcast; those that are not 1 must be equal.
 
-    Of two unknown sizes, either may be 1 in a call.
+    Two different unknown sizes are allowed: a call may pass 1 for either.
     """
     found: Dim = 1
     for size in sizes:
@@ -100,7 +100,7 @@ def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
 
 
 def _together(state: State, op: Any) -> None:
-    """Broadcast the operands to their common shape, by trailing dims or by ``broadcast_dimensions``."""
+    """Import ``aotc.broadcast``: operands get their common shape, by ``broadcast_dimensions`` or from the right."""
     operands = state.operands(op)
     rank = max(v.type.rank for v in operands)
     given = op.attributes.get("broadcast_dimensions")

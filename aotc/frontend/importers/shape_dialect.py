@@ -38,7 +38,7 @@ def _of_dim(state: State, d: Dim) -> Value:
 
 
 def _extents(state: State, v: Value) -> list[Value]:
-    """Return the elements of a shape, whose length must be known."""
+    """Return the elements of a shape vector as scalars; its length must be known."""
     if v.type.rank != 1 or not isinstance(v.type.shape[0], int):
         state.fail(f"{state.op} on {v.type}: the rank of a shape is not known", "give every tensor a rank")
     attrs = [{"start": (n,), "limit": (n + 1,), "stride": (1,)} for n in range(v.type.shape[0])]
@@ -50,7 +50,7 @@ def _dims(state: State, v: Value) -> tuple[Dim, ...]:
 
 
 def _shape_of(state: State, op: Any) -> None:
-    """Bind all sizes of an array; jaxlib's decomposition of CHLO uses them."""
+    """Import ``shape.shape_of``, which jaxlib's decomposition of CHLO emits: bind the vector of an array's sizes."""
     state.bind(op, [_of_dims(state, state.value(op.operands[0]).type.shape)])
 
 
@@ -71,7 +71,7 @@ def _num_elements(state: State, op: Any) -> None:
 
 
 def _alias(state: State, op: Any) -> None:
-    """Bind a result to an operand: a shape, a size, or nothing, in another type."""
+    """Import an op that only changes the MLIR type of a shape, a size or a witness: bind the result to the operand."""
     state.bind(op, state.operands(op))
 
 
@@ -115,12 +115,12 @@ def _concat(state: State, op: Any) -> None:
 
 
 def _arithmetic(name: str) -> Importer:
-    """Import an op on two sizes, or on two shapes of one rank."""
+    """Return the importer of an op on two sizes, or on two shapes of the same rank."""
     return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
 
 
 def _aligned(state: State, op: Any) -> list[list[Dim]]:
-    """Return the sizes of all shapes for each dim of the longest one; shorter shapes lack the first dims."""
+    """Return, for each dim of the longest operand shape, the sizes there; shapes are aligned at their last dims."""
     shapes = [_dims(state, v) for v in state.operands(op)]
     rank = max(map(len, shapes), default=0)
     return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
@@ -192,7 +192,7 @@ def _is_broadcastable(state: State, op: Any) -> None:
 
 
 def _any(state: State, op: Any) -> None:
-    """Return the first of several shapes: all are equivalent."""
+    """Import ``shape.any``: bind the first of several shapes, as all must be equal."""
     operands = state.operands(op)
     if not operands:
         state.fail(f"{op.name} of nothing has no value", "one shape at least")
@@ -200,7 +200,7 @@ def _any(state: State, op: Any) -> None:
 
 
 def _reduce(state: State, op: Any) -> None:
-    """Run the region for each extent, with its index, the extent and the current values."""
+    """Import ``shape.reduce``: inline its region for each extent, with the index, the extent and the carried values."""
     shape, *values = state.operands(op)
     block = op.regions[0].blocks[0]
     for n, extent in enumerate(_extents(state, shape)):

@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
 def _index_of(state: State, v: Value, what: str) -> int:
-    """Return an index that is known at compile time."""
+    """Return the integer ``v``, which must be known at compile time; ``what`` names it in the error."""
     (index,) = state.known.get(v, (None,))
     if not isinstance(index, int):
         state.fail(f"{what} is not a constant", "index with arith.constant")
@@ -32,7 +32,7 @@ def _dim(state: State, op: Any) -> None:
 
 
 def dim_of(state: State, op: Any, x: Value, where: Value) -> Value:
-    """Return the size of ``x`` in a dim that is a constant."""
+    """Return the size of ``x`` in the dim ``where``, which must be a constant."""
     index = _index_of(state, where, f"the dimension of {op.name}")
     if not 0 <= index < x.type.rank:
         state.fail(f"{op.name} {index} of {x.type}", f"an index below {x.type.rank}")
@@ -62,7 +62,7 @@ def _extract(state: State, op: Any) -> None:
 
 
 def _element(state: State, x: Value, where: Sequence[Value]) -> Value:
-    """Return the element at computed indices, or all elements if these are tensors, as in ``tensor.generate``."""
+    """Return the element of ``x`` at the indices ``where``; tensors of indices give a tensor of elements."""
     shape = max((v.type.shape for v in where), key=len)
     if not shape:
         return _reshaped(state, state.one("dynamic_slice", [x, *where], {"sizes": (1,) * x.type.rank}), ())
@@ -94,7 +94,7 @@ def _reshaped(state: State, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def _cast(state: State, op: Any) -> None:
-    """Bind the tensor; sizes stated by the result are checked when it is bound."""
+    """Import ``tensor.cast``: bind the operand, which checks it against the sizes of the result type."""
     (x,) = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     if len(shape) != x.type.rank:
@@ -104,7 +104,7 @@ def _cast(state: State, op: Any) -> None:
 
 
 def _sizes(state: State, op: Any, values: Sequence[Value], static: Sequence[int] | None = None) -> tuple[Dim, ...]:
-    """Return the sizes of a result: those of its type (or ``static``), the unknown ones from ``values``."""
+    """Return the sizes of a result: known ones from its type (or ``static``), unknown ones from ``values`` in order."""
     shape = state.session.parts(op.results[0].type)[1] if static is None else static
     rest = iter(values)
     what = f"a size of {op.name}"
@@ -124,7 +124,7 @@ def _empty(state: State, op: Any) -> None:
 
 
 def _generate(state: State, op: Any) -> None:
-    """Compute each element from its indices: all at once, or one by one if the result may be a shape."""
+    """Import ``tensor.generate``: the region on index tensors, or element by element if the result may be a shape."""
     shape, block = _sizes(state, op, state.operands(op)), op.regions[0].blocks[0]
     dtype = state.dtype(op.results[0].type)
     if len(shape) == 1 and isinstance(shape[0], int) and kind_of(dtype) in "iu" and shape[0] <= SIZE_ELEMENTS:
@@ -152,7 +152,7 @@ def index_constant(state: State, n: int) -> Value:
 
 
 def joined(state: State, elements: Sequence[Value], t: TensorType) -> Value:
-    """Return scalars in the order of a tensor's elements."""
+    """Return the tensor of type ``t`` with the scalars ``elements`` in row-major order."""
     if not elements:
         return state.constant(np.zeros((), to_numpy(t.dtype)), t)
     rows = [_reshaped(state, v, (1,)) for v in elements]
@@ -176,9 +176,9 @@ def _expand_shape(state: State, op: Any) -> None:
 
 
 def _mixed(state: State, op: Any, first: int, names: Sequence[str]) -> list[list[Value]]:
-    """Return a scalar for each number of the attributes ``names``, from the attribute or from an operand.
+    """Return lists of scalars for the attributes ``names``, whose dynamic entries are operands.
 
-    ``first`` is the number of the first of those operands.
+    The operands are taken in order, from operand number ``first`` on.
     """
     rest = iter(state.operands(op)[first:])
     return [
@@ -194,7 +194,7 @@ def _slice_parts(state: State, op: Any, first: int) -> tuple[list[Value], tuple[
 
 
 def _without_ones(state: State, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return ``sizes`` without sizes of 1 that the result type lacks: the first ones that do not match it."""
+    """Return ``sizes`` without the sizes of 1 that the result type drops; if ambiguous, the first ones are dropped."""
     shape = state.session.parts(op.results[0].type)[1]
     kept: list[Dim] = []
     for stated, size in zip(integers(op.attributes["static_sizes"]), sizes, strict=True):
@@ -222,7 +222,7 @@ def _extract_slice(state: State, op: Any) -> None:
 
 
 def _reach(size: Dim, stride: Dim) -> Dim:
-    """Return the number of elements spanned by ``size`` elements with stride ``stride``."""
+    """Return the distance from the first to behind the last of ``size`` elements with stride ``stride``."""
     return 0 if isinstance(size, int) and size == 0 else (size - 1) * stride + 1
 
 
@@ -268,7 +268,7 @@ def _concat(state: State, op: Any) -> None:
 
 
 def _gather(state: State, op: Any) -> None:
-    """Import a gather of slices of size 1 along the indexed dims, which the result may omit."""
+    """Import ``tensor.gather``: slices of size 1 along the indexed dims, which the result may omit."""
     x, places = state.operands(op)
     axes = integers(op.attributes["gather_dims"])
     sizes = tuple(1 if d in axes else n for d, n in enumerate(x.type.shape))

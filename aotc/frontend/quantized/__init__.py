@@ -1,1 +1,1 @@
-"""Quantized types: storage integers, and the ops on them."""
+"""Import of quantized types as their storage integers, and of the ops on them."""

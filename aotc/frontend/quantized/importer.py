@@ -59,7 +59,7 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
 
 
 def _product(importer: Importer, state: State, op: Any) -> bool:
-    """Import a matmul on integers, if that is possible."""
+    """Import a matmul on integers and return True if that is possible, else False."""
     given = {v: state.values[v] for v in list(op.operands)[:2]}
     narrow = {v: (as_i8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
     state.values.update(narrow)
@@ -86,7 +86,7 @@ def _moves_integers(op: Any) -> bool:
 
 
 def _check_regions(state: State, op: Any) -> None:
-    """Check that the region's parameters have the same quantization: the integers are passed unchanged."""
+    """Reject regions whose parameters have another quantization: the integers are passed to them unchanged."""
     quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
     inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
     quantizations += [q for a in inner if (q := quantization_of(a.type))]
@@ -118,7 +118,10 @@ def _on_floats(importer: Importer, state: State, op: Any) -> None:
 
 @contextmanager
 def quantized_as(state: State, what: str) -> Iterator[None]:
-    """Treat quantized types as ``what``: ``"expressed"`` for the type of their numbers, or a dtype."""
+    """Return a context in which quantized types are read as ``what``.
+
+    ``what`` is ``"storage"`` (their integers), ``"expressed"`` (their float type), or a dtype.
+    """
     session = state.session
     session.types, session.quantized_as = {}, what
     try:

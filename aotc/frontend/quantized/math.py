@@ -21,9 +21,9 @@ def dequantize(state: State, v: Value, q: Quantization) -> Value:
 
 
 def quantize(state: State, x: Value, q: Quantization) -> Value:
-    """Return the integers ``clamp(round(x / scale) + zero)``, to nearest even; NaN becomes 0, as in StableHLO.
+    """Return the integers ``clamp(round(x / scale) + zero)``, rounded to nearest even; NaN becomes 0, as in StableHLO.
 
-    Zero points and bounds are applied in floats that represent every integer of the storage type, so no sum overflows.
+    Zero points and bounds are applied in a float type that represents every storage integer, so no sum overflows.
     """
     x = state.convert(x, q.expressed)
     scaled = state.one("div", [x, spread(state, q.scales, q.expressed, x, q)])

@@ -1,10 +1,10 @@
-"""Matmuls of tensors quantized to 8 bits or less on i8 integers, ten times as fast as on floats.
+"""Matmuls of tensors quantized to 8 bits or less, computed on i8 integers: ten times as fast as on floats.
 
 The right operand of a quantized matmul has no zero point, so with ``a = (q - z) * s`` and ``b = p * t``::
 
     sum(a * b) = (sum(q * p) - z * sum(p)) * s * t
 
-The sums are exact in i32; the sums of ``p`` are one row for each output feature.
+The sums are exact in i32. ``sum(p)`` is one number for each output feature.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ I32_TERMS = 1 << 16
 
 
 def bind_product(state: State, op: Any) -> bool:
-    """Correct and scale the integer matmul that was just imported for ``op``, and bind it.
+    """Bind the result of ``op``, computed from the integer matmul that was just emitted: its corrected, scaled sums.
 
-    Return False if its sums may not fit i32, or if the right operand's scales vary along a contracted dim.
+    Return False, without a binding, if the sums may not fit i32, or if the right operand's scales vary along a
+    contracted dim.
     """
     lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
     assert lhs is not None
@@ -80,7 +81,7 @@ def bind_product(state: State, op: Any) -> bool:
 
 
 def _places(plain: Op) -> dict[int, int]:
-    """Return the result dim of each dim of the right operand that is not contracted."""
+    """Return, for each dim of the right operand that is not contracted, its number in the result."""
     a, rank = plain.attrs, plain.result.type.rank
     if plain.name == "convolution":
         return {a["kernel_output"]: a["output_feature"]}
@@ -90,7 +91,7 @@ def _places(plain: Op) -> dict[int, int]:
 
 
 def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed: list[int]) -> Value:
-    """Return the sums of ``(q - zero) * p``; padding and dilation insert ``zero`` around and between the ``q``."""
+    """Return the sums of ``(q - zero) * p``. In a convolution, padding and dilation insert ``zero`` among the ``q``."""
     lhs, rhs = plain.operands
     attrs = dict(plain.attrs)
     if plain.name == "convolution" and zero:
@@ -106,7 +107,7 @@ def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed:
 
 
 def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
-    """Apply the padding and dilation of the left operand, with ``zero``, and remove them from ``attrs``."""
+    """Return ``lhs`` padded and dilated with ``zero`` as ``attrs`` say, and remove these attributes."""
     low, high, interior = ([0] * lhs.type.rank for _ in range(3))
     for d, (before, after), dilation in zip(attrs["input_spatial"], attrs["padding"], attrs["lhs_dilation"]):
         low[d], high[d], interior[d] = before, after, dilation - 1
@@ -120,7 +121,7 @@ def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value
 
 
 def _keeps_sums(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
-    """Does the result have the type of the sums?"""
+    """Are the sums the result, without another scaling and rounding?"""
     if result.storage != "i32" or any(result.zeros) or (result.low, result.high) != (-(1 << 31), (1 << 31) - 1):
         return False
     same = len(result.scales) == len(scales) and result.axis == axis

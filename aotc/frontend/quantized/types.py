@@ -19,10 +19,10 @@ _TYPE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Number ``x = (q - zero) * scale`` with an integer ``q`` in ``[low, high]``.
+    """A quantized type: an integer ``q`` in ``[low, high]`` represents the number ``x = (q - zero) * scale``.
 
-    ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis`` there is a scale and a zero for
-    each index along it, otherwise one of each.
+    ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis``, there is one scale and one zero
+    point for each index along it, otherwise one of each for the tensor.
     """
 
     storage: str
@@ -34,7 +34,7 @@ class Quantization:
     zeros: tuple[int, ...]
 
     def same_numbers(self, other: Quantization) -> bool:
-        """Do equal integers represent equal numbers, for any position of the axis?"""
+        """Do equal integers represent equal numbers in both types? The position of the axis does not matter."""
         return _without_axis(self) == _without_axis(other)
 
 
