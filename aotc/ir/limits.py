@@ -1,4 +1,4 @@
-"""Thresholds that several modules of the IRs, or of the stages, read."""
+"""Limits that several modules of the IRs, or of compiler stages, read."""
 
 from __future__ import annotations
 

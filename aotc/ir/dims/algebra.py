@@ -1,4 +1,4 @@
-"""Integer expressions over named dims: the one algebra of shapes and indices.
+"""Integer expressions over named dims: the algebra of all shapes and indices.
 
 A *dim* is a Python ``int`` or an :class:`Expr`. Expressions have a canonical form, a sum of integer multiples of
 products of atoms, so that equal polynomials are structurally equal, and ``==`` proves equality::
@@ -8,8 +8,8 @@ products of atoms, so that equal polynomials are structurally equal, and ``==`` 
     (4 * b + 3) // 4 == b             # True
     4 * (x // 4) + x % 4 == x         # True
 
-Loop variables are symbols, too, with an exclusive upper bound (``extent``). By that bound the divisions of reshapes are
-simplified.
+An *atom* is a symbol or a call of ``//``, ``%``, ``max`` or ``min``. Loop variables are symbols, too, with an exclusive
+upper bound (``extent``), which helps to simplify the divisions of reshapes.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
 
 
 def _digits_completed_by(atom: Call, c: int) -> tuple[int, Dim]:
-    """Return ``k`` and a term that completes ``c`` times ``x // d`` or ``x % d`` to ``k*x``; a number if none does."""
+    """Return ``k`` and the term that added to ``c`` times ``atom`` (``x // d`` or ``x % d``) gives ``k*x``.
+
+    If there is no such term, a number is returned in its place.
+    """
     if atom.fn == "%":
         return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
     if isinstance(atom.b, Expr) or c % atom.b:
@@ -167,7 +170,7 @@ def _digits_completed_by(atom: Call, c: int) -> tuple[int, Dim]:
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
-    """Return ``x // d`` as a digit in a mixed radix: ``(y // 2) // 2`` is ``y // 4``; only cheap forms are tried."""
+    """Return ``x // d`` in the form that a next digit of mixed radix has: ``(y // 2) // 2`` is ``y // 4``."""
     inner = lone_atom(x)
     if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int) and isinstance(d, int):
         x, d = inner.a, inner.b * d
@@ -211,7 +214,7 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 @memoized
 def bounds(e: Dim) -> Interval:
-    """Return inclusive bounds of ``e``; None: unbounded or unknown on that side."""
+    """Return the inclusive lower and upper bound of ``e``; a side is None if it is unbounded or unknown."""
     if not isinstance(e, Expr):
         return int(e), int(e)
     lo: int | None = e.const
@@ -233,7 +236,7 @@ def _atom_bounds(atom: Atom) -> Interval:
 
 
 def _below(e: Dim, d: Dim) -> bool:
-    """Is ``0 <= e < d`` proven?"""
+    """Is ``0 <= e < d`` provable?"""
     lo, hi = bounds(e)
     if lo is None or lo < 0:
         return False
@@ -302,7 +305,7 @@ def _divide_monomial(monomial: Monomial, by: Monomial) -> Monomial | None:
 
 
 def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
-    """Return ``(q, r)`` with ``e == d*q + r`` and ``0 <= r < d`` proven, or None."""
+    """Return quotient and remainder ``(q, r)`` with ``e == d*q + r`` and provably ``0 <= r < d``, or None."""
     if isinstance(d, Expr):
         if d.const or len(d.terms) != 1:
             return (1, 0) if e == d else None
@@ -328,7 +331,7 @@ def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
 
 
 def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
-    """Return ``(g, q, r)`` with ``e == g*q + r``, ``0 <= r < g``, ``g`` a proper divisor of ``d``, or None.
+    """Return ``(g, q, r)`` with ``e == g*q + r`` and ``0 <= r < g`` for a proper divisor ``g`` of ``d``, or None.
 
     Then ``e // d == q // (d // g)`` and ``e % d == g*(q % (d // g)) + r``.
     """
@@ -427,12 +430,12 @@ def is_static(shape: Iterable[Dim]) -> bool:
 
 
 def static(e: Dim) -> int:
-    """Return a dim that must be a number.
+    """Return ``e`` as an int, for dims that the caller has checked to be numbers.
 
     Raises
     ------
     TypeError
-        If it is an expression: the caller did not check.
+        If ``e`` is an expression.
     """
     if isinstance(e, Expr):
         raise TypeError(f"{e} is not a number")

@@ -13,7 +13,7 @@ from aotc.ir.dims.symbols import symbols
 
 
 def decide(relation: str, a: Dim, b: Dim) -> bool | None:
-    """Return True or False if ``a relation b`` holds for all or for no values of the symbols, else None.
+    """Return True if ``a relation b`` holds for all values of the symbols, False if for none, else None.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     ----------
     e : Dim
     extents : mapping of str to Dim
-        Iterations of each loop, by its variable. The bound contains none of these variables.
+        Number of iterations of each loop, by its variable. The bound does not contain these variables.
 
     Notes
     -----

@@ -45,7 +45,7 @@ Scope = TypeVar("Scope")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A read or a write of ``buffer`` by one statement.
+    """A read or a write of ``buffer`` by one statement of a kernel.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Access:
 
 
 def operands(stmt: Stmt) -> tuple[Scalar, ...]:
-    """Return the scalars that ``stmt`` itself computes, without those of nested statements."""
+    """Return the scalar expressions that ``stmt`` itself computes, without those of nested statements."""
     match stmt:
         case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value) | Either(cond=value):
             return (value,)
@@ -75,7 +75,7 @@ def operands(stmt: Stmt) -> tuple[Scalar, ...]:
 
 
 def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
-    """Return the index expressions of ``stmt`` that are not elements of buffers: loop ends, sizes, offsets."""
+    """Return the index expressions of ``stmt`` that do not index a buffer: loop bounds, sizes, offsets."""
     match stmt:
         case For(begin=begin, end=end):
             return begin, end
@@ -89,7 +89,7 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
 
 
 def dims_of(stmt: Stmt) -> Iterator[Dim]:
-    """Yield the index expressions of ``stmt`` itself: of its elements, its scalars, and its bounds."""
+    """Yield all index expressions of ``stmt`` itself: indices of elements, of loads in its scalars, and its bounds."""
     yield from bounds_of(stmt)
     if isinstance(stmt, Store | Prefetch):
         yield from stmt.index
@@ -104,12 +104,12 @@ def imports(kernel: Kernel) -> tuple[str, ...]:
 
 
 def unsettled(kernel: Kernel) -> frozenset[str]:
-    """Return the buffers that accumulate a maximum whose value is arbitrary if an operand is NaN."""
+    """Return the buffers that accumulate by ``max_number``, whose result is arbitrary if an operand is NaN."""
     return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
 
 
 def finds_any(stmt: Stmt) -> bool:
-    """Does a loop over lanes only test whether a condition holds for any of them?"""
+    """Is ``stmt`` a loop over lanes that only tests whether a condition holds in any of them?"""
     match stmt:
         case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
             return last.buffer.dtype == "i1" and all(isinstance(s, Let) for s in lets)
@@ -117,7 +117,7 @@ def finds_any(stmt: Stmt) -> bool:
 
 
 def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
-    """Return statements with ``new`` applied to their scalars."""
+    """Return ``body`` with every scalar replaced by ``new(scalar)``."""
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
@@ -167,7 +167,7 @@ def names_in(stmt: Stmt) -> set[str]:
 
 
 def definitions_of(scalar: Scalar, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """Return ``body``, which ends before ``scalar`` is computed, without the definitions that it does not need."""
+    """Return ``body``, at whose end ``scalar`` is computed, without the definitions that ``scalar`` does not need."""
     needed, found = names_in(Let(Var("", scalar.dtype), scalar)), list[Stmt]()
     for stmt in reversed(body):
         if not isinstance(stmt, Let) or stmt.var.name in needed:
@@ -218,11 +218,11 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
 
 
 def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> bool:
-    """May ``target`` share the memory of ``source``, for a kernel with the accesses ``touched``?
+    """May output ``target`` share the memory of input ``source`` in a kernel with the accesses ``touched``?
 
-    Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads
-    with the same index, in the same iteration of the loops that the index depends on, and not after the store. Several
-    stores must write different elements, as proven by the arms of conditions on loop variables.
+    True if each element of ``source`` is only read by loads for the store to the same element of ``target``: with the
+    same index, in the same iteration of the loops that the index depends on, and not after the store. Several stores
+    must provably write different elements, in different arms of conditions on loop variables.
     """
     writes: list[Access] = []
     waiting: list[Access] = []
@@ -243,7 +243,7 @@ def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> 
 
 
 def _read_for(read: Access, write: Access) -> bool:
-    """Is ``read`` a load of the element that ``write`` writes in the same iteration?"""
+    """Does ``read`` load the element that ``write`` writes in the same iteration, not after it?"""
     same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
     return read.buffer.name != write.buffer.name and read.index == write.index and same
 
@@ -264,7 +264,7 @@ def _apart(one: Access, other: Access) -> bool:
 
 
 def _never_both(one: Access, other: Access) -> bool:
-    """Are they in two arms of one condition, in loops whose iterations access different elements?"""
+    """Are two stores in different arms of one condition, in loops whose iterations access different elements?"""
     around = [x for x, y in zip(one.loops, other.loops) if x is y]
     alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
     return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
@@ -282,7 +282,7 @@ def _narrowed(e: Dim, arms: Arms) -> Dim:
 
 
 def _writes_once(write: Access) -> bool:
-    """Does ``write`` access a new element in every iteration of its loops?"""
+    """Does ``write`` access a different element in every iteration of its loops?"""
     counted = {s.name for e in write.index or () for s in symbols(e)}
     for loop in reversed(write.loops):
         if isinstance(loop, While):
@@ -295,7 +295,10 @@ def _writes_once(write: Access) -> bool:
 
 
 class AccessWalker(ABC, Generic[Scope]):
-    """Visits each element, range of elements and buffer that statements access, with facts about variables."""
+    """Base of analyses: visits each element, range and buffer that statements access.
+
+    A *scope* is the analysis's data about the variables at a statement.
+    """
 
     def block(self, body: Sequence[Stmt], scope: Scope) -> None:
         """Visit the accesses of a block's statements."""
@@ -338,20 +341,20 @@ class AccessWalker(ABC, Generic[Scope]):
 
     @abstractmethod
     def loop(self, stmt: For, scope: Scope) -> None:
-        """Visit the accesses of all iterations of a loop."""
+        """Visit the body of a loop once, for all iterations."""
 
     @abstractmethod
     def named(self, name: str, e: Dim, scope: Scope) -> Scope:
-        """Return the facts after a statement that binds an index."""
+        """Return the scope after a statement that binds ``name`` to the index expression ``e``."""
 
     @abstractmethod
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
-        """Visit one element."""
+        """Visit an access of the element ``index`` of ``buffer``."""
 
     @abstractmethod
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
-        """Visit the elements from offset ``base`` on, over all levels of (extent, step)."""
+        """Visit the elements at ``base + i*step + j*step2 + ...``, one index per level (extent, step)."""
 
     @abstractmethod
     def whole(self, buffer: Buffer) -> None:
-        """Visit all elements of a buffer."""
+        """Visit an access that may touch any element of ``buffer``."""

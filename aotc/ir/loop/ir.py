@@ -67,7 +67,7 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One element of a buffer; one index per dim, in elements, in bounds."""
+    """The element of a buffer at ``index``: one index per dim, in elements, in bounds."""
 
     buffer: Buffer
     index: tuple[Dim, ...]
@@ -82,7 +82,7 @@ class Load:
 class Apply:
     """A scalar op of ``ir.opset.elementwise.SCALARS`` on scalars, e.g. ``add``, ``exp``, ``lt``.
 
-    ``dtype`` is that of the result. ``convert`` and ``bitcast`` take it as target.
+    ``dtype`` is the dtype of the result, which ``convert`` and ``bitcast`` convert to.
     """
 
     fn: str
@@ -99,9 +99,9 @@ Scalar: TypeAlias = Const | Index | Var | Load | Apply
 class For:
     """``for var in range(begin, end, step)``; ``kind`` determines how it runs.
 
-    Iterations of kind ``lanes`` are independent except for reducing stores, and their number is static: a GPU thread
-    runs each statement for all of them before the next one, with vector loads and stores of contiguous elements.
-    Iterations of kind ``blocks`` are distributed round-robin to all blocks of a cooperative launch.
+    Iterations of kind ``lanes`` are independent except for reducing stores, and their number is static. A GPU thread
+    runs each statement of the body for all lanes before the next statement, with vector loads and stores of contiguous
+    elements. Iterations of kind ``blocks`` are distributed round-robin to all blocks of a cooperative launch.
     """
 
     var: str
@@ -114,7 +114,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """Bind a scalar. Index expressions may then refer to an integer by name."""
+    """Bind ``value`` to a variable; index expressions may refer to an integer variable by name."""
 
     var: Var
     value: Scalar
@@ -198,7 +198,8 @@ WARP = 32
 class Shuffle:
     """``to[t] = source[t ^ mask]`` for each thread ``t`` of a CUDA block; ``mask`` stays within a warp of 32.
 
-    Both are private buffers with an element for each thread of the block, allocated outside of the loops over threads.
+    ``to`` and ``source`` are private buffers with one element for each thread of the block, allocated outside of the
+    loops over threads.
     """
 
     to: Buffer
@@ -210,7 +211,7 @@ class Shuffle:
 class WarpMatch:
     """``to[t]`` is the mask of threads in ``t``'s warp with the same lowest ``bits`` bits of ``source`` as ``t``.
 
-    Thread 0 is the lowest bit. Both are private buffers of u32, as those of :class:`Shuffle`.
+    Thread 0 is the lowest bit. ``to`` and ``source`` are private u32 buffers as in :class:`Shuffle`.
     """
 
     to: Buffer
@@ -277,9 +278,10 @@ class ExternalCall:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """Select memory: in the rest of the block ``buffer`` starts at the first place if ``cond`` holds, else the second.
+    """Define ``buffer``, for the rest of the block, as memory that starts at one of two elements of other buffers.
 
-    Both places have its dtype, and from there on at least as many contiguous elements.
+    ``buffer`` starts at the first of ``places`` if ``cond`` is true, else at the second. Both have the dtype of
+    ``buffer``, and enough contiguous elements from there on.
     """
 
     buffer: Buffer
@@ -304,7 +306,7 @@ def calls_device_function(kernel: Kernel) -> bool:
 
 
 def is_letter(buffer: Buffer) -> bool:
-    """Is a call's argument in ``buffer`` a character?"""
+    """Is a library call's argument in ``buffer`` a character?"""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
@@ -350,8 +352,8 @@ class Kernel:
     tiling : Tiling, optional
         The body is a matmul as :mod:`aotc.ir.loop.forms.matmul` reads it, and a template computes it.
     plan : str
-        The text of the plan that it was lowered by, for readers. It says how the kernel came about, not what it does:
-        kernels that differ in it alone are equal.
+        The text of the lowering plan that the kernel was built from, for readers. Kernels that differ only in ``plan``
+            are equal.
     """
 
     name: str
@@ -368,20 +370,20 @@ class Kernel:
 
 
 def needs_block(kernel: Kernel) -> bool:
-    """Does a block of threads run an item of ``kernel`` together?"""
+    """Do the threads of a GPU block run an item of ``kernel`` together?"""
     statements = list(walk(kernel.body))
     shared = any(isinstance(s, Barrier | Shuffle | WarpMatch) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 
 def thread_count(kernel: Kernel) -> int:
-    """Return the threads of a block that the loops over threads of ``kernel`` need; 0 without such loops."""
+    """Return the number of threads per block that the loops over threads in ``kernel`` need; 0 without such loops."""
     loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     return max((s.end for s in loops if isinstance(s.end, int)), default=0)
 
 
 def needs_grid(kernel: Kernel) -> bool:
-    """Do all blocks of a launch run ``kernel`` together?"""
+    """Do all blocks of a launch of ``kernel`` synchronize with each other?"""
     return any(isinstance(s, For) and s.kind == "blocks" for s in walk(kernel.body))
 
 
@@ -398,7 +400,7 @@ def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-    """Yield every statement, outer before inner."""
+    """Yield every statement of ``body`` and its nested blocks, outer before inner."""
     stack = list(reversed(body))
     while stack:
         stmt = stack.pop()

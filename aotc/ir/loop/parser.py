@@ -1,4 +1,4 @@
-"""Read the text of a kernel: the mirror image of ``printer``, by Python's own parser."""
+"""Parse the text of a kernel that ``printer`` wrote, with Python's own parser."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class _Parser:
         _fail(node, "expected a type such as f32[3, 8]")
 
     def ranged(self, implied: Sym, call: ast.Call) -> Dim:
-        """Return the symbol ``implied`` with the ``lo`` and ``extent`` of ``call``."""
+        """Return the symbol ``implied`` by a definition, with the bounds that ``call`` states (``lo``, ``extent``)."""
         said = {k.arg: self.dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
         low = said.get("lo", implied.lo)
         if not isinstance(low, int):
@@ -314,7 +314,7 @@ class _Parser:
 
 @memoized
 def _operated(fn: str, a: Dim, b: Dim) -> Dim:
-    """Return the result of an operation; memoized, as a kernel's indices share most of their parts."""
+    """Return ``a fn b`` as a dim; memoized, as a kernel's indices share most subexpressions."""
     match fn:
         case "+":
             return a + b
@@ -328,7 +328,7 @@ def _operated(fn: str, a: Dim, b: Dim) -> Dim:
 
 
 def _record(node: ast.expr, kind: type[T]) -> T:
-    """Return the record of class ``kind`` that ``node`` creates."""
+    """Return the record of class ``kind`` that the syntax tree ``node`` creates."""
     try:
         record = read_record(node, RECORDS)
     except (TypeError, ValueError) as error:
@@ -344,7 +344,7 @@ def _quoted(node: ast.expr) -> ast.expr:
 
 @lru_cache(maxsize=1024)
 def _expression(text: str) -> ast.expr:
-    """Return the expression in quotes; memoized, as a kernel repeats most types."""
+    """Return the syntax tree of a quoted expression; memoized, as a kernel repeats most types."""
     return ast.parse(text.replace("[]", "[()]"), mode="eval").body
 
 

@@ -68,13 +68,13 @@ def print_kernel(kernel: Kernel) -> str:
 
 @dataclass(slots=True)
 class _NameScope:
-    """A name in scope: the symbol implied by its definition, and the symbol that was used."""
+    """A name in scope: the symbol that its definition implies, and the symbol that occurs in expressions."""
 
     implied: Sym
     used: Sym | None = None
 
     def range_text(self) -> str:
-        """Return the keywords for differences between the used and the implied symbol."""
+        """Return keywords for the bounds in which the used symbol differs from the implied one: ``lo=1``."""
         if self.used is None or self.used == self.implied:
             return ""
         parts = []

@@ -112,7 +112,10 @@ class _Memory:
 
 
 class _Rewrite(ast.NodeTransformer):
-    """Separate functions from variables of the same name; convert scalars in indices to Python integers."""
+    """Rewrites the syntax tree of a kernel for execution.
+
+    Functions get other names than variables, and scalars in indices become Python integers.
+    """
 
     def __init__(self, lets: set[str]) -> None:
         self.lets, self.literals = lets, dict[str, Any]()
@@ -153,7 +156,7 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def _type(self, text: ast.expr) -> list[ast.expr]:
-        """Return dtype and sizes of a type in quotes."""
+        """Return the dtype and the sizes of a quoted type as syntax trees."""
         kind: Any = ast.parse(str(ast.literal_eval(text)).replace("[]", "[()]"), mode="eval").body
         dims = kind.slice if isinstance(kind.slice, ast.Tuple) else ast.Tuple([kind.slice], ast.Load())
         return [ast.Constant(kind.value.id), _Integers(self.lets).visit(dims)]
@@ -193,7 +196,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 class _Integers(ast.NodeTransformer):
-    """Convert NumPy scalars to Python integers, so that index arithmetic does not overflow."""
+    """Rewrites index expressions: NumPy scalars become Python integers, which do not overflow."""
 
     def __init__(self, lets: set[str]) -> None:
         self.lets = lets
@@ -236,7 +239,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
 
 
 def _scalar(row: ScalarOp) -> Callable:
-    """Return a function of the op table for scalars; the method is chosen once for each set of operand types."""
+    """Return the op of the table as a function of scalars; it picks an implementation once per set of operand types."""
     known: dict[Any, Callable] = {}
 
     def exact(*arguments: Any) -> Any:
@@ -292,7 +295,7 @@ def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
 
 
 def _call(function: str | Transform, *places: tuple[_Memory, Any]) -> None:
-    """Call a library function with the memory from each place on."""
+    """Call a library function; each argument is the memory from an element of a buffer on."""
     arrays = [_from(str(function), *place) for place in places]
     if isinstance(function, Transform):
         run_transform(function, arrays)
@@ -301,7 +304,7 @@ def _call(function: str | Transform, *places: tuple[_Memory, Any]) -> None:
 
 
 def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
-    """Return the memory from a place on."""
+    """Return the flat memory from the element ``index`` on; ``user`` names the caller in errors."""
     array = memory.array
     at = index if isinstance(index, tuple) else (index,)
     flat = array.reshape(-1)
@@ -311,7 +314,7 @@ def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
 
 
 def _either(cond: Any, one: tuple[_Memory, Any], other: tuple[_Memory, Any], dims: tuple[int, ...]) -> _Memory:
-    """Return the memory from the selected place on."""
+    """Return an array of sizes ``dims`` in the memory from the selected element on."""
     memory = _from("either", *(one if cond else other))
     return _Memory(memory[: math.prod(dims)].reshape(dims))
 
@@ -329,7 +332,7 @@ def _match(to: _Memory, source: _Memory, bits: int) -> None:
 def _tile(
     out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: TileForm = F32, **at: Any
 ) -> None:
-    """Run a register tile as nested loops, in the precision of the output."""
+    """Run a ``Tile`` statement as nested loops, in the precision of the output."""
     flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
@@ -352,7 +355,7 @@ def _tile(
 
 
 def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) -> tuple[np.ndarray, list]:
-    """Return a quantized panel as f32, the terms of a step contiguous for each column, and its levels."""
+    """Return a quantized panel as an f32 array, and the levels of a tile that reads it."""
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group
     rows = unpack(bytes_[: runs * chunk].reshape(1, runs, chunk), cols, form.bits)

@@ -1,4 +1,4 @@
-"""Memory that a kernel allocates: sizes, and offsets in a worker's scratch memory."""
+"""Memory that a kernel allocates: sizes of buffers, and their offsets in thread-local scratch memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def bytes_of(buffer: Buffer) -> int:
 
 
 def shared_array_bytes(size: int) -> int:
-    """Return the bytes that an array of ``size`` bytes takes in a GPU block's shared memory: whole vectors.
+    """Return the bytes that an array of ``size`` bytes occupies in a GPU block's shared memory.
 
-    All arrays are padded to the alignment of the next one, so that their total is what the linker reports.
+    Sizes are rounded up to the alignment of the next array, so that their total is the one that the linker reports.
     """
     return -(-size // GPU_ALIGNMENT) * GPU_ALIGNMENT
 
 
 def bytes_of_all(buffers: Iterable[Buffer]) -> int:
-    """Return the total bytes of shared memory of some buffers."""
+    """Return the total bytes of shared memory that ``buffers`` occupy."""
     return sum(shared_array_bytes(bytes_of(buffer)) for buffer in buffers)
 
 
 def shared_bytes(block: Sequence[Stmt]) -> int:
-    """Return the bytes of shared memory of all arrays that statements allocate there."""
+    """Return the bytes of shared memory that the statements of ``block`` allocate."""
     made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
     return bytes_of_all(dict.fromkeys(made))
 

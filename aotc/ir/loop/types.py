@@ -1,4 +1,4 @@
-"""Common parts of printer, parser and runner of the loop IR: its words, and what its text implies."""
+"""Shared by printer, parser and interpreter of the loop IR: keywords, operators, and what the text leaves implicit."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class _KernelCheck:
                 self.report(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
 
     def overruns(self, i: Dim, extent: Dim) -> bool:
-        """Is ``i`` a sum of independent static loops whose extremes are outside of ``[0, extent)``?"""
+        """Does index ``i``, a sum of independent static loop variables, leave ``[0, extent)`` for certain?"""
         if not isinstance(i, Expr) or isinstance(extent, Expr):
             return False
         names = [atom.name for monomial, _ in i.terms for atom in monomial if not hasattr(atom, "fn")]
@@ -256,7 +256,7 @@ class _KernelCheck:
             self.report(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
     def call(self, where: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
-        """Check a call. Addresses of empty buffers are allowed, so they are not checked against the bounds."""
+        """Check a library call; its addresses may be out of bounds, as those of empty buffers are."""
         for buffer, index in args:
             self.use(buffer, where)
             if len(index) != len(buffer.shape):
@@ -347,7 +347,7 @@ class _KernelCheck:
 
 
 def _is_false(test: Scalar) -> bool:
-    """Does a comparison of index expressions provably never hold?"""
+    """Is ``test`` a comparison of index expressions that is provably false?"""
     match test:
         case Apply(fn, (left, right)) if fn in COMPARISONS:
             a, b = _as_dim(left), _as_dim(right)

@@ -1,7 +1,8 @@
 """Attention as one op: the softmax of queries times keys, times values.
 
-Its index space is ``(*batch, row, term, depth, column)``. Heads are batch axes, and so are groups of heads that share
-keys: an operand that does not vary along an axis has -1 in place of a dim.
+The op's index space is ``(*batch, row, term, depth, column)``: a row is a query, a term is a key, depth are the
+elements of a key, columns the elements of a value. Heads are batch axes, and so are groups of heads that share keys.
+For each operand an attribute (``q_dims``...) has the operand's dim for each axis, -1 if it does not vary along it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPERANDS = ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "k_scale_di
 
 
 def operand_dims(attrs: Attrs) -> list[tuple[int, ...]]:
-    """Return, for each operand, its dim of each axis: ``batch..., row or term, depth, column or term``."""
+    """Return, for each operand, its dim for each of its axes: batch axes, and the two of its matrix."""
     return [tuple(attrs[key]) for key in _OPERANDS if attrs.get(key)]
 
 
@@ -102,7 +103,8 @@ def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs
 
 
 def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
-    """Return the results of each part, with the maximum and sum of its rows; 0 for rows of -inf only."""
+    """Return the results of each of ``parts`` ranges of keys (split-KV), with the maximum and sum of each row.
+    """
     size = -(-scores.shape[-1] // parts)
     found: list[list[np.ndarray]] = [[], [], []]
     for first in range(0, size * parts, size):
@@ -118,7 +120,7 @@ def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[
 
 
 def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
-    """Return the means of each part of the keys, and the logarithm of the sum of its weights."""
+    """Return the weighted means of each range of ``part`` keys, and the logarithms of the sums of weights."""
     size, out = attrs["part"], attrs["out_dims"]
     means, weights = [], []
     for first in range(0, scores.shape[-1], size):
@@ -132,7 +134,7 @@ def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
 
 
 def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:
-    """Return ``x`` with its dims in the order of the axes; size 1 where it does not vary."""
+    """Return ``x`` with its dims in the order of the axes, and size 1 for axes along which it does not vary."""
     there = x.transpose([d for d in dims if d != ABSENT])
     return there.reshape([x.shape[d] if d != ABSENT else 1 for d in dims])
 

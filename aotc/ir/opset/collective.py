@@ -1,7 +1,7 @@
 """Collectives: exchange of tensors between processes. The reference defines the meaning for a single process.
 
-``groups`` has the ids of processes that exchange with each other; ``channel`` and ``global_ids`` define these ids, as
-in StableHLO. The type rules hold for any number of processes.
+``groups`` lists the ids of the processes that exchange data with each other; ``channel`` and ``global_ids`` define how
+processes are numbered, as in StableHLO. The type rules are valid for any number of processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUPED = ("groups", "channel", "global_ids")
 
 
 def group_size(groups: tuple[tuple[int, ...], ...]) -> int:
-    """Return the number of processes that exchange with each other; without groups, all form one."""
+    """Return the number of processes in a group; 1 without groups."""
     return max((sum(i >= 0 for i in g) for g in groups), default=1)
 
 
@@ -91,8 +91,8 @@ def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
 def other_processes(attrs: Attrs) -> str:
     """Return the reason why a single process cannot run a collective with these attributes, or "".
 
-    The single process has id 0. A group of it alone leaves its operand unchanged, whatever other groups exist. A pair
-    of ``collective_permute`` with another id sends to, or receives from, another process.
+    The single process has id 0. A collective in a group of process 0 alone returns its operand, whatever other groups
+    exist. A pair of ``collective_permute`` with another id needs another process.
     """
     if last := max((i for pair in attrs.get("pairs", ()) for i in pair), default=0):
         return f"exchanges between {last + 1} processes"
@@ -111,7 +111,7 @@ def _alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 
 def _permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Return the operand, or zeros if no pair has the process as target (StableHLO's result for it)."""
+    """Return the operand, or zeros if process 0 is the target of no pair, as StableHLO defines."""
     return [a if attrs["pairs"] else np.zeros_like(a) for a in _alone(arrays, attrs, regions, types)]
 
 

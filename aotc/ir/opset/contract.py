@@ -83,7 +83,7 @@ def _whole(attrs: Attrs) -> Attrs:
 
 
 def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
-    """Yield the kernel of each part of the contraction: zeros in all other parts."""
+    """Yield, for each part of a split contraction, the kernel with zeros in place of all other parts."""
     flat = kernel.reshape(-1, kernel.shape[-1])
     each = len(flat) // attrs["parts"]
     for begin in range(0, len(flat), each):
@@ -93,7 +93,7 @@ def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
 
 
 def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
-    """Return the right operand ``([B,] K, n)`` of panels."""
+    """Return the right operand ``([B,] K, n)`` that ``panels`` contain."""
     *batch, count, steps, wide = panels.shape
     axes = len(batch)
     split = panels.reshape(*batch, count, steps, wide // group, group)

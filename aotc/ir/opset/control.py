@@ -1,4 +1,4 @@
-"""Control flow: while, case, call, assert, custom calls; placement on devices."""
+"""Ops for control flow and effects (while, case, call, assert, custom calls), and for placement on devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _list(types: Types) -> str:
 
 
 def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    """Run a loop. In a combiner the state may be arrays: each element loops until its own condition fails."""
+    """Run a loop; in a combiner, whose scalars are arrays here, each element iterates until its own condition fails."""
     condition, body = regions
     carried = list(arrays)
     while (going := np.asarray(condition(*carried)[0])).any():

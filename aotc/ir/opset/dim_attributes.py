@@ -1,8 +1,8 @@
-"""Typed access to attributes whose values are dims: with symbolic sizes they are expressions.
+"""Typed access to attributes whose values are dims: numbers, or expressions if sizes are symbolic.
 
-``Op.attrs`` has plain data of any type, so a type checker accepts ``op.attrs["low"][0] > 0``, which fails for an
-expression. These attributes are read only here: as dims, which have no order (``aotc.ir.dims.compare`` compares them),
-or as numbers where they must be numbers.
+``Op.attrs`` has values of any type, so a type checker accepts ``op.attrs["low"][0] > 0``, which fails at run time for
+an expression. All code therefore reads these attributes by the functions below: as dims, which have no order (see
+``aotc.ir.dims.compare``), or as numbers where they must be numbers.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def dims_of(attrs: Attributes, name: str) -> tuple[Dim, ...]:
 
 
 def pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[Dim, Dim], ...]:
-    """Return the widths before and after each axis."""
+    """Return the padding before and after each axis."""
     pairs: tuple[tuple[Dim, Dim], ...] = tuple(attrs[name])
     return pairs
 
 
 def padding_of(attrs: Attributes, axes: int) -> tuple[tuple[Dim, Dim], ...]:
-    """Return the widths before and after each of ``axes``; 0 for an op without the attribute."""
+    """Return the padding before and after each of ``axes`` axes; 0 for an op without the attribute."""
     return pairs_of(attrs) if "padding" in attrs else ((0, 0),) * axes
 
 
@@ -61,18 +61,18 @@ def numbers_of(attrs: Attributes, name: str) -> tuple[int, ...]:
     Raises
     ------
     TypeError
-        If one is an expression: the caller must exclude that.
+        If a value is an expression, which the caller must exclude.
     """
     return tuple(static(d) for d in attrs[name])
 
 
 def number_pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[int, int], ...]:
-    """Return the widths before and after each axis as numbers; see :func:`numbers_of`."""
+    """Return the padding before and after each axis as numbers; see :func:`numbers_of`."""
     return tuple((static(low), static(high)) for low, high in attrs[name])
 
 
 def has_expression(data: Any) -> bool:
-    """Return True if plain attribute data has an expression."""
+    """Return True if the attribute value ``data`` contains an expression."""
     match data:
         case Expr():
             return True

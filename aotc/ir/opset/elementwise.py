@@ -87,7 +87,7 @@ def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
 
 
 def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
-    """Return the result of an op on bit patterns of ``bits`` bits, stored at the top of 8."""
+    """Return the result of an op on integers of ``bits`` bits, which ``wide`` has in the high bits of 8."""
     kind = np.int8 if scalar.name == "shr_arith" else np.uint8
     high = np.left_shift(wide[0].view(np.uint8), 8 - bits).view(kind)
     result = scalar.reference(high, *[w.view(kind) for w in wide[1:]])
@@ -101,7 +101,7 @@ def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
 
 
 def _widen(array: np.ndarray) -> np.ndarray:
-    """Return small floats as f32, integers of under 8 bits as int8; exact."""
+    """Return floats of up to 16 bits as f32, and integers of fewer than 8 bits as int8: both are exact."""
     array = np.asarray(array)
     if array.dtype.isbuiltin == 1 and array.dtype != np.float16:  # ml_dtypes' f8E5M2 has NumPy's kind "f"
         return array
@@ -186,5 +186,5 @@ ELEMENTWISE = merge(
 
 
 def scalar_work(fn: str) -> int:
-    """Return the work of a function of the loop IR: a row of ``SCALARS``, ``bitcast`` or ``reduce_precision``."""
+    """Return the scalar operations that function ``fn`` of the loop IR counts as."""
     return SCALARS[fn].work if fn in SCALARS else ELEMENTWISE[fn].work

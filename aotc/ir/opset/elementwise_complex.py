@@ -1,7 +1,7 @@
 """Complex functions on arrays that NumPy lacks, or that differ from NumPy at infinities, NaN and poles.
 
-They follow C99's annex G: division as in its example (G.5.1), the others by composition. Computed in long double, whose
-range includes the products of parts.
+All follow C99's annex G: division as in its example (G.5.1), the others as compositions. They compute in long double,
+in whose range products of parts do not overflow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def power(a: Array, b: Array) -> Array:
 
 
 def _product(x: Array, log: Array, is_exact: Array) -> Array:
-    """Return ``x * log``; 0 where x is 0, or where the logarithm is 0 and ``is_exact``."""
+    """Return ``x * log``, but 0 where ``x`` is 0, and where ``log`` is 0 and exact."""
     return np.where((x == 0) | is_exact, 0, x * log)
 
 

@@ -44,7 +44,7 @@ def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callabl
 
 
 def _checked(name: str, kind: type, exact: Callable) -> Callable:
-    """Return a function with a fast path for most operands, which leaves the others to ``exact``."""
+    """Return an implementation of op ``name`` with a fast path for most operands; it calls ``exact`` for the others."""
     whole, signed = kind in _INTEGERS, issubclass(kind, np.signedinteger)
     bits = np.dtype(kind).itemsize * 8
     match name:
@@ -79,7 +79,7 @@ def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
 
 
 def quick_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Return an f32 rounded to fewer mantissa bits, or None if that is not enough."""
+    """Return the f32 ``x`` rounded to fewer mantissa bits, or None for a case that needs more than that."""
     if type(x) is not np.float32 or exponent_bits < _F32_EXPONENT or mantissa_bits >= _F32_MANTISSA or x != x:
         return None
     bits, drop = int(x.view(np.uint32)), _F32_MANTISSA - mantissa_bits

@@ -1,6 +1,6 @@
 """The scalar functions: a table of their NumPy meanings and facts about them.
 
-A reference takes arrays of any shape, in their natural precision (small floats as f32); the caller rounds its result to
+A reference takes arrays of any shape, in their computation type (small floats as f32); the caller rounds the result to
 the op's dtype.
 """
 
@@ -37,11 +37,11 @@ class ScalarOp:
     symbol : str
         Its Python operator in the text of the loop IR: binary, or a prefix.
     total : bool
-        It compares floats in the total order of IEEE 754, which has no operator.
+        The function compares floats in the total order of IEEE 754, for which Python has no operator.
     on_bool : str
         The equivalent function on i1, if it has another name.
     commutes : bool
-        A constant operand is written second.
+        The operands can be exchanged: passes write a constant as the second one.
     neutral : str
         The neutral operand: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest`` of the type. A reduction
         may start from it, so a function with a neutral operand is associative.
@@ -51,19 +51,19 @@ class ScalarOp:
     atomic : bool
         GPUs have an atomic instruction of it for integers in memory.
     widens : bool
-        On a small float it means the same as on f32. False if the meaning depends on the bits of the format.
+        On a small float the function means the same as on f32. False if its meaning depends on the bits of the format.
     smooth : bool
-        It is continuous, with no poles: slightly different operands never give a completely different result, or NaN.
+        Continuous and without poles: slightly different operands never give a completely different result, or NaN.
     hides_nan : bool
         The result may be a float although an operand is NaN.
     signs_no_zero : bool
         A real result is never -0.0, for any operand.
     approximates : str
-        The function that it approximates to at least 10 bits of f32, which is enough for bf16.
+        The name of the function that this one approximates to at least 10 bits of f32, which is enough for bf16.
     of_loops : bool
-        Only the loop IR has it.
+        Only the loop IR has this function.
     counts_bits : bool
-        It examines bits from the highest down; the result depends on the width of the type.
+        The function examines bits from the highest down, so that the result depends on the width of the type.
     work : int
         Scalar operations per element, roughly.
     vector_work : int
@@ -108,7 +108,7 @@ def _is_int(x: Array) -> bool:
 
 
 def _by_kind(real: Callable[..., Array], of_complex: Callable[..., Array]) -> Callable[..., Array]:
-    """Return a function that is ``real``, or ``of_complex`` on complex numbers."""
+    """Return a function that calls ``of_complex`` for complex arrays, else ``real``."""
     return lambda *args: of_complex(*args) if args[0].dtype.kind == "c" else real(*args)
 
 
@@ -271,7 +271,7 @@ def _wrap_small(x: Array, signed: bool, bits: int) -> Array:
 
 
 def exponent_bits_rounded(dtype: str) -> int:
-    """Return the exponent bits of the float in which ``reduce_precision`` rounds ``dtype``: f16 for small floats."""
+    """Return the exponent bits of the float type in which ``reduce_precision`` rounds numbers of ``dtype``."""
     return {"f64": 11, "f32": 8, "bf16": 8, "f8E8M0FNU": 8}.get(dtype, 5)
 
 

@@ -32,7 +32,7 @@ def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 
 
 def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``lhs @ rhs`` as ``dtype``, accumulated in a type that represents the products."""
+    """Return ``lhs @ rhs`` as ``dtype``, accumulated in a type that represents each product exactly."""
     kind = {lhs.dtype.kind, rhs.dtype.kind}
     small = max(lhs.dtype.itemsize, rhs.dtype.itemsize) < 4
     if kind <= {"i", "u", "b"}:
@@ -47,7 +47,7 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def cast_integers(x: np.ndarray) -> np.ndarray:
-    """Return the whole numbers of a float array as int64; other arrays unchanged."""
+    """Return a float array, whose numbers are whole, as int64; other arrays unchanged."""
     return x.astype(np.int64) if x.dtype.kind == "f" else x
 
 

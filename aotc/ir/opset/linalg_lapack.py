@@ -1,11 +1,11 @@
 """The table of LAPACK routines: operands, results, workspace, and the arguments of the Fortran call.
 
-A matrix of the op ``lapack`` is stored by columns: an ``m`` by ``n`` matrix is an array ``[..., n, m]``. Each row of
-:data:`ROUTINES` derives the results from the operands, lists the operands that results overwrite, and has the arguments
-of one call as records. Type rule, reference and lowering read the same list; its sizes are dims, numbers or not.
+The op ``lapack`` stores matrices by columns: an ``m`` by ``n`` matrix is an array ``[..., n, m]``. Each row of
+:data:`ROUTINES` describes a routine: the types of its results, the operands that results overwrite, and the arguments
+of one call as records. Type rule, reference and lowering read the same rows; sizes in them are dims.
 
-Workspaces are at least what the routine's blocked algorithm needs; a workspace query would need a size that is only
-known during the call.
+Workspaces are large enough for the routine's blocked algorithm. LAPACK's workspace query is not used, as the size of
+the allocation must be known before the call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Argument of a LAPACK call: a pointer to a result, from element ``first`` on, that begins as an operand's copy."""
+    """Argument of a LAPACK call: a pointer to element ``first`` of a result that initially is a copy of an operand."""
 
     result: int
     first: int = 0
@@ -71,14 +71,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy of an operand that the routine destroys."""
+    """Argument of a LAPACK call: a pointer to a copy of an operand, which the routine destroys."""
 
     operand: int
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Workspace of ``size`` elements of ``dtype``."""
+    """Argument of a LAPACK call: a pointer to a workspace of ``size`` elements of ``dtype``."""
 
     dtype: str
     size: Dim
@@ -88,7 +88,7 @@ Argument: TypeAlias = Letter | Number | Update | Result | Read | Copied | Work
 
 
 class Problem:
-    """Operand types of one call, and its options.
+    """The operand types and the options of one ``lapack`` op, from which the table derives results and arguments.
 
     Attributes
     ----------
@@ -120,30 +120,30 @@ class Problem:
 
     @property
     def small(self) -> Dim:
-        """The smaller of rows and columns."""
+        """Return the smaller of rows and columns."""
         return minimum(self.rows, self.cols)
 
     def make(self, *shape: Dim, dtype: str = "") -> TensorType:
-        """Return the type of a batch of arrays."""
+        """Return the type of a result: a batch of arrays of ``shape``."""
         return TensorType(dtype or self.dtype, (*self.batch, *shape))
 
     def status(self) -> TensorType:
-        """Return the type of the statuses of a batch."""
+        """Return the type of the result ``info``: one status per matrix of the batch."""
         return self.make(dtype="i32")
 
     def work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return a workspace of the element type, and its length."""
+        """Return the arguments for a workspace of the element type and for its length."""
         size = maximum(size, 1)
         return Work(self.dtype, size), Number(size)
 
     def real_work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return the workspace of reals of complex routines."""
+        """Return the argument for the workspace of real numbers that only complex routines have."""
         return (Work(self.real, maximum(size, 1)),) if self.complex else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """One row of the table.
+    """One row of the table: a LAPACK routine.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def _syevd(p: Problem) -> tuple[Argument, ...]:
 
 
 def _eigenvalues(p: Problem) -> Types:
-    """Return the types of the eigenvalues: two arrays of parts for real matrices."""
+    """Return the types of the eigenvalues: for real matrices two arrays, real and imaginary parts."""
     return (p.make(p.rows),) if p.complex else (p.make(p.rows), p.make(p.rows))
 
 
@@ -298,7 +298,7 @@ def _sytrd(p: Problem) -> tuple[Argument, ...]:
 
 
 def _gtsv(p: Problem) -> tuple[Argument, ...]:
-    """Return the arguments. Element 0 of the lower diagonal is not part of the matrix."""
+    """Return the arguments of gtsv; element 0 of the lower diagonal is outside the matrix, so it starts at 1."""
     b = p.types[3].shape
     return Number(b[-1]), Number(b[-2]), Update(0, first=1), Update(1), Update(2), Update(3), _leading(b[-1]), Result(4)
 
@@ -370,7 +370,7 @@ def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) 
 
 
 def _check_shapes(name: str, p: Problem) -> None:
-    """Reject operands that a routine would read out of bounds, and unknown options."""
+    """Reject operands that are too small for the routine's accesses, and unknown options."""
     mode = p.options.get("mode", "N")
     need(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
     last = [t.shape[-1] for t in p.types]
@@ -389,7 +389,7 @@ def _check_shapes(name: str, p: Problem) -> None:
 
 
 def may_hold(count: Dim, room: Dim) -> bool:
-    """Can ``count`` be at most ``room``?"""
+    """Is ``count <= room`` possible for some values of the symbols?"""
     low, _ = bounds(count - room)
     return low is None or low <= 0
 

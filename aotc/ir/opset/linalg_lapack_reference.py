@@ -1,4 +1,4 @@
-"""The reference of the op ``lapack``: calls of SciPy's LAPACK by the table, one matrix after the other."""
+"""The reference of the op ``lapack``: it calls SciPy's LAPACK by the table, one matrix after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _routine(name: str) -> Any:
 def call(name: str, arrays: list[np.ndarray]) -> None:
     """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 arrays are its integers.
 
-    SciPy's library has 32-bit integers: they are converted to and fro.
+    SciPy's library has 32-bit integers, so int64 arrays are converted before and after the call.
     """
     narrow = [a.astype(np.int32) if a.dtype == np.int64 else a for a in arrays]
     _routine(name)(*(ctypes.c_void_p(a.ctypes.data) for a in narrow))
@@ -54,7 +54,7 @@ def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 
 def _call_one(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
-    """Make the call for one matrix; ``results`` are views."""
+    """Call the routine for one matrix; ``results`` are views that it writes to."""
     row = ROUTINES[attrs["routine"]]
     types = tuple(TensorType(from_numpy(a.dtype), a.shape) for a in operands)
     problem = Problem(types, attrs["options"])

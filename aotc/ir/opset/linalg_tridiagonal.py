@@ -1,4 +1,4 @@
-"""tridiagonal_solve_perturbed: its type rule, and its reference."""
+"""The op ``tridiagonal_solve_perturbed``: its type rule and its reference."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _solve(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarra
 
 
 def _divided(row: np.ndarray, pivot: Any, error: float) -> np.ndarray:
-    """Divide by ``pivot``, moved away from 0 until nothing overflows."""
+    """Return ``row / pivot``, with a small pivot moved away from 0 until the quotient does not overflow."""
     tiny = np.finfo(row.dtype).tiny
     step = np.copysign(max(error, tiny), np.real(pivot))
     most = np.abs(row).max(initial=0)

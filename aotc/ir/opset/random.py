@@ -79,10 +79,10 @@ def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> tuple[np.ndarray, int]:
-    """Return the words (u64 or u32), and the increment of the counter.
+    """Return random words (u64 or u32) of ``shape``, and the increment of the state's counter.
 
-    A counter gives two 32-bit words. As in XLA, both are interleaved along one dim: the first even one, or else the
-    first of the largest ones.
+    Each counter value gives two 32-bit words. As in XLA, the two are interleaved along one dim: the first of even size,
+    or else the first of the largest dims.
     """
     if wide or not shape:
         count = math.prod(shape)

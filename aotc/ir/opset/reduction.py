@@ -65,7 +65,7 @@ def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types
 
 
 def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Combine neighbours along axis 0 until one is left, in order."""
+    """Combine ``parts`` along axis 0 as a tree of neighbours, in order, and return the last remaining elements."""
     while parts[0].shape[0] > 1:
         even = parts[0].shape[0] // 2 * 2
         left, right = [p[0:even:2] for p in parts], [p[1:even:2] for p in parts]
@@ -114,7 +114,7 @@ def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
 def _window_views(
     x: np.ndarray, shape: Sequence[int], window: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Yield for each position in the window the elements of all windows at it."""
+    """Yield, for each position inside the window, a view of ``x`` with the element of every window at that position."""
     for offset in all_pairs(*(range(w) for w in window)):
         starts = [o * d for o, d in zip(offset, dilations)]
         yield x[tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(starts, shape, strides))]

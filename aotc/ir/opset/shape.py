@@ -177,7 +177,7 @@ def _pad_widths(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
 def pad_array(
     x: np.ndarray, value: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> np.ndarray:
-    """Return ``x`` padded; widths may be negative, ``interior`` is padding between elements."""
+    """Return ``x`` padded with ``value``; negative widths remove elements, ``interior`` is padding between elements."""
     grown = [d + max(d - 1, 0) * i for d, i in zip(x.shape, interior)]
     full = np.full([max(lo, 0) + g + max(hi, 0) for lo, g, hi in zip(low, grown, high)], value, x.dtype)
     inside = tuple(slice(max(lo, 0), max(lo, 0) + g, i + 1) for lo, g, i in zip(low, grown, interior))

@@ -47,7 +47,7 @@ def _sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: 
 
 
 def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
-    """Return the stable order of each row: bottom-up merges, each by binary searches for ranks."""
+    """Return the stable sorted order of each row, by a bottom-up merge sort that finds ranks by binary search."""
     count, length = rows[0].shape
     order = np.broadcast_to(np.arange(length), (count, length)).copy()
     line = np.arange(count)[:, None]
@@ -126,7 +126,7 @@ def _need_rows(name: str, types: Types, attrs: Attrs) -> None:
 
 
 def _digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
-    """Return a byte of the unsigned integers that order like the keys of elements."""
+    """Return one byte (a digit of the radix sort) of unsigned integers that order like the keys of the elements."""
     (x,) = map(np.asarray, key(*arrays))
     kind = kind_of(from_numpy(x.dtype))
     if kind == "f":

@@ -1,4 +1,4 @@
-"""Rows of the op table: :class:`OpSpec`, the error of type rules, helpers for shapes."""
+"""Building blocks of the op table: :class:`OpSpec`, size constraints, the error of type rules, helpers for shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES_DIFFER = "sizes must be equal: {0} and {1}"
 
 
 class RuleError(ValueError):
-    """A type rule is violated; the text has what was found and expected."""
+    """An op violates its type rule; the text has the found and the expected types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Constraint:
     message : str
         The error if it does not hold; ``{0}`` and ``{1}`` stand for the sides.
     place : tuple of int or None
-        Operand and dim whose size is written as ``form`` from here on, which is provably equal.
+        Operand and dim whose size is replaced by the expression ``form`` once the constraint holds.
     form : Dim
     """
 
@@ -76,7 +76,7 @@ def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """``OpSpec.in_place`` of ops whose first result overwrites the first operand."""
+    """``OpSpec.in_place`` for ops whose first result overwrites the first operand."""
     return (0,)
 
 
@@ -111,46 +111,46 @@ class OpSpec:
         Each element of the result that it does not write is the element of the first operand at the same index, or at
         one derived from it.
     folds_state : bool
-        Its operands are the initial values of a loop.
+        The op is a loop, and its operands are the initial values of the loop's state.
     takes_cols : bool
-        With the attribute ``cols`` it is computed in tiles of that many columns, without it in plain loops.
+        The op is computed in tiles of ``cols`` columns if it has the attribute ``cols``, else in plain loops.
     permutes : bool
-        It moves each element of the operand to exactly one position.
+        The op moves each element of the operand to exactly one position.
     inline : bool
         One element of the result is an expression that can be evaluated wherever it is read.
     folds : bool
-        It is evaluated at compile time if its operands are constants.
+        The op is evaluated at compile time if its operands are constants.
     sums : bool
-        A sum of products: a matmul or a convolution.
+        The op is a sum of products: a matmul or a convolution.
     names_kernel : bool
         A kernel with this op is named after it.
     of_format : bool
-        Its meaning depends on the format of its operands' type, or is unknown: in 64 bits it is something else.
+        The op's meaning depends on the number format of its operands, or is unknown: it cannot be evaluated in 64 bits.
     work : int
         Scalar operations per element, roughly; 0 for ops that only move or create elements.
     tolerance : float or None
         Units in the last place by which two good results may differ; None if there is nothing to compare.
     normwise : bool
-        These units are relative to the largest element.
+        The tolerance is relative to the largest element of the result.
     terms : callable
-        ``terms(attrs, shapes of the operands)`` is the number of terms of an element's sum: the rounding error grows
-        with its square root.
+        ``terms(attrs, shapes of the operands)`` returns the number of terms in the sum that a result element is: the
+            rounding error grows with its square root.
     constraints : callable
         ``constraints(operand types, attrs, given result types)`` yields size constraints. They are applied before
         ``infer``, so that operands whose sizes must be equal have equal forms there.
     in_place : callable
         ``in_place(attrs)`` returns the operands that results 0, 1... overwrite.
     variadic : bool
-        It takes several arrays, with an initial value for each if it reduces them, and has a result for each. An unused
-        result can be removed together with its operands.
+        The op takes several arrays, with an initial value for each if it reduces them, and has a result for each. An
+            unused result can be removed together with its operands.
     partial : bool
-        Its own lowering allocates no array for an unused result.
+        The op's lowering allocates no array for an unused result.
     views : bool
-        Its lowering reads operands that were only moved at their original positions.
+        The op's lowering reads through movement ops: an operand that is only a moved array is read from that array.
     added_by : str
-        The pass that creates the op; no importer does.
+        The pass that creates the op, which no importer creates.
     removed_by : str
-        The pass that removes all of them, so that later passes need not support the op.
+        The pass that removes all ops of this name, so that later passes need not support it.
     """
 
     name: str
@@ -191,13 +191,13 @@ def need(condition: bool, message: str) -> None:
 
 
 def declared_type(given: Types, name: str) -> TensorType:
-    """Return the single given result type; a RuleError if it is missing."""
+    """Return the only type in ``given``, the result type that the caller states; a RuleError if it is missing."""
     need(len(given) == 1, f"{name}: the result type must be given")
     return given[0]
 
 
 def may_equal(a: Dim, b: Dim) -> bool:
-    """Can the two dims be equal?"""
+    """Can ``a`` and ``b`` be equal for some values of the symbols?"""
     return possible("eq", a, b)
 
 
@@ -209,7 +209,10 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 def tie(
     types: Types, one: tuple[int, int], other: tuple[int, int], message: str = SIZES_DIFFER
 ) -> Iterator[Constraint]:
-    """Yield the constraint that two sizes, given as operand and dim, are equal; a number is the form of both."""
+    """Yield the constraint that two sizes, each given as (operand, dim), are equal.
+
+    If one of them is a number, it replaces the other.
+    """
     (k, i), (m, j) = one, other
     if not (0 <= i < types[k].rank and 0 <= j < types[m].rank):
         return  # the type rule reports the error
@@ -223,7 +226,7 @@ def tie(
 
 
 def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
-    """Yield the constraints that operands (all, or those numbers) have equal shapes, except in dim ``but``."""
+    """Yield the constraints that operands (all, or those numbered) have equal shapes, except in dim ``but``."""
     numbers = operands or range(len(types))
     if len({types[k].shape for k in numbers}) < 2:
         return
@@ -271,10 +274,10 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``x`` rounded once to a float of fewer than 16 bits.
+    """Return ``x`` rounded once to a float type of fewer than 16 bits.
 
-    ml_dtypes does not convert between all of its types: this goes through f32. NaN becomes the format's NaN; -0 in
-    formats without one.
+    ml_dtypes does not convert between all of its types, so the conversion goes through f32. In formats without a NaN,
+    NaN becomes -0.
     """
     wanted, row = to_numpy(dtype), SMALL_FLOATS[dtype]
     x = _to_odd_f32(x)
@@ -285,7 +288,7 @@ def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _to_odd_f32(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` as f32, rounded so that a further rounding is correct; of complex numbers the real parts.
+    """Return ``x`` (of complex numbers the real part) as f32, rounded so that a second rounding is correct.
 
     ml_dtypes rounds f64 and integers to nearest first. Rounding to odd makes the second rounding correct (S. Boldo and
     G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).

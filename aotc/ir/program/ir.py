@@ -1,4 +1,4 @@
-"""A bufferized program: storage, and a tree of steps over it."""
+"""A bufferized program: storages (pieces of memory), and a tree of steps that access them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotc.vmfb.abi import ALIGNMENT
 
 @dataclass(eq=False)
 class Storage:
-    """Memory of one or more values.
+    """A piece of memory that has one or more values of the program.
 
     ``kind`` is ``argument``, ``result``, ``arena``, ``constant``, or ``fill`` (a constant that kernels generate where
     it is needed; no step refers to it). ``number`` is the number of the argument or result, or the byte offset of the
@@ -119,7 +119,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
-    """Split ``steps`` where the host reads memory: steps that it submits together, then checks and reads after them."""
+    """Split ``steps`` where the host reads memory, into pairs: commands to submit together, then checks and binds."""
     cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
     for step in steps:
         if isinstance(step, Check | Bind):
@@ -132,7 +132,7 @@ def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind
 
 
 def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
-    """Return the reads and the writes of a step itself, without the steps in a loop or branch."""
+    """Return the storages that a step itself reads, and those that it writes, without the steps in a loop or branch."""
     match step:
         case Launch(reads=reads, writes=writes):
             return reads, writes
@@ -145,14 +145,14 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
 
 
 def placed(step: Step) -> list[tuple[Storage, int]]:
-    """Return the reads, then the writes of a step itself, each with the byte offset of the step's part."""
+    """Return the storages that a step itself reads, then those that it writes, each with a byte offset."""
     reads, writes = touched(step)
     begins = (step.begins if isinstance(step, Launch) else ()) or (0,) * len(reads)
     return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
 
 
 def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
-    """Return the reads and the writes of a step, including the steps in a loop or branch."""
+    """Return the storages that a step reads, and those that it writes, including the steps in a loop or branch."""
     if not isinstance(step, Loop | Branch):
         return touched(step)
     both = [touched(inner) for inner in walk([step])]
@@ -161,7 +161,7 @@ def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]
 
 
 def block_bytes(size: Dim) -> Dim:
-    """Return the bytes that may be accessed of an array of ``size``; kernels may read an element of an empty one."""
+    """Return the bytes to allocate for an array of ``size`` bytes: kernels may read an element of an empty one."""
     return maximum(size, 16)
 
 
@@ -171,7 +171,7 @@ GUARD_BYTES = 4096
 
 
 def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
-    """Return the offset of ``size`` bytes in memory with guards between blocks, and the bytes used with them.
+    """Return the offset of a new block of ``size`` bytes in memory with guards between blocks, and the new total.
 
     ``total`` are the bytes used so far. Both totals are 64 bytes less than whole pages, as in the runtime's guarded
     memory. A block ends as near to its guard as its alignment allows.
@@ -183,7 +183,7 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
 
 
 def taken(steps: Sequence[Step]) -> dict[int, int]:
-    """Return the donated arguments whose memory results reuse, by the number of the result."""
+    """Return the number of the donated argument whose memory a result reuses, by the number of the result."""
     every = {s for step in walk(steps) for part in touched(step) for s in part}
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
@@ -219,7 +219,7 @@ class Constants:
         return offset
 
     def parts(self) -> list[memoryview]:
-        """Yield the bytes of the blob piece by piece, with the gaps between arrays; nothing is copied."""
+        """Return the bytes of the blob as views of the arrays, with zeros for the gaps; no array is copied."""
         found: list[memoryview] = []
         at = 0
         for _, array, offset in self.arrays:
@@ -240,21 +240,24 @@ def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def space_of(step: Launch | Copy) -> int:
-    """Return the number of the only memory space that a step accesses, or -1 if it copies between two."""
+    """Return the number of the memory space that a step accesses, or -1 if it accesses two."""
     spaces = {s.space for part in touched(step) for s in part}
     return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0
 
 
 @dataclass
 class Pieces:
-    """A GPU's part of the constants, next to other memory spaces: offset there, bytes, offset in its own memory."""
+    """The constants that a GPU needs in its own memory, of a program with several memory spaces.
+
+    A row is: offset in the blob of all constants, bytes, offset in the GPU's memory.
+    """
 
     rows: list[tuple[int, int, int]] = field(default_factory=list)
     size: int = 0
     _known: dict[int, int] = field(default_factory=dict)
 
     def place(self, offset: int, size: int) -> int:
-        """Return the offset of the constant at ``offset`` in this memory."""
+        """Return the offset in the GPU's memory of the constant at ``offset`` in the blob; add it if it is new."""
         if offset not in self._known:
             self._known[offset] = self.size
             self.rows.append((offset, size, self.size))

@@ -18,10 +18,10 @@
       check %6 "a size is negative: {0}" (%5 as i32)
     }
 
-A storage is its kind, the number of the argument or result, or the byte offset, its memory space unless it is the first
-(``arena 128 in space 1``), then its bytes and its live range in steps. Kernels are named; the reader looks them up. A
-kernel that reads a part of a storage has a byte offset: ``launch @k1(%0 + 128) -> (%1)``. A loop has its number of
-iterations if that is known. Internal data of bufferize has no text.
+A storage prints as its kind, then the number of the argument or result, or the byte offset; its memory space unless
+that is 0 (``arena 128 in space 1``), its bytes, and its live range in steps. Kernels print as names, which the parser
+looks up. A kernel that reads a part of a storage has a byte offset: ``launch @k1(%0 + 128) -> (%1)``. A loop has its
+number of iterations if that is known. Internal data of bufferize is not printed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
 
 
 def title(step: Step) -> str:
-    """Return the description of a step in a finding."""
+    """Return a short description of a step for messages."""
     match step:
         case Launch(kernel):
             return f"launch of {kernel.name}"
@@ -99,7 +99,7 @@ def title(step: Step) -> str:
 
 
 def name_of(s: Storage) -> str:
-    """Return the description of a storage in a finding."""
+    """Return a short description of a storage for messages."""
     match s.kind:
         case "arena":
             return f"arena storage at {s.offset} (steps {s.first} to {s.last})"
@@ -124,7 +124,7 @@ def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
     Raises
     ------
     ValueError
-        With the line, and its error.
+        If a line is invalid; the message has its number.
     """
     reader = _ProgramReader(kernels)
     head, *lines = [line.strip() for line in text.strip().splitlines()]
@@ -190,7 +190,7 @@ class _ProgramReader:
         raise ValueError(f"no step reads {line}")
 
     def several(self, text: str) -> tuple[Storage, ...]:
-        """Return the storages of a list."""
+        """Return the storages in a comma-separated list."""
         return tuple(self.storages[name] for name in text.split(", ") if name)
 
 

@@ -50,7 +50,7 @@ SAMPLES = 3
 
 
 def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Return some sets of values of the symbols of ``dims`` under which no dim is negative."""
+    """Return up to three assignments of values to the symbols of ``dims`` under which no dim is negative."""
     names = sorted({s for e in dims for s in symbols(e)}, key=lambda s: s.name)
     chosen = []
     for n in range(SAMPLES if names else 1):
@@ -88,7 +88,7 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
     function : Function
         The source of the program.
     updates : callable
-        Number of a kernel's first outputs that have old values which it reads, by the kernel's name.
+        By a kernel's name: the number of its first outputs that it updates, so that their old values must exist.
     """
     check = _Steps(function, set(program.arena))
     check.steps(program.steps, 0)
@@ -99,13 +99,13 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
 
 
 def storages(program: Buffered) -> list[Storage]:
-    """Return all storages of a step, in the order of first use."""
+    """Return all storages that steps of a program access, in the order of first use."""
     return list(dict.fromkeys(s for step in walk(program.steps) for part in touched(step) for s in part))
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Checks of a step that do not depend on other steps."""
+    """Checks each step by itself, without the steps before it."""
 
     function: Function
     arena: set[Storage]
@@ -166,7 +166,7 @@ class _Steps:
             self.findings.append(f"{where} {size} bytes, expected {expected}")
 
     def admits(self, values: Mapping[str, int]) -> bool:
-        """Do the function's requirements, which the host program checks, allow these values of symbols?"""
+        """Do these values of symbols satisfy the function's requirements, which the host program checks?"""
         for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
             sides = number(left, values), number(right, values)
             if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
@@ -249,7 +249,7 @@ SPACE_BYTES = 1 << 57
 
 @dataclass(slots=True)
 class _Plan:
-    """Positions of the arena's storages for some sizes."""
+    """Checks the offsets of the arena's storages under one assignment of sizes."""
 
     program: Buffered
     values: Mapping[str, int]
@@ -261,7 +261,7 @@ class _Plan:
             self.spans[s] = begin, begin + number(s.size, self.values)
 
     def places(self, totals: Sequence[Sequence[Dim]]) -> Iterator[str]:
-        """Check each storage by itself."""
+        """Check the alignment and the bounds of each storage."""
         for sizes, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
             every_total = [number(size, self.values) for size in sizes]
             every = (s for step in walk([*steps, *judged]) for part in touched(step) for s in part)
@@ -274,7 +274,7 @@ class _Plan:
                     yield f"{name_of(s)} of {s.size} bytes is not inside the arena of {total}"
 
     def lives(self) -> Iterator[str]:
-        """Check each pair by the live ranges that bufferize recorded."""
+        """Check that storages with overlapping live ranges, as bufferize recorded them, do not overlap in memory."""
         some = [s for s, (begin, end) in self.spans.items() if begin < end]
         rows = np.array([(*self.spans[s], s.first, s.last) for s in some], np.int64).reshape(-1, 4)
         begins, ends, first, last = rows.T
@@ -285,7 +285,7 @@ class _Plan:
                 yield f"{name_of(s)} and {name_of(some[other])} are alive together and share bytes"
 
     def steps(self) -> Iterator[str]:
-        """Check that no step overwrites other memory that it accesses."""
+        """Check that no step writes a storage that overlaps in memory with another one that it accesses."""
         for step in walk(self.program.steps):
             if isinstance(step, Launch | Copy):
                 reads, writes = touched(step)
@@ -301,7 +301,10 @@ class _Plan:
         return max(begin, other_begin) < min(end, other_end)
 
     def cells(self) -> tuple[dict[Storage, slice], int]:
-        """Split the arena where a storage starts or ends; other storages are a cell each."""
+        """Divide memory into cells: the arena is split where a storage starts or ends, other storages are a cell each.
+
+        Return the cells of each storage, and the number of cells.
+        """
         cuts = np.unique(np.array([x for span in self.spans.values() for x in span], np.int64))
         found = {}
         for s, span in self.spans.items():
@@ -319,9 +322,9 @@ class _Plan:
 
 
 class _Flow:
-    """Follows the steps, and tracks the storage that wrote each cell of memory last.
+    """Abstract execution of the steps: it tracks which storage wrote each cell of memory last.
 
-    A loop is followed once: cells that it overwrites with another storage are unknown at its start.
+    A loop body is executed once. At its start, cells that the loop overwrites with another storage are unknown.
     """
 
     def __init__(self, cells: Mapping[Storage, slice], count: int, updates: Updates) -> None:
@@ -335,7 +338,7 @@ class _Flow:
                 self.write(s)
 
     def program(self, program: Buffered, function: Function) -> None:
-        """Follow a whole program; all results must be written at its end."""
+        """Check a whole program; all results must be written at its end."""
         self.held = program.held
         self.steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}

@@ -1,1 +1,1 @@
-"""What tensor IR means: verification by the rules of its ops, and an interpreter."""
+"""Meaning of the tensor IR: a verifier by the type rules of its ops, and an interpreter."""

@@ -1,4 +1,4 @@
-"""The NumPy reference interpreter of the tensor IR: slow and simple, the oracle of per-pass tests."""
+"""The NumPy reference interpreter of the tensor IR: slow and simple, used to test passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OperandError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Hooks of an interpretation.
+    """Functions that the interpreter calls.
 
     ``custom_call(op, operands, result types)`` computes a user's op, which has no reference.
     ``after(frame, op, results)`` is called after every op, in regions too, and returns the results to continue with.
@@ -65,7 +65,9 @@ def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks
 
 
 def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict[str, int], list[Requirement]]:
-    """Return the value of each symbol for a call with ``values``, and requirements that need computed sizes.
+    """Return the value of each symbol for a call with ``values``, and the requirements that are not checked yet.
+
+    These depend on sizes that the call computes.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
 
 
 def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
-    """Raise an error unless all requirements with known dims hold; return the others."""
+    """Check the requirements whose dims are known, and return the others."""
     waiting = []
     for row in rows:
         relation, left, right, message, values = row
@@ -123,7 +125,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
 
 
 def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
-    """Bind the only symbol of ``k * symbol + c == number``; False if ``e`` is not of that form."""
+    """Solve ``k * symbol + c == number`` and add the symbol to ``known``; return False for other forms of ``e``."""
     if len(e.terms) != 1:
         return False
     (atom, *more), k = e.terms[0]
@@ -150,7 +152,7 @@ def _bind(
 
 
 class Activation:
-    """One activation of a function: its dims, pending requirements, and the values of its regions."""
+    """One activation of a function (its stack frame): values of symbols, pending requirements, values of regions."""
 
     def __init__(
         self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement] = (), hooks: Hooks | None = None

@@ -95,13 +95,13 @@ def _list(types: tuple[TensorType, ...]) -> str:
 
 
 def _dominance(function: Function) -> Iterator[Finding]:
-    """Yield uses of values that are not defined there."""
+    """Yield a finding for each use of a value that is not defined at that point."""
     visible: set[Value] = set()
     yield from _scope(function, function.body, visible)
 
 
 def _scope(function: Function, region: Region, visible: set[Value]) -> Iterator[Finding]:
-    """Check one region: its values are visible until its end, an op's results after its regions."""
+    """Yield findings of one region: its values are visible until its end, an op's results after the op's regions."""
     own = list(region.params)
     visible.update(own)
     for op in region.ops:

@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
 def wide_results(frame: Activation, op: Op) -> list[np.ndarray] | None:
-    """Return the results of ``op`` on the values of ``frame``, computed in 64 bits; None if that has no meaning."""
+    """Return the results of ``op`` on the values of ``frame`` in 64 bits; None if it depends on its number format."""
     inner = [op, *(o for r in op.regions for o in walk(r))]
     if any(OPS[o.name].of_format for o in inner):
         return None
@@ -27,7 +27,7 @@ def wide_results(frame: Activation, op: Op) -> list[np.ndarray] | None:
 
 
 def wide_call(function: Function, arrays: Sequence[np.ndarray], hooks: Hooks) -> list[np.ndarray] | None:
-    """Return the results of a whole ``function``, computed in 64 bits; None if that has no meaning."""
+    """Return the results of ``function`` with all floats in 64 bits; None if an op depends on its number format."""
     if any(OPS[o.name].of_format for o in walk(function.body)):
         return None
     body = _copied_region(function.body, {})

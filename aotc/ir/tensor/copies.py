@@ -9,9 +9,9 @@ from aotc.ir.tensor.ir import Op, Region, Value, renamed
 
 
 class Names:
-    """Readable names, unique in a function.
+    """Generator of readable value names that are unique in a function.
 
-    Most passes change nothing in most functions, so the names of ``region`` are collected only for the first new one.
+    The names in ``region`` are collected only when the first new name is needed: most passes change few functions.
     """
 
     def __init__(self, region: Region) -> None:

@@ -36,7 +36,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One SSA value; identity is the object, ``name`` is for readers."""
+    """One SSA value, compared by identity; ``name`` is for readers."""
 
     name: str
     type: TensorType
@@ -77,7 +77,7 @@ class Op:
         return self.operands[len(self.results) :]
 
     def on(self, operands: tuple[Value, ...], regions: tuple[Region, ...]) -> Op:
-        """Return the op with other operands and regions; the same object if nothing changes."""
+        """Return the op with ``operands`` and ``regions`` in place of its own; the same object if they are equal."""
         if operands == self.operands and regions == self.regions:
             return self
         return Op(self.name, operands, self.results, self.attrs, regions, self.loc)
@@ -95,7 +95,7 @@ class Region:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of its ops, including nested regions; cached."""
+        """Return the names of all ops in the region, including nested regions; cached."""
         names = self._names
         if names is None:
             inner = [r.names for op in self.ops for r in op.regions]
@@ -104,7 +104,7 @@ class Region:
         return names
 
     def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
-        """Return the region with other ops and results; the same object if nothing changes."""
+        """Return the region with ``ops`` and ``results`` in place of its own; the same object if they are equal."""
         made = tuple(ops)
         return self if made == self.ops and results == self.results else Region(self.params, made, results)
 
@@ -124,7 +124,7 @@ class Function:
     loc: Loc = UNKNOWN
 
     def doing(self, body: Region) -> Function:
-        """Return the function with another body; the same object if nothing changes."""
+        """Return the function with ``body`` in place of its own; the same object if they are equal."""
         return self if body is self.body else replace(self, body=body)
 
 
@@ -136,13 +136,13 @@ class Module:
     name: str = "main"
 
     def with_functions(self, changed: Mapping[str, Function]) -> Module:
-        """Return the module with functions replaced or added; the same object if nothing changes."""
+        """Return the module with the functions ``changed`` replaced or added; the same object if they are equal."""
         if all(self.functions.get(name) is function for name, function in changed.items()):
             return self
         return replace(self, functions={**self.functions, **changed})
 
     def has(self, *names: str) -> bool:
-        """Does a function have an op of one of these names?"""
+        """Does any function of the module have an op of one of these names?"""
         return any(not f.body.names.isdisjoint(names) for f in self.functions.values())
 
 
@@ -160,19 +160,19 @@ def walk(region: Region) -> Iterator[Op]:
 
 
 def renamed(values: tuple[Value, ...], mapped: Mapping[Value, Value]) -> tuple[Value, ...]:
-    """Return ``values`` after replacement; the same tuple if nothing changes."""
+    """Return ``values`` with those in ``mapped`` replaced; the same tuple if there are none."""
     if not mapped or mapped.keys().isdisjoint(values):
         return values
     return tuple([mapped.get(v, v) for v in values])
 
 
 def reads_none(region: Region, mapped: Mapping[Value, Value]) -> bool:
-    """Does ``region`` use no outer value that is replaced?"""
+    """Return True if ``region`` does not use any outer value that ``mapped`` replaces."""
     return not mapped or mapped.keys().isdisjoint(captured(region))
 
 
 def uses(region: Region) -> dict[Value, int]:
-    """Count the uses of every value in ``region``, nested regions and results included."""
+    """Return the number of uses of every value in ``region``, nested regions and results included."""
     ops = list(walk(region))
     counts = Counter([v for op in ops for v in op.operands])
     counts.update([v for r in (region, *(r for op in ops for r in op.regions)) for v in r.results])
@@ -210,9 +210,9 @@ def captures(op: Op) -> list[Value]:
 
 
 def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list[Op]:
-    """Return the roots and their transitive ``needs``, each once, after its own needs.
+    """Return ``roots`` and the ops that they transitively need, in an order in which each op follows those it needs.
 
-    It uses an explicit stack, as programs are deeper than Python's recursion limit.
+    The traversal has an explicit stack, as programs are deeper than Python's recursion limit.
     """
     done: dict[Op, None] = {}
     opened: set[Op] = set()

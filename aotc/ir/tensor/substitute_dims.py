@@ -1,4 +1,4 @@
-"""Substitute dims for symbols in a whole function: other names, or numbers."""
+"""Substitute symbols in a whole function by other symbols or by numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOP_NAME = re.compile("|".join(_LOOP_NAMES))
 
 
 def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Return plain attribute data with ``change`` applied to every leaf."""
+    """Return the attribute value ``data`` with ``change`` applied to every leaf of its tuples and dicts."""
     match data:
         case tuple() | list():
             return tuple(map_attribute(x, change) for x in data)
@@ -32,12 +32,12 @@ def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_dims_in(data: Any, dims: Mapping[str, Dim]) -> Any:
-    """Return plain attribute data, or a shape, with symbols replaced, by name."""
+    """Return an attribute value, or a shape, with symbols replaced by the dims of their names."""
     return map_attribute(data, lambda x: substitute(x, dims) if isinstance(x, Expr) else x)
 
 
 def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
-    """Return ``function`` with symbols replaced, by name, in types, attributes and nested regions."""
+    """Return ``function`` with symbols replaced by the dims of their names: in types, attributes and nested regions."""
     mapped: dict[Value, Value] = {}
 
     def value(v: Value) -> Value:
@@ -57,12 +57,12 @@ def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
 
 
 def is_loop_name(name: str) -> bool:
-    """Return True if a kernel may have a loop variable ``name``; dims of models must not have such names."""
+    """Return True if kernels may use ``name`` for a loop variable, so that a dim of the model must not have it."""
     return _LOOP_NAME.fullmatch(name) is not None
 
 
 def free_loop_names(module: Module) -> Module:
-    """Return ``module`` with symbols renamed that have the name of a loop variable: ``t`` becomes ``t_dim``."""
+    """Return ``module`` with symbols renamed that are named like loop variables: ``t`` becomes ``t_dim``."""
     names = {s.name for f in module.functions.values() for s in _symbols_of(f)}
     taken = sorted(filter(is_loop_name, names))
     if not taken:

@@ -45,7 +45,7 @@ def print_module(
     ----------
     module : Module
     constants : dict, optional
-        Gets the large constants by their ``sha256:...`` key; pass it to :func:`parse_module`.
+        The printer adds large constants to this dict, by their ``sha256:...`` keys; pass it to :func:`parse_module`.
     full : bool
         Print large constants as raw bytes instead of references.
     locs : bool
@@ -69,7 +69,7 @@ class _ModulePrinter:
         self.taken: set[str] = set()
 
     def name(self, v: Value) -> str:
-        """Return the value's text; a duplicate name in this function gets a number."""
+        """Return the text of a value: its name, with a number if another value of the function has the same name."""
         if v not in self.names:
             name, n = v.name, 0
             while name in self.taken:
@@ -159,12 +159,12 @@ _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 
 
 def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, path: str = "<text>") -> Module:
-    """Return the module of a text by :func:`print_module`.
+    """Parse a text that :func:`print_module` printed, and return the module.
 
     Raises
     ------
     CompileError
-        With the invalid line.
+        If a line is invalid; the error shows the line.
     """
     reader = _ModuleReader(constants or {}, path)
     functions: dict[str, Function] = {}
@@ -190,7 +190,7 @@ def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, p
 
 
 def parse_dim(text: str) -> Dim:
-    """Return the dim of a text by ``str``, with unbounded symbols.
+    """Parse the text of a dim, as ``str`` prints it, and return it with unbounded symbols.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def parse_dim(text: str) -> Dim:
 
 
 class _Open:
-    """A region that is being read, and its op."""
+    """A region that is being parsed, and the op it belongs to."""
 
     def __init__(self, params: tuple[Value, ...], header: Any) -> None:
         self.params, self.header = params, header

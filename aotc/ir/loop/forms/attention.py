@@ -1,6 +1,6 @@
-"""Attention in the loop IR: the form of a kernel with an attention ``tiling``, and the layout of its operands.
+"""Attention in the loop IR: the form of a kernel whose ``tiling`` is attention, and the layout of its operands.
 
-The body is plain loops, which define the meaning; a template computes the same on tensor cores::
+The body of the kernel is plain loops, which define the meaning. A code template computes the same on tensor cores::
 
     for z in range(0, batch):
         for row in range(0, rows):
@@ -30,9 +30,9 @@ The body is plain loops, which define the meaning; a template computes the same 
                 mean = div(sums[col], whole[()])
                 o[z, row, col] = convert(mean, "bf16")
 
-The score is any function of its position and of the dot product. The end of the loop over terms (keys) may depend on
-the row, and its begin on the head, for a part of the keys. The statements after the mean, the epilogue, are arbitrary,
-and so are the stores for a row after that.
+Rows are queries, terms are keys. The score is any function of its position and of the dot product. The end of the loop
+over terms may depend on the row; if keys are split, its begin depends on the head. The *epilogue*, statements after the
+mean, is arbitrary, and so are the stores for a row after that.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class LoopAttention:
 
     @property
     def terms(self) -> Dim:
-        """The end of the keys, for the row with most keys.
+        """Return the end of the loop over keys, for the row with most keys.
 
-        It is not the extent of the keys' buffer, whose dims may be merged, as in ``batch * terms``.
+        The keys' buffer may have another extent, as its dims may be merged: ``batch * terms``.
         """
         terms = largest(self.term[1], dict((self.batch, self.row)))
         if terms is None:
@@ -110,12 +110,12 @@ class LoopAttention:
 
     @property
     def causal(self) -> bool:
-        """Does the end of the keys depend on the row, or on the head?"""
+        """Does the end of the loop over keys depend on the row, or on the head?"""
         return self.term[1] != self.terms
 
     @property
     def scale(self) -> float:
-        """The factor of a score that is a scaled dot product; else 0."""
+        """Return the factor if the score is just a scaled dot product, else 0."""
         match self.score:
             case Apply(fn="mul", args=(Load(buffer=total), Const(value=float(factor)))) if total == self.total:
                 return factor if factor > 0 else 0.0
@@ -124,7 +124,7 @@ class LoopAttention:
     def views(self) -> tuple[View | None, View | None, View | None]:
         """Return the strided layouts of queries and keys (row x depth) and of values (term x column).
 
-        None stands for one that is not strided.
+        None stands for an operand that is not strided.
         """
         loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
         places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
@@ -134,7 +134,7 @@ class LoopAttention:
 
     @property
     def place(self) -> Dim | None:
-        """The offset of an element in the only output, if its rows have whole 16-byte pieces; else None."""
+        """Return the offset of an element in the only output if rows consist of whole 16-byte pieces, else None."""
         *lets, last = self.epilogue
         if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
             return None
@@ -143,10 +143,10 @@ class LoopAttention:
 
 
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
-    """Return the bytes of shared memory of a block: keys and values in rows of whole 128-byte chunks.
+    """Return the bytes of shared memory of a block, for elements of ``size`` bytes.
 
-    An element has ``size`` bytes. Warpgroups also have their queries and the barriers of both ring buffers there. In
-    the decoding template each warp has a ring buffer, which the accumulators of the warps and of the block reuse.
+    Keys and values are stored in rows of whole 128-byte chunks. Warpgroups also store their queries and the barriers of
+    both ring buffers there. In the decoding template each warp has a ring buffer, which accumulators reuse at the end.
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
@@ -167,17 +167,17 @@ MOST_HELD = 128
 
 
 def queries_stay(depth: int, width: int, size: int) -> bool:
-    """Do queries of single warps stay in shared memory, because registers are too few next to accumulators?"""
+    """Do the queries of single warps stay in shared memory, because accumulators leave too few registers?"""
     return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
 
 def accumulator_bytes(width: int) -> int:
-    """Return the bytes of the accumulators of a warp's 16 rows, with two statistics of each row."""
+    """Return the bytes of the accumulators of a warp's 16 rows, including two statistics of each row."""
     return 16 * 4 * (width + ROWS_APART + 2)
 
 
 def read_attention(kernel: Kernel) -> LoopAttention:
-    """Return the attention in the body of ``kernel``.
+    """Parse the body of ``kernel`` and return the parts of its attention.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def _loads(*operands: Scalar) -> tuple[list[Load], str]:
 
 
 def shared_of(kernel: Kernel) -> int:
-    """Return the bytes of shared memory of a block of ``kernel``, which has a tiling."""
+    """Return the bytes of shared memory of a block of ``kernel``, which must have a tiling."""
     tiling = kernel.tiling
     if tiling is None or not tiling.is_attention:
         return 0 if tiling is None else tiling.shared

@@ -12,7 +12,10 @@ Bind = Callable[[Scalar], Scalar]
 
 
 class Butterfly:
-    """Emits sums and products of complex pairs; ``sign`` is -1 for the forward transform, +1 for the inverse."""
+    """Emits a transform as sums and products of pairs (real, imaginary).
+
+    ``sign`` is -1 for the forward transform, +1 for the inverse.
+    """
 
     def __init__(self, bind: Bind, dtype: str, sign: int) -> None:
         self.bind, self.dtype, self.sign = bind, dtype, sign
@@ -31,14 +34,14 @@ class Butterfly:
         return self._op("mul", a[0], number), self._op("mul", a[1], number)
 
     def rotate(self, a: Pair) -> Pair:
-        """Return ``sign * i * a``."""
+        """Return ``sign * i * a``, a rotation by 90 degrees."""
         re, im = a
         if self.sign < 0:
             return im, self.bind(Apply("neg", (re,), self.dtype))
         return self.bind(Apply("neg", (im,), self.dtype)), re
 
     def times(self, a: Pair, w: Pair) -> Pair:
-        """Return the complex product."""
+        """Return the complex product of ``a`` and the twiddle factor ``w``."""
         op = self._op
         return (
             op("sub", op("mul", a[0], w[0]), op("mul", a[1], w[1])),
@@ -72,7 +75,10 @@ class Butterfly:
         return [self.add(a, b) for a, b in zip(even, transposed)] + [self.sub(a, b) for a, b in zip(even, transposed)]
 
     def _odd(self, x: list[Pair]) -> list[Pair]:
-        """Pair each element with its mirror image: sums are multiplied by cosines, differences by sines."""
+        """Return the transform of an odd number of elements.
+
+        Each element is paired with its mirror image: sums are multiplied by cosines, differences by sines.
+        """
         n = len(x)
         half = range(1, n // 2 + 1)
         sums = {j: self.add(x[j], x[n - j]) for j in half}

@@ -1,6 +1,6 @@
-"""Convolutions in the loop IR: a matmul whose rows are output pixels and whose terms are taps and channels.
+"""Convolutions in the loop IR: a matmul whose rows are output pixels and whose terms are taps and input channels.
 
-With ``row`` a pixel of an image, and ``k`` a tap t and a channel c, A is the element::
+A *tap* is a position in the kernel's window. For output pixel p (``row``), tap t and channel c (``k``), A is::
 
     x[image, p * stride + t * gap - low, ..., c]            0 in the padding
 
@@ -28,7 +28,10 @@ def patch_place(
     taps: Sequence[Dim], strides: Sequence[int], gaps: Sequence[int], low: Sequence[Dim], pixels: Sequence[Dim],
     channels: Dim, row: Dim, k: Dim,
 ) -> Place:  # fmt: skip
-    """Return the input element of term ``k`` of ``row``; ``pixels`` start with the images."""
+    """Return the index of the input element for term ``k`` of output ``row``.
+
+    ``pixels`` are the number of images and the output pixels of each spatial dim.
+    """
     image, *pixel = delinearize(row, pixels)
     *tap, channel = delinearize(k, (*taps, channels))
     steps = zip(pixel, strides, tap, gaps, low, strict=True)
@@ -38,7 +41,7 @@ def patch_place(
 def padded_element(
     load: Callable[[Place], Scalar], place: Place, shape: Sequence[Dim], padding: Sequence[tuple[Dim, Dim]], dtype: str
 ) -> Scalar:
-    """Return the element at ``place`` of an input of ``shape``, or 0 in the ``padding`` of its spatial dims."""
+    """Return the element at index ``place`` of an input of ``shape``, or 0 if that is in the ``padding``."""
     index, tests = list(place), []
     for d, (low, high) in enumerate(padding, start=1):
         at, extent = place[d], shape[d]
@@ -57,7 +60,7 @@ def padded_element(
 
 @dataclass(frozen=True, slots=True)
 class WindowOperands:
-    """Operands of a convolution: input, kernel, and whether the kernel's terms are contiguous (see the module)."""
+    """Operands of a convolution: input, kernel, and whether the terms of the kernel are contiguous in memory."""
 
     x: Buffer
     w: Buffer

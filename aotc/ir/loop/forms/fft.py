@@ -1,9 +1,9 @@
 """Fast Fourier transforms as functions that CPU kernels call: their parameters, and their meaning in NumPy.
 
-A kernel calls one as a library function, ``call(Transform(dtype='f32', radices=(8, 8, 4), inverse=False, scale=1.0),
-x[0], table[0, 0], out[0], work[0])``. The arguments are the first element of a signal, the twiddle factors of
-:func:`aotc.lowering.analysis.fft_tables.twiddles`, the first element of the spectrum, and memory for intermediate
-results. A ``width`` or ``stride`` of 0 with a ``pitch`` stands for an i64 argument at the end.
+A kernel calls a transform like a library function: ``call(Transform(dtype='f32', radices=(8, 8, 4), inverse=False,
+scale=1.0), x[0], table[0, 0], out[0], work[0])``. The arguments are the first element of a signal, the twiddle factors
+of :func:`aotc.lowering.analysis.fft_tables.twiddles`, the first element of the spectrum, and memory for intermediate
+results. If ``pitch`` is set, a ``width`` or ``stride`` of 0 stands for an i64 argument after these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from aotc.ir.loop.forms.records import TextRecord
 
 @dataclass(frozen=True, slots=True)
 class FftStage:
-    """One pass: ``radix`` inputs ``m`` apart, ``s`` contiguous results of earlier passes, first twiddle factor."""
+    """One pass of a transform.
+
+    Each butterfly has ``radix`` inputs at distance ``m``, and processes ``s`` contiguous results of earlier passes. The
+    last field is the position of the pass's first twiddle factor.
+    """
 
     radix: int
     m: int
@@ -61,9 +65,9 @@ class Transform(TextRecord):
         Stride in ``work`` between the points of a signal, where equal points of all signals are contiguous; 0 for a
         single signal.
     width : int
-        Number of signals, at most ``pitch``; 0 for an argument.
+        Number of signals, at most ``pitch``; 0 if it is an argument of the call.
     stride : int
-        Stride in memory between neighbouring points of a signal; 0 for an argument.
+        Stride in memory between neighbouring points of a signal; 0 if it is an argument of the call.
     """
 
     dtype: str
@@ -82,25 +86,25 @@ class Transform(TextRecord):
 
     @property
     def plane(self) -> int:
-        """Return the elements of ``work`` for real (or imaginary) parts, with some padding.
+        """Return the number of elements of ``work`` for the real (or imaginary) parts.
 
-        The last vector may extend beyond the last point.
+        It includes padding, as the last vector may extend beyond the last point.
         """
         return self.points * (self.pitch or 1) + (0 if self.pitch else TRANSFORM_LANES)
 
     @property
     def work(self) -> int:
-        """Return the elements of ``work``: planes to read and planes to write."""
+        """Return the number of elements of ``work``: real and imaginary planes, to read and to write."""
         return 2 * min(len(self.radices) - (not self.real), 2) * self.plane
 
     @property
     def arguments(self) -> int:
-        """Return the number of integer arguments after the arrays."""
+        """Return the number of integer arguments of the call after the arrays."""
         return (not self.width) + (not self.stride) if self.pitch else 0
 
 
 def run_transform(t: Transform, arrays: Sequence[np.ndarray]) -> None:
-    """Run a transform on flat arrays that start at the arguments."""
+    """Run a transform with NumPy; ``arrays`` are the memory from each argument's element on, and then its integers."""
     x, _, out, *rest = arrays
     numbers = [int(a[0]) for a in rest[len(rest) - t.arguments :]]
     if t.real:

@@ -1,6 +1,6 @@
-"""Matmuls in the loop IR: the form of a kernel with a ``tiling``, and the layout of its operands in memory.
+"""Matmuls in the loop IR: the form of a kernel whose ``tiling`` is a matmul, and the layout of its operands in memory.
 
-The body is the matmul as plain loops, which define the meaning; a template computes the same on tensor cores::
+The body of the kernel is plain loops, which define the meaning. A code template computes the same on tensor cores::
 
     for z in range(0, batch):
         for row in range(0, m):
@@ -12,8 +12,9 @@ The body is the matmul as plain loops, which define the meaning; a template comp
                 out[z, row, col] = convert(total[()], "bf16")
 
 The loop ``z`` may be missing. Operands have one dtype: 16-bit floats that are widened, f32 that ``reduce_precision``
-rounds to :data:`TF32_BITS`, f64, or i8; or two dtypes of 8-bit floats that are widened. The statements after the
-innermost loop, the epilogue, are arbitrary.
+rounds to :data:`TF32_BITS`, f64, or i8; or two dtypes of 8-bit floats that are widened. The *epilogue*, statements
+after the innermost loop, is arbitrary. A *piece* is 16 contiguous, aligned bytes of an operand, the unit of copies to
+shared memory.
 """
 
 from __future__ import annotations
@@ -56,29 +57,29 @@ class View:
 
     @property
     def by_rows(self) -> bool:
-        """Is it contiguous along the rows of A, or the columns of B?"""
+        """Is the operand contiguous along the rows of A, or the columns of B?"""
         return self.depth != 1
 
     @property
     def pitch(self) -> Dim:
-        """The stride between contiguous lines."""
+        """Return the stride between contiguous lines."""
         return self.depth if self.by_rows else self.outer
 
     @property
     def in_lines(self) -> bool:
-        """Is it contiguous along one axis, in lines that start at multiples of 16 bytes?"""
+        """Is the operand contiguous along one axis, in lines that start at multiples of 16 bytes?"""
         count = 16 // size_of(self.buffer.dtype)
         dense = self.outer == 1 if self.by_rows else True
         forward = self.pitch != 0 and _is_forward(self.pitch)
         return dense and forward and is_multiple(self.pitch, count) and is_multiple(self.start, count)
 
     def in_pieces(self, outer: Dim, depth: Dim) -> bool:
-        """Is each 16-byte piece of an operand of ``outer`` by ``depth`` elements either inside or outside of it?"""
+        """Is each piece either inside or outside of an operand of ``outer`` by ``depth`` elements, never partly?"""
         across = outer if self.by_rows else depth
         return self.in_lines and is_multiple(across, 16 // size_of(self.buffer.dtype))
 
     def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
-        """Return the offset that no batch changes, and value, stride and extent of each batch coordinate.
+        """Return ``start`` as a sum: the constant offset, and value, stride and extent of each coordinate of the batch.
 
         None if ``start`` is not such a sum.
         """
@@ -104,9 +105,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """An operand whose 16-byte pieces are contiguous along the contraction: offset and validity of an element.
+    """An operand that is not strided, but has contiguous pieces along the contraction: the offset of an element.
 
-    Where the test ``inside`` fails, the element is 0.
+    Where the condition ``inside`` is false, the element is 0.
     """
 
     buffer: Buffer
@@ -116,7 +117,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class LoopProduct:
-    """The parts of the body of a kernel with a tiling.
+    """The parts of the body of a matmul kernel.
 
     Attributes
     ----------
@@ -125,9 +126,9 @@ class LoopProduct:
     lets : tuple of Stmt
         Definitions that ``left`` and ``right`` use.
     left, right : Scalar
-        The elements of A and of B in the dtype for tensor cores, before they are rounded.
+        The elements of A and of B that tensor cores multiply, before they are rounded to ``operands``.
     operands : str
-        That dtype: ``bf16``, ``f16``, ``tf32``, ``f64``, ``i8``, or a pair of :data:`FP8_PAIRS`.
+        The dtype for tensor cores: ``bf16``, ``f16``, ``tf32``, ``f64``, ``i8``, or a pair of :data:`FP8_PAIRS`.
     total : Buffer
         The accumulator.
     epilogue : tuple of Stmt
@@ -146,7 +147,7 @@ class LoopProduct:
     epilogue: tuple[Stmt, ...]
 
     def view(self, right: bool = False) -> View | None:
-        """Return the layout of A, or of B; None if it is computed or has another form."""
+        """Return the strided layout of A, or of B; None if the operand is computed or has another form."""
         scalar, (outer, _) = (self.right, self.col) if right else (self.left, self.row)
         if not isinstance(scalar, Load):
             return None
@@ -154,12 +155,12 @@ class LoopProduct:
         return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
 
     def is_widened(self, right: bool = False) -> bool:
-        """Is A, or B, computed from loads, wherever it is used?"""
+        """Is A, or B, computed from loads at each use, and not a plain load?"""
         scalar = self.right if right else self.left
         return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
 
     def gathered(self, right: bool = False) -> Gathered | None:
-        """Return the offset of an element of A, or B, if 16-byte pieces are contiguous along k; else None."""
+        """Return the offset of an element of A, or B, if the operand has contiguous pieces along k; else None."""
         inside, load = tested(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
@@ -179,7 +180,7 @@ class LoopProduct:
 
 
 def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Are neighbours in the loop ``name`` contiguous, ``count`` at a time, from multiples of ``count`` on?"""
+    """Are ``count`` neighbours in the loop ``name`` contiguous at offset ``flat``, from multiples of ``count`` on?"""
     if not is_multiple(extent, count):
         return False
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
@@ -188,13 +189,13 @@ def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
 
 
 def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Is ``e`` equal for ``count`` neighbours in the loop ``name``?"""
+    """Is ``e`` the same for each ``count`` neighbours in the loop ``name``?"""
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
     return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
 
 
 def tested(value: Scalar) -> tuple[Scalar | None, Scalar]:
-    """Return the condition and the value of a scalar that is 0 where the condition fails."""
+    """Split a scalar ``select(condition, value, 0)`` into condition and value; the condition of others is None."""
     match value:
         case Apply(fn="select", args=(inside, inner, Const(value=0))):
             return inside, inner
@@ -212,7 +213,7 @@ def is_multiple(e: Dim, of: int) -> bool:
 
 
 def read_product(kernel: Kernel) -> LoopProduct:
-    """Return the matmul in the body of ``kernel``.
+    """Parse the body of ``kernel`` and return the parts of its matmul.
 
     Raises
     ------
@@ -243,14 +244,14 @@ def read_product(kernel: Kernel) -> LoopProduct:
 
 
 def _together(left: str, right: str) -> str:
-    """Return the operand dtypes of a matmul; 8-bit floats may have two dtypes."""
+    """Return the common dtype of two operands for tensor cores; 8-bit floats may have two dtypes."""
     if left in FP8 and right in FP8:
         return f"{FP8[left]}.{FP8[right]}"
     return left if left == right else ""
 
 
 def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
-    """Return an operand before widening and rounding, and its dtype for tensor cores."""
+    """Return an operand before it is widened and rounded, and its dtype for tensor cores; None for other forms."""
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
     def named(x: Scalar) -> Scalar:
@@ -272,14 +273,14 @@ def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None
 
 
 def flat_place(place: Load | Store) -> Dim:
-    """Return the offset of an element in its buffer."""
+    """Return the row-major offset of a load or store in its buffer."""
     return linearize(place.index, place.buffer.shape)
 
 
 def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
-    """Return the layout of the elements that ``load`` reads in ``loops``; ``outer`` and ``k`` are the matrix axes.
+    """Return the strided layout of the matrix that ``load`` reads in ``loops``; ``outer`` and ``k`` are its axes.
 
-    None if they are not strided, or if an index is one of the names ``bound``.
+    None if the elements are not strided, or if an index is one of the names ``bound``.
     """
     flat = flat_place(load)
     if bound & {s.name for s in symbols(flat)}:

@@ -1,10 +1,11 @@
 """Quantized weights: rounding, and the panels that tiles read.
 
-An element is an integer times the scale of its column and of its group of ``terms`` along k (symmetric quantization).
-The largest element of a group is the largest integer, 127 or 7. Panels are bytes, of shape ``([B,] P, G, chunk)``.
-Chunk ``(p, g)`` has the ``cols`` scales of its columns, f32, and then its terms, one row of columns after the other. An
-8-bit term is a byte; for 4 bits a byte has two terms of a column, the first one in the low half. So a tile reads a
-single stream of memory.
+Quantization is symmetric: a weight is an integer times the scale of its column and of its group of ``terms`` along k.
+The largest magnitude of a group is represented by 127 (8 bits) or 7 (4 bits).
+
+Panels are bytes, of shape ``([B,] P, G, chunk)``. Chunk ``(p, g)`` has the ``cols`` scales of panel p's columns in
+group g, as f32, and then the group's terms, one row of ``cols`` after the other. An 8-bit term is a byte. With 4 bits a
+byte has two terms of a column, the first one in the low half. So a tile reads a single stream of memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ SCALE_BYTES = 4
 
 
 def step_bytes(cols: int, bits: int) -> int:
-    """Return the bytes of a step of ``cols`` columns: one term each, or two of 4 bits."""
+    """Return the bytes of one step along k of ``cols`` columns: one 8-bit term of each, or two 4-bit terms."""
     return cols * bits * (8 // bits) // 8
 
 
 def chunk_bytes(cols: int, bits: int, terms: int) -> int:
-    """Return the bytes of a group of ``terms`` of ``cols`` columns, with its scales."""
+    """Return the bytes of a chunk: ``terms`` of ``cols`` columns, with the scales."""
     return cols * SCALE_BYTES + cols * terms * bits // 8
 
 

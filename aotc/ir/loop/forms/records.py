@@ -1,6 +1,6 @@
-"""Records of the loop IR: facts of a kernel as frozen dataclasses whose text reads back.
+"""Records: frozen dataclasses in the loop IR whose text can be parsed back.
 
-A record prints as the call that creates it, without fields that have their default::
+A record prints as the call that creates it, without the fields that have their default value::
 
     Tiling(template=Wgmma(transposed=True), rows=64, cols=128, stages=8)
 """
@@ -13,7 +13,7 @@ from dataclasses import fields
 
 
 class TextRecord:
-    """Base of a frozen dataclass whose ``repr`` omits defaults; :func:`read_record` reads it back."""
+    """Base of frozen dataclasses whose ``repr`` omits default values, and which :func:`read_record` parses."""
 
     __slots__ = ()
 
@@ -24,12 +24,12 @@ class TextRecord:
 
 
 def read_record(node: ast.expr, classes: Mapping[str, type]) -> object:
-    """Return the value that ``node`` denotes: a literal, a tuple, or a call of one of ``classes``.
+    """Return the value of a syntax tree: a literal, a tuple, or a record of one of ``classes``, by name.
 
     Raises
     ------
     ValueError
-        If a part of ``node`` is something else; the message has its text.
+        If a part of ``node`` is anything else; the message has its text.
     TypeError
         If a class does not have the arguments.
     """

@@ -1,4 +1,4 @@
-"""The forms of a ``Tile``: kinds of matmul that register tiles compute."""
+"""The forms of a ``Tile`` statement: the kinds of matmul that register tiles of a CPU compute."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TileForm(TextRecord):
     out : str
         The dtype of the result and of its accumulators.
     group : int
-        k in one step of the innermost level.
+        Number of consecutive k that one step of the innermost level processes.
     scaled : bool
-        True if the right operand is quantized, and scales of the columns precede its groups
+        True if the right operand is quantized: scales of the columns precede its groups
         (:mod:`aotc.ir.loop.forms.quantized`).
     offset : int
-        Added to the elements of the right operand; only for an unpacked one.
+        Number added to the elements of the right operand, only if that is not packed.
     """
 
     left: str
@@ -39,17 +39,17 @@ class TileForm(TextRecord):
 
     @property
     def bits(self) -> int:
-        """The bits of a quantized element of the right operand; else 0."""
+        """Return the bits of a quantized element of the right operand; 0 if that is not quantized."""
         return DTYPES[self.right].bits if self.scaled else 0
 
     @property
     def unit(self) -> str:
-        """The dtype whose instructions for groups of k may compute the tile (:attr:`aotc.targets.Target.units`)."""
+        """Return the dtype whose dot-product instructions may compute the tile (:attr:`aotc.targets.Target.units`)."""
         return self.left if self.group > 1 and not self.scaled and not self.offset else ""
 
     @property
     def name(self) -> str:
-        """The name of the form in :data:`FORMS`; it is a part of the symbols of tile functions."""
+        """Return the name of the form in :data:`FORMS`, which is a part of the symbols of tile functions."""
         return _NAMES.get(self, "unknown")
 
 
@@ -92,7 +92,7 @@ def find_form(lhs: str, rhs: str) -> TileForm | None:
 
 
 def form_of_operands(lhs: str, rhs: str, bits: int = 0) -> TileForm:
-    """Return the form of the tile that multiplies operands of two dtypes, or by quantized weights of ``bits`` bits.
+    """Return the form for operands of two dtypes; with ``bits``, the right operand is quantized weights of that width.
 
     Raises
     ------

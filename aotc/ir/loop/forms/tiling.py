@@ -1,4 +1,4 @@
-"""How a matmul kernel is tiled for a GPU's tensor cores: the contents of ``tiling``."""
+"""How a matmul or attention kernel is tiled for a GPU's tensor cores: the records of ``Kernel.tiling``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1, **dict.fromk
 
 
 def stored_dtypes(operands: str) -> tuple[str, str]:
-    """Return the dtypes of A and B in memory, by the name of the operands."""
+    """Return the dtypes of A and B in memory for ``operands``, a dtype for tensor cores or a pair of them."""
     stored = "f32" if operands == "tf32" else operands
     return FP8_PAIRS.get(operands, (stored, stored))
 
@@ -36,7 +36,7 @@ class Window(TextRecord):
     parts : int
         Number of matmuls that the contraction is split into (split-K).
     merged : bool
-        True if the channels of all taps of the last dim, which are contiguous, are copied as those of one tap.
+        True if all taps of the last dim, whose channels are contiguous, are copied like one tap.
     """
 
     taps: tuple[int, ...]
@@ -51,13 +51,13 @@ class Window(TextRecord):
 
     @property
     def copied(self) -> tuple[tuple[int, ...], int]:
-        """The taps that are copied separately, and the channels of each."""
+        """Return the taps per dim that are copied separately, and the channels of each."""
         if self.merged:
             return (*self.taps[:-1], 1), self.taps[-1] * self.channels
         return self.taps, self.channels
 
     def slices(self, depth: int) -> int:
-        """Return the number of slices of up to ``depth`` channels of one tap in a part."""
+        """Return the number of slices in one part of the contraction: each has up to ``depth`` channels of one tap."""
         taps, channels = self.copied
         return prod(taps) * -(-channels // depth) // self.parts
 
@@ -94,7 +94,9 @@ class MmaAttention(TextRecord):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DecodeAttention(TextRecord):
-    """Split-KV attention: all warps have the same 16 queries and split the keys; their scores count as 16 rows each.
+    """Split-KV attention for few queries: the warps of a block share 16 queries and split the keys.
+
+    In ``Tiling.rows`` each warp counts as 16 rows.
 
     Attributes
     ----------
@@ -119,9 +121,9 @@ class Tiling(TextRecord):
     template : Template
         The instructions, and how warps share the work.
     rows, cols : int
-        The part of the result that a block computes; for attention, the part of the scores.
+        The tile of the result that a block computes; for attention, the tile of the scores.
     stages : int
-        Slices of both operands in shared memory.
+        Number of slices of both operands in shared memory at the same time.
     window : Window or None
         For a convolution whose input is copied by im2col: see :mod:`aotc.ir.loop.forms.conv`.
     """
@@ -134,7 +136,7 @@ class Tiling(TextRecord):
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory of a block: slices in rows of 128 bytes, barriers and staging areas."""
+        """Return the bytes of shared memory of a block: slices in rows of 128 bytes, barriers and staging areas."""
         ring = self.stages * (self.rows + self.cols) * 128
         match self.template:
             case Wgmma(transposed, ping_pong):
@@ -145,7 +147,7 @@ class Tiling(TextRecord):
 
     @property
     def is_wgmma(self) -> bool:
-        """Is it a matmul by warpgroups?"""
+        """Is the kernel a matmul by warpgroups?"""
         return isinstance(self.template, Wgmma)
 
     @property
@@ -155,12 +157,12 @@ class Tiling(TextRecord):
 
     @property
     def is_transposed(self) -> bool:
-        """Are the operands swapped: are columns of the result rows to the instructions?"""
+        """Are the operands swapped, so that columns of the result are rows to the instructions?"""
         return isinstance(self.template, Wgmma) and self.template.transposed
 
     @property
     def cluster(self) -> int:
-        """The blocks that compute a part together."""
+        """Return the number of blocks that compute a tile together."""
         return self.template.cluster if isinstance(self.template, DecodeAttention) else 1
 
     @property
