@@ -1,4 +1,4 @@
-"""The bundle that compiling returns: its bytes."""
+"""The class of compiled bundles: ``bytes`` with methods to save, load and inspect them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_KERNELS = 5
 
 
 class Bundle(bytes):
-    """A compiled bundle: bytes that can be saved, loaded and looked at.
+    """A compiled bundle: bytes that can be saved, loaded and inspected.
 
     It is ``bytes`` in every other respect; slices of it are plain ``bytes``.
     """
@@ -30,7 +30,7 @@ class Bundle(bytes):
         """Write the bundle to a file.
 
         The write is atomic: a temporary file in the same directory replaces the file. Modules that were loaded from an
-        old file of that name keep it. A symbolic link stays, and its target is replaced.
+        old file of that name continue to use the old contents. A symbolic link stays, and its target is replaced.
 
         Parameters
         ----------
@@ -44,27 +44,30 @@ class Bundle(bytes):
         write_file(os.fsdecode(path), [self])
 
     def load(self, **keywords: Any) -> LoadedModule:
-        """Load the bundle, as :func:`aotc.load` does; the keywords are those of it."""
+        """Load the bundle with :func:`aotc.load`, which also defines the keywords."""
         return load(self, **keywords)
 
     @property
     def size(self) -> int:
-        """The number of bytes."""
+        """Return the size of the bundle in bytes."""
         return len(self)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that it has code for, such as ``cpu:x86-64-v3``."""
+        """Return the targets that the bundle has code for, such as ``cpu:x86-64-v3``."""
         return tuple(variant["target"] for variant in open_bundle(self).manifest["variants"])
 
     @property
     def functions(self) -> dict[str, Signature]:
-        """The signature of each function."""
+        """Return the signature of each function."""
         return {name: Signature(name, entry) for name, entry in open_bundle(self).manifest["functions"].items()}
 
     @property
     def weights(self) -> dict[str, str]:
-        """The types of the bundle's own weights by path, ``{"params/w": "f32[4, 3]"}``; empty without any."""
+        """Return the types of the weights that the bundle stores, by path: ``{"params/w": "f32[4, 3]"}``.
+
+        Empty without weights.
+        """
         opened = open_bundle(self)
         if not opened.manifest.get("weights"):
             return {}
@@ -73,7 +76,9 @@ class Bundle(bytes):
 
     @property
     def source(self) -> bytes:
-        """The model that it was compiled from, as StableHLO that :func:`aotc.compile` reads; empty if it has none.
+        """Return the model that the bundle was compiled from, as StableHLO for :func:`aotc.compile`.
+
+        Empty if none is stored.
 
         Raises
         ------

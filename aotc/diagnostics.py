@@ -1,7 +1,7 @@
-"""Source locations, and the two errors of compilation.
+"""Source locations, and the two exceptions of compilation.
 
-``CompileError``: the input is wrong; the message is for its author. ``InternalError``: aotc is wrong; the message names
-the stage and a command that reproduces the failure.
+``CompileError``: the input is wrong; the message is for the author of the model. ``InternalError``: aotc has a bug; the
+message names the stage and a command that reproduces the failure.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SHOWN_LINES = 24
 
 
 def shortened(text: str, most: int = SHOWN_MESSAGE) -> str:
-    """Return ``text`` without the middle of lines of more than ``most`` characters, and without the last of many lines.
+    """Return ``text`` shortened: middles of lines above ``most`` characters are cut, and so are the last of many lines.
 
     The end of a line stays: it often states what was expected.
     """
@@ -99,7 +99,7 @@ class Finding:
             set_field(self, "caret", self.caret - start)
 
     def render(self) -> str:
-        """Return the finding as displayed: location, line with a caret, JAX's line, hint."""
+        """Return the error as displayed: message, source line with a caret, JAX's metadata, hint."""
         text = self._lines("error")
         for note in self.notes:
             text += [f"  {line}" for line in note._lines("note")]
@@ -141,7 +141,7 @@ class CompileError(Error):
 
 
 class CallbackFailed(Exception):
-    """A user's function raised ``error``; the frames in between pass it to the caller unchanged."""
+    """A user function raised ``error``; aotc's frames pass this exception unchanged to the public entry point."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -149,7 +149,7 @@ class CallbackFailed(Exception):
 
 
 class AotcWarning(UserWarning):
-    """aotc continues after a problem."""
+    """A warning: aotc continues after a problem."""
 
 
 class InternalError(Error):
@@ -158,7 +158,7 @@ class InternalError(Error):
     Parameters
     ----------
     message : str
-        The failure, and the stage of it.
+        The failure, and the compiler stage in which it occurred.
     dump : str
         Folder with the traceback and the input of the stage, if it was written.
     repeat : str

@@ -72,9 +72,9 @@ def guard(
 
 @contextmanager
 def callers_errors() -> Iterator[None]:
-    """Re-raise the error of a user's function with its own cause and context.
+    """Decorator for public entry points: re-raise the error of a user's function with its original cause and context.
 
-    It decorates public entry points: it must be the last frame that the error passes.
+    The decorated function must be the outermost frame that the error passes.
     """
     try:
         yield
@@ -132,7 +132,7 @@ def internal_error(
 
 
 def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
-    """Write the input of the stage; return the model's file for the command, or an empty string."""
+    """Write the model to ``folder`` as evidence; return the file for the reproducing command, or an empty string."""
     if isinstance(model, Module):
         (folder / "before.txt").write_text(_printed(model))
         return path or next((f.loc.path for f in model.functions.values() if f.loc.path), "")

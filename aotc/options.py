@@ -1,4 +1,4 @@
-"""Options of the compiler: a frozen record whose fields are the flags of the command line, and their checks."""
+"""Options of the compiler: a frozen dataclass whose fields are the flags of the command line, and their checks."""
 
 from __future__ import annotations
 
@@ -234,12 +234,12 @@ _BYTES = ("memory_limit", "stack_limit", "shared_memory_limit")
 
 
 def with_bytes(options: Options) -> Options:
-    """Convert sizes such as ``64MB`` to numbers of bytes.
+    """Return ``options`` with sizes such as ``64MB`` converted to numbers of bytes.
 
     Raises
     ------
     CompileError
-        If one is not a size.
+        If a value is not a size.
     """
     found = {name: getattr(options, name) for name in _BYTES}
     for name, value in found.items():
@@ -336,7 +336,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
 
 
 def _check_kernels(options: Options) -> None:
-    """Check the options about the compilation of kernels."""
+    """Check the options that control the compilation of kernels."""
     if options.kernel_compiler not in (DIRECT, NUMBA):
         raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
     if not isinstance(options.replace, Mapping) or not all(
@@ -383,7 +383,7 @@ def _are_arguments(bind: Any) -> bool:
 
 
 def _are_names(devices: Any) -> bool:
-    """Return True if ``devices`` maps names to names."""
+    """Return True if ``devices`` maps strings to strings."""
     if not isinstance(devices, Mapping):
         return False
     return all(isinstance(name, str) and name for pair in devices.items() for name in pair)

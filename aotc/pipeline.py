@@ -104,7 +104,7 @@ Run = Callable[[Module, Options], Module]
 class Pass:
     """One compiler pass, ``Module, Options -> Module``.
 
-    ``--bisect`` never leaves out ``required`` passes. ``establishes`` returns the violations of the invariant that
+    ``--bisect`` never skips a pass that is ``required``. ``establishes`` returns the violations of the invariant that
     holds after the pass; ``--verify-each`` checks it after this pass and each later one.
     """
 
@@ -252,7 +252,7 @@ def _dump(options: Options, name: str, text: str) -> None:
 
 
 def _verify(module: Module, done: Sequence[Pass]) -> None:
-    """Verify the module after the last of the passes ``done``, and the invariants that all of them establish."""
+    """Verify the module after the passes ``done``, including the invariants that these passes establish."""
     findings = [f.message for f in verify(module)]
     findings += [f"{f.message} (as {s.name} establishes)" for s in done if s.establishes for f in s.establishes(module)]
     if findings:
@@ -362,9 +362,10 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
 
 
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
-    """Compile the model that is the only element of ``models``.
+    """Compile the only element of ``models`` and return the bundle's bytes.
 
-    A model may be as large as its weights: remove it from the list, and free each step's input after the step.
+    A model may be as large as its weights. So it is removed from the list, and each step's input is freed after the
+    step.
     """
     from aotc.frontend.importer import import_raw
     from aotc.frontend.platforms import is_multi_platform
@@ -408,7 +409,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
-    """Add the source of ``raw``, already ``parsed``, to ``sources`` unless present."""
+    """Append the source of ``raw``, parsed as ``parsed``, to ``sources`` if the list is empty."""
     from aotc.frontend.artifact import artifact_of
 
     if not sources:
@@ -417,7 +418,7 @@ def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list
 
 
 def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Module], None]:
-    """Return a watcher that passes each module to ``see`` right before constants are folded."""
+    """Return a ``watch`` for :func:`run_passes` that calls ``see`` with the module before constants are folded."""
 
     def watch(number: int, _: Pass, module: Module) -> None:
         if number < len(PASSES) and PASSES[number].run is fold_constants:

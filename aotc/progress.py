@@ -24,7 +24,7 @@ class StageTimer:
         self.number, self.name = 0, FIRST
 
     def next(self, name: str, number: int = 0) -> None:
-        """End the current stage and begin another; consecutive stages of one name are merged."""
+        """End the current stage and begin the stage ``name``; consecutive stages of the same name are merged."""
         if (name, number) == (self.name, self.number):
             return
         now = time.perf_counter()
@@ -41,13 +41,13 @@ _LAPS: ContextVar[StageTimer | None] = ContextVar("laps", default=None)
 
 
 def line(name: str, seconds: float, number: int = 0) -> str:
-    """Return a line of ``--timings``; passes are numbered."""
+    """Return a line of the ``--timings`` table; ``number`` is the number of a pass."""
     return f"{number or '':>3} {name:<30} {1e3 * seconds:8.1f} ms"
 
 
 @contextmanager
 def timed(wanted: bool) -> Iterator[None]:
-    """Time the stages in the block if ``wanted``, unless an outer block does already."""
+    """Time the stages in the block if ``wanted``, unless an outer block already times them."""
     if not wanted or _LAPS.get() is not None:
         yield
         return
@@ -61,7 +61,7 @@ def timed(wanted: bool) -> Iterator[None]:
 
 
 def begin(options: Options, name: str, number: int = 0, of: int = 1) -> None:
-    """Announce the beginning of a stage; passes are numbered ``number`` of ``of``."""
+    """Report to the caller and to ``--timings`` that a stage begins; passes are numbered ``number`` of ``of``."""
     laps = _LAPS.get()
     if laps is not None and options.timings:
         laps.next(name, number)

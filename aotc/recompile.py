@@ -39,8 +39,8 @@ def upgrade(
 ) -> Bundle:  # fmt: skip
     """Recompile the source of a bundle with the installed compiler, and return the new bundle.
 
-    Without arguments the targets and options stay the same, and the bytes equal those of compiling the model itself. No
-    code of the old bundle is run.
+    Without arguments the targets and options stay the same, and the bytes equal those of compiling the model itself.
+    Code of the old bundle is never run.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def upgrade(
     Raises
     ------
     BundleError
-        If it is not a bundle, has no source, or the source or a weight is damaged.
+        If ``bundle`` is not a bundle, has no source, or the source or a weight is damaged.
     CompileError
         If this compiler refuses the recorded options or model, or an option is unknown.
 
@@ -93,7 +93,7 @@ def upgrade(
 
 
 def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
-    """Return the model of a reproducer, for :func:`aotc.compile`, and its options overridden by ``flags``.
+    """Return the model in a reproducer file, and the recorded options overridden by ``flags``.
 
     Raises
     ------
@@ -105,7 +105,10 @@ def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
 
 
 def _is_mix(source: Embedded) -> bool:
-    """Return True for a bundle for devices of several targets; its first targets are those of unnamed devices."""
+    """Return True if ``source`` is for devices of several targets.
+
+    The variants' targets are then those of unnamed devices.
+    """
     return bool(source.options.get("devices")) and len(source.targets) > 1
 
 
@@ -133,12 +136,12 @@ def source_text(opened: OpenedBundle, locations: bool = False) -> str:
 def model_of(
     bundle: str | os.PathLike[str] | bytes, **flags: Any
 ) -> tuple[Raw, tuple[Target, ...], Options]:
-    """Return the model of a bundle, its targets, and its options (with costs) overridden by ``flags``.
+    """Return the model of a bundle, its targets, and its recorded options and costs, overridden by ``flags``.
 
     Raises
     ------
     BundleError
-        If it is not a bundle, has no source, or the source is damaged.
+        If ``bundle`` is not a bundle, has no source, or the source is damaged.
     """
     opened = open_bundle(bundle)
     source = restore(opened)
@@ -154,7 +157,7 @@ def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str,
     Raises
     ------
     BundleError
-        If it has no source, or the source cannot be compiled or belongs to another program.
+        If the bundle has no source, or the source cannot be compiled or belongs to another program.
     """
     source = restore(opened)
     variant, _, _ = choose(opened, devices)
@@ -177,7 +180,10 @@ def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str,
 
 
 def _interface(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the interface of a function that callers depend on, without argument names: older bundles had others."""
+    """Return the parts of a signature that callers depend on.
+
+    Argument names are excluded: older bundles had other names.
+    """
     known = ("dtype", "dims", "device")
     values = [[[v.get(key) for key in known] for v in entry.get(k, ())] for k in ("arguments", "results")]
     return [values, entry.get("in_tree"), entry.get("out_tree")]
@@ -201,12 +207,12 @@ UNTRUSTED_SECONDS = 60
 
 
 def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
-    """Return the source as a model, checked by a child process; ``rewrite`` re-encodes it with MLIR's own writer.
+    """Return the source as a model that a child process has read without a crash; ``rewrite`` re-encodes it with MLIR.
 
     Raises
     ------
     BundleError
-        If it would crash MLIR's reader, or exceeds its memory or time limit.
+        If the child process crashed, or exceeded its memory or time limit.
     """
     memory = reader_process.memory_for(source.code)
     read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)

@@ -1,4 +1,4 @@
-"""Resources of the multiprocessors of GPUs."""
+"""Resources of a GPU's streaming multiprocessors, and the occupancy that follows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Multiprocessor:
     unit: int = 256
 
     def resident_blocks(self, threads: int, registers: int, shared: int) -> int:
-        """Return the number of resident blocks.
+        """Return the number of blocks that one multiprocessor can run at the same time.
 
-        Blocks have ``threads`` with ``registers`` each, and ``shared`` bytes.
+        Each block has ``threads`` threads with ``registers`` registers each, and ``shared`` bytes of shared memory.
         """
         warps = -(-threads // self.warp)
         each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
@@ -43,7 +43,7 @@ class Multiprocessor:
         return min(self.blocks, by_threads, by_registers, self.shared // taken)
 
     def occupancy(self, threads: int, registers: int, shared: int) -> int:
-        """Return the occupancy by such blocks: resident threads in percent of the maximum."""
+        """Return the occupancy by such blocks: resident threads as percentage of the maximum."""
         return 100 * self.resident_blocks(threads, registers, shared) * threads // self.threads
 
 

@@ -1,4 +1,4 @@
-"""Target machines of the compiler."""
+"""Target machines of the compiler: CPUs and GPUs by name, and mixes of several."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Target:
     untried: bool = False
 
     def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the target with lower limits for the bytes of stack and of shared memory; 0 means no change."""
+        """Return the target with lower maximum bytes of stack and shared memory; 0 keeps the target's maximum."""
         stack = min(self.stack, stack or self.stack)
         shared_memory = min(self.shared_memory, shared_memory or self.shared_memory)
         if (stack, shared_memory) == (self.stack, self.shared_memory):
@@ -76,7 +76,7 @@ class Target:
         return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
-        """Return the target of the code for a device of the model."""
+        """Return this target: ``device`` exists for the common interface with :class:`Mix`."""
         return self
 
     @property
@@ -105,12 +105,15 @@ class Target:
 
     @property
     def has_wide_f64(self) -> bool:
-        """Return True if the GPU has f64 matrix instructions of 16 rows (from compute capability 9.0)."""
+        """Return True if the GPU has f64 tensor-core instructions of 16 rows (from compute capability 9.0)."""
         return self.kind == "cuda" and not self.portable and int(self.cpu.strip("sm_a")) >= 90
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Return the instructions of :data:`_NEEDS` that the target lacks: LLVM would call a C library for them."""
+        """Return the instructions of :data:`_NEEDS` that the target lacks.
+
+        LLVM would replace them by calls of a C library.
+        """
         if not self.triple.startswith("x86_64") or self.kind != "cpu":
             return frozenset()
         return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
@@ -132,7 +135,7 @@ class Target:
 
     @property
     def matrices(self) -> frozenset[str]:
-        """Return the dtypes with matrix instructions (AMX) for register tiles: 16 x 16 sums per instruction."""
+        """Return the dtypes with matrix instructions (AMX) for register tiles: one instruction updates 16 x 16 sums."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
 
 
@@ -154,7 +157,7 @@ class Mix(Target):
         return known.get(device, known[""])
 
     def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the mix with each of its targets limited."""
+        """Return the mix with lower maximum bytes of stack and shared memory for each target."""
         return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
@@ -277,12 +280,12 @@ def _cache_bytes(level: int) -> int:
 
 
 def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
-    """Return the targets of a bundle's variants: ``targets``, each as a mix if ``devices`` have other targets.
+    """Return the targets of a bundle's variants: ``targets``, or mixes if named ``devices`` have other targets.
 
     Parameters
     ----------
     targets : sequence of Target
-        Targets of the bundle; each in turn applies to unnamed devices.
+        Targets of the bundle; each variant uses one of them for unnamed devices.
     devices : mapping of str to str
         Target name for each of the model's devices.
     known : sequence of Target
@@ -310,9 +313,10 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
 
 
 def together(targets: Iterable[Target]) -> Target:
-    """Return one target for the CPU devices of a program: shared code is for the ``targets`` with the fewest features.
+    """Return one CPU target that all CPU devices of a program can share, for their common code.
 
-    The machine must have the features of all; kernels are compiled for the targets of their own devices.
+    It is the target with the fewest features, but the machine must have the features of all ``targets``. Kernels are
+    compiled for the targets of their own devices.
     """
     rows = list(dict.fromkeys(targets))
     if len(rows) == 1:
@@ -352,7 +356,7 @@ _HOSTS = dict.fromkeys(("aarch64", "arm64"), "cpu:aarch64")
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:
-    """Refuse devices that cannot run one program; ``targets`` are theirs by name.
+    """Refuse a set of devices that cannot run one program; ``targets`` maps device names to targets.
 
     Raises
     ------

@@ -42,9 +42,10 @@ _COMPILING = "while compiling the kernels"
 
 
 class Ahead:
-    """Compile the CPU kernels of the first variant while the pipeline continues.
+    """Compile the CPU kernels of the first variant early, in parallel to the rest of the pipeline.
 
-    Use it as a context manager: leaving the block stops builds that no bundle needed. ``module`` gives the signatures.
+    Use it as a context manager: at the end of the block it stops builds that no bundle needed. ``module`` provides the
+    signatures.
     """
 
     def __init__(self, module: Module, options: Options) -> None:
@@ -55,7 +56,10 @@ class Ahead:
         return self
 
     def begin(self, v: Variant) -> None:
-        """Start compiling the CPU kernels of ``v``, unless an earlier variant did: variants share ``jobs``."""
+        """Start compiling the CPU kernels of variant ``v``.
+
+        Do nothing if an earlier variant started: variants share ``jobs``.
+        """
         part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # CPU kernels of one process are one part
         if part is not None and self._begun is None:
             with guard(_COMPILING, self._options, path=self._path):
@@ -63,9 +67,9 @@ class Ahead:
                 self._begun[1].begin_ahead()
 
     def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> SharedLibrary:
-        """Return the library of the kernels ``rows`` of ``v`` for ``target``.
+        """Return the compiled library of the kernels ``rows`` of variant ``v`` for ``target``.
 
-        ``entry`` is its entry of the manifest.
+        ``entry`` is the manifest entry of the library.
         """
         match self._begun:
             case (one, build) if one is v:
@@ -86,7 +90,7 @@ def _path(module: Module) -> str:
 
 
 def _parts(v: Variant) -> list[tuple[Target, slice]]:
-    """Return each target of the variant with the contiguous slice of kernels that it compiles."""
+    """Return each target of variant ``v``, and the slice of ``v.kernels`` that is compiled for it."""
     parts = v.parts if v.target.kind == MIX else [(v.target, len(v.kernels))]
     ends = accumulate(count for _, count in parts)
     return [(target, slice(end - count, end)) for (target, count), end in zip(parts, ends, strict=True)]
@@ -117,7 +121,7 @@ def assemble(
 
 
 def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the manifest's entry for the cost record of the compilation; empty without costs."""
+    """Return the manifest fields for the measured costs that the compilation used; empty without costs."""
     if not options.costs:
         return {}
     segments.append((COSTS, record_text(options.costs).encode()))
@@ -225,7 +229,7 @@ def _add_code(
 def _images(
     v: Variant, kernels: Sequence[Kernel], target: Target, options: Options, entry: Mapping[str, Any]
 ) -> Any:
-    """Compile GPU kernels, also those around users' functions and those that users' functions replace."""
+    """Compile GPU kernels to images, including those that call users' functions or are replaced by them."""
     from aotc.kernels.cuda.build import build_images
 
     calls = {k.name: next(c for c in v.custom.values() if imports(k)[0].endswith(c.symbol))
@@ -245,7 +249,7 @@ def _images(
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
-    """Return the entry of each target of a mix, with its contiguous kernels, and of each memory space."""
+    """Return the manifest entries of a mix: one per target, with its contiguous kernels, and one per memory space."""
     parts: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
     for target, rows in _parts(v):
@@ -287,7 +291,7 @@ def _devices(v: Variant) -> dict[str, Any]:
 
 
 def native_calls(v: Variant) -> list[NativeCall]:
-    """Return the registered native functions that are compiled into the bundle for a CPU."""
+    """Return the native functions, registered by the user for custom calls, that CPU kernels of the variant call."""
     rows = zip(v.kernels, v.targets, strict=True)
     called = {name for k, target in rows if target.kind == "cpu" for name in imports(k)}
     return [
@@ -340,7 +344,7 @@ def _places(v: Variant) -> dict[str, Any]:
 
 
 def _buffers(v: Variant) -> dict[str, Any]:
-    """Return the location of each function's buffers, and the scratch arrays of each kernel."""
+    """Return the memory range of each function's buffers and the scratch arrays of each kernel, for debugging."""
     functions = {
         name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
         for name, m in v.memory.items()

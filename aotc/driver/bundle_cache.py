@@ -2,8 +2,8 @@
 
 The key covers the model, the options, the targets, the sources of this package and the versions of the packages that
 compile. For a file the model is its bytes and path; for a function it is the program with the metadata of
-``jax.export``. The bundle of a file is therefore found (:func:`known`) before the compiler is imported, which is the
-slowest part of such a call. Only bundles that took long to compile are stored.
+``jax.export``. So :func:`cached_bundle` finds the bundle of a file before the compiler is imported; that import would
+be the slowest part of the call. Only bundles that took long to compile are stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_IN_KEY = OF_THE_RUN | {"target"}  # the target's features are part of the k
 
 
 def applies(options: Options) -> bool:
-    """Return True if the cache may serve the compilation: the bundle is its only output, and no step is observed."""
+    """Return True if ``options`` allow a cached bundle: nothing but the bundle is written, printed or observed."""
     watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
     warned = options.callbacks == DROP  # every compilation warns about the calls that it drops
     own = bool(options.replace) or any_registered()  # the user's functions, which may call others
@@ -40,9 +40,9 @@ def applies(options: Options) -> bool:
 
 
 def cached_bundle(path: Path, options: Options) -> bytes | None:
-    """Return the cached bundle for the model in a file, or None if it must be compiled.
+    """Return the cached bundle for the model in a file, or None if the model must be compiled.
 
-    The compiler reports errors in the file or the options.
+    An unreadable file also returns None: the compiler then reports the error.
     """
     if not applies(options) or options.reproducer or options.host_target:
         return None
@@ -55,7 +55,7 @@ def cached_bundle(path: Path, options: Options) -> bytes | None:
 
 
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
-    """Return the cache key of the bundle for ``raw``; the metadata of a serialized blob follow from its bytes."""
+    """Return the cache key of the bundle for the model ``raw``."""
     if raw.digest:
         return _key(raw.digest, raw.path, {}, options, targets)
     return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
@@ -95,10 +95,10 @@ def _compiler_digest() -> bytes:
 
 
 def read(key: str) -> bytes | None:
-    """Return the bundle stored under ``key``, or None."""
+    """Return the bundle stored under ``key``, or None if there is none."""
     return store.read(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
-    """Store a bundle."""
+    """Store the bundle ``data`` under ``key``."""
     store.write(_FOLDER, key, data)

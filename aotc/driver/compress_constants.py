@@ -1,7 +1,8 @@
-"""Constants of a bundle that compress to little, in place of their elements.
+"""Compression of constant arrays in a bundle.
 
-Kernels read masks, tables of indices, one-hot rows and weights packed with zeros from memory: each call would have to
-compute them first. So the loader expands them once (:mod:`aotc.vmfb.weights.constants`), and calls take the same time.
+Masks, index tables, one-hot rows and zero-padded weights compress to a small fraction. The bundle stores them
+compressed, and the loader expands them once (:mod:`aotc.vmfb.weights.constants`). So calls are as fast as with
+uncompressed constants.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BETTER = 0.6
 
 @dataclass(frozen=True)
 class CompressedConstants:
-    """The constants of a variant as they are stored.
+    """The constants of a variant in their stored form.
 
     Attributes
     ----------
@@ -76,7 +77,7 @@ class _Stream:
 
 
 def compress_constants(constants: Constants) -> CompressedConstants | None:
-    """Return ``constants`` with arrays compressed, or None if they should be stored as they are."""
+    """Return ``constants`` with its arrays compressed, or None if compression saves too little."""
     streams = {n: s for n, (_, array, _) in enumerate(constants.arrays) if (s := _compressed(array)) is not None}
     saved = sum(constants.arrays[n][1].nbytes - len(s.data) for n, s in streams.items())
     rest = constants.size - saved
@@ -96,7 +97,10 @@ def compress_constants(constants: Constants) -> CompressedConstants | None:
 def _runs(
     constants: Constants, streams: dict[int, _Stream]
 ) -> Iterator[tuple[int, int, _Stream | None, list[memoryview]]]:
-    """Yield offset, bytes, stream and stored pieces of each compressed array, and of each run of others."""
+    """Yield the parts of the constants in order: each compressed array, and each run of uncompressed arrays in between.
+
+    A part is its offset, its size in bytes, its stream (None if uncompressed), and its stored pieces.
+    """
     pieces: list[memoryview] = []
     begin = end = 0
     for n, (_, array, offset) in enumerate(constants.arrays):
@@ -116,7 +120,7 @@ def _runs(
 
 
 def _compressed(array: np.ndarray) -> _Stream | None:
-    """Return ``array`` compressed, or None if that is not worth it."""
+    """Return ``array`` compressed, or None if compression saves too little."""
     if array.nbytes <= SMALL_BYTES:
         return None
     word = min(array.itemsize, 8)
@@ -133,14 +137,14 @@ def _compressed(array: np.ndarray) -> _Stream | None:
 
 
 def _distances(shape: Sequence[int], words: int) -> list[int]:
-    """Return the distances of words that are tried: none, neighbours along each dim, diagonals."""
+    """Return the candidate distances for difference coding in words: 0 (no differences), strides of dims, diagonals."""
     strides = [words * prod(shape[d + 1 :]) for d in range(len(shape)) if shape[d] > 1][::-1]
     diagonals = [s + strides[0] for s in strides[1:]]
     return [*dict.fromkeys([0, *strides, *diagonals])]
 
 
 def _trial(words: np.ndarray, distance: int) -> float:
-    """Return the ratio of compressed to original size of samples from the beginning and the middle."""
+    """Return the compression ratio of samples of ``words``: of the words, or of their differences at ``distance``."""
     ratio, middle = 0.0, max(distance, len(words) // 2)
     for begin, size in ((distance, FIRST_BYTES), (distance, SAMPLE_BYTES), (middle, SAMPLE_BYTES)):
         sample = words[begin : begin + size // words.itemsize]
@@ -159,7 +163,7 @@ STEP_BYTES = 1 << 18
 
 
 def _stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
-    """Return the compressed differences of an array, or None if they are not small enough."""
+    """Return the compressed differences of an array at ``distance``, or None if they are not small enough."""
     data = differences(elements, word, distance)
     packer, found, size = zlib.compressobj(6), list[bytes](), 0
     for begin in range(0, len(data), STEP_BYTES):

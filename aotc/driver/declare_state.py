@@ -46,7 +46,7 @@ def with_state(module: Module, options: Options) -> Module:
 
 
 def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]) -> None:
-    """Refuse a pair that matches no result, or results that match no argument of any function."""
+    """Refuse a state pair that matches no result, or whose results match no argument of any function."""
     public = [f for f in module.functions.values() if f.public]
     unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
     if unused:
@@ -64,7 +64,7 @@ def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Ma
 
 
 def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
-    """Return the result number for each state argument, and the pairs that apply to this function."""
+    """Return the result number for each state argument of ``f``, and the pairs whose results ``f`` has."""
     names = list(f.attrs["arg_names"])
     donated: dict[int, int] = {}
     own: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Runs single kernels on the first GPU, without a program, to compare them with other code."""
+"""Run single kernels on the first GPU, without a host program, to compare them with other code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Python modules of GPU kernels that are not compiled from the loop IR.
+"""GPU kernels that are compiled from Python source of the user instead of loop IR.
 
-A kernel calls a function that the user registered for a custom call, or is replaced by a function of the user's
-(``replace=``), which is first compared with the kernel: in the simulator, and on a GPU if one runs the target.
+Such a kernel calls a function that the user registered for a custom call, or the user's function replaces it
+(``replace=``). A replacement is first compared with the kernel: in the simulator, and on a GPU if one runs the target.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
 
 
 def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return ``source`` after its trials."""
+    """Return the replacement ``source`` of ``kernel`` after comparing both in the simulator and on the GPU."""
     try:
         reason = problem(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)
     except KernelRefused as error:
@@ -82,14 +82,16 @@ def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str
 
 
 def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return how the replacement of ``kernel`` differs from it on this machine's GPU; empty without such a GPU.
+    """Return the difference between ``kernel`` and its replacement on this machine's GPU.
+
+    Empty if equal or without a GPU.
 
     ``source`` is the text of the module that defines the replacement.
 
     Raises
     ------
     KernelRefused
-        If it cannot be compiled.
+        If the replacement cannot be compiled.
     """
     if obstacle({"target": target.name}):
         return ""

@@ -1,4 +1,8 @@
-"""Manifest entries of functions: arguments, results, pytrees, and the programs of functions with bound arguments."""
+"""Manifest entries of functions: arguments, results, pytrees, host programs.
+
+A function with bound arguments has two programs: ``prepare`` runs once and computes the values that depend only on the
+bound arguments; ``call`` uses these values in each call.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ def program_entry(program: Program) -> dict[str, Any]:
 
 
 def prepared_entries(v: Variant) -> dict[str, Any]:
-    """Return the entries of functions with bound arguments: two programs, to prepare and to call, with signatures."""
+    """Return the manifest entries of functions with bound arguments: their programs ``prepare`` and ``call``."""
     calls = {f.attrs["binds"]: f for f in v.halves if "binds" in f.attrs}
     entries = {}
     for prepare in (f for f in v.halves if "prepares" in f.attrs):
@@ -75,7 +79,7 @@ def prepared_entries(v: Variant) -> dict[str, Any]:
 
 
 def name_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Name the symbolic sizes of prepared calls as the public signatures do: lowering renames some symbols."""
+    """Rename the symbolic sizes of ``call`` programs as in the public signatures: lowering renames some symbols."""
     for entry in entries:
         for name, row in entry.get("prepared", {}).items():
             every = [*functions[name]["arguments"], *row["prepare"]["results"]]
@@ -92,7 +96,7 @@ def _half(f: Function, v: Variant) -> dict[str, Any]:
 
 
 def warn_of_hidden_functions(names: Iterable[str]) -> None:
-    """Warn of functions whose name is that of a member of a loaded module, which ``module.name`` then finds.
+    """Warn of functions that ``module.name`` cannot reach, because a loaded module has a member of the same name.
 
     Warns
     -----

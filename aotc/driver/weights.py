@@ -1,10 +1,8 @@
 """Weights of a bundle: values of bound arguments, and constants outside the bundle.
 
-Values of bound arguments are the examples that the bundle was compiled with.
-
-Constants outside the bundle are a safetensors file in the layout of the program. The loader maps the file and uses the
-tensors in place. The format allows no gaps between tensors, so padding for alignment is stored as tensors named
-``__align_N``.
+Values of bound arguments are the example arguments that the model was compiled with. Constants outside the bundle are a
+safetensors file in the layout of the program. The loader maps the file and uses the tensors in place. The format allows
+no gaps between tensors, so padding for alignment is stored as tensors named ``__align_N``.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ Values = Mapping[str, Sequence[Any]]
 
 
 def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
-    """Compile the only element of ``raws``, and store the examples of its bound arguments as the bundle's weights.
+    """Compile the only element of ``raws``; return a bundle that stores the examples of bound arguments as its weights.
 
-    They are stored only if the options name a place for weights and arguments are bound. A model from a file has no
-    examples; its constants go to that place.
+    The examples are stored only if ``options.weights`` is a file or ``unpacked``, and arguments are bound. A model from
+    a file has no examples; the weights file then receives its constants.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Positions of large constants in MLIR's bytecode: https://mlir.llvm.org/docs/BytecodeFormat/.
 
-A source omits constants that the bundle has anyway. This module only finds positions, and the removed bytes are
-restored exactly. So bytecode that it does not understand only means constants that are not found.
+The source in a bundle omits constants that the bundle stores anyway (:mod:`aotc.source.embed`). This module only finds
+their positions; the removed bytes are restored exactly. If it cannot parse a piece of bytecode, that constant is not
+removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def is_portable(data: bytes | str) -> bool:
 
 
 def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
-    """Return begin and end of the elements of constants of at least ``least`` bytes, in order."""
+    """Return begin and end of the elements of each constant of at least ``least`` bytes, in order."""
     try:
         sections = _sections(code)
         entries = [*_attributes(code, sections), *_resources(code, sections)]
@@ -36,7 +37,7 @@ def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
 
 
 def _number(code: bytes, at: int) -> tuple[int, int]:
-    """Return a varint and its end; trailing zero bits of the first byte count its further bytes."""
+    """Decode the varint at ``at``; return the number and the end of its bytes."""
     first = code[at]
     if first & 1:
         return first >> 1, at + 1
@@ -47,7 +48,7 @@ def _number(code: bytes, at: int) -> tuple[int, int]:
 
 
 def _sections(code: bytes) -> dict[int, tuple[int, int]]:
-    """Return begin and end of each section by its number."""
+    """Return begin and end of each bytecode section, by section number."""
     _, at = _number(code, len(MAGIC))
     at = code.index(b"\0", at) + 1  # the name of the producer
     found: dict[int, tuple[int, int]] = {}
@@ -63,7 +64,7 @@ def _sections(code: bytes) -> dict[int, tuple[int, int]]:
 
 
 def _attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each attribute."""
+    """Yield begin and end of each attribute in the bytecode."""
     at, end = sections[_ATTRIBUTE_SIZES]
     place, _ = sections[_ATTRIBUTES]
     left, at = _number(code, at)
@@ -79,7 +80,7 @@ def _attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[t
 
 
 def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each resource."""
+    """Yield begin and end of each resource in the bytecode."""
     if _RESOURCE_SIZES not in sections or _RESOURCES not in sections:
         return
     at, end = sections[_RESOURCE_SIZES]
@@ -102,7 +103,7 @@ MOST_HEADS = 4
 
 
 def _elements(code: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return the start of an attribute's elements, its last bytes: they follow their size, one of its first numbers."""
+    """Return the start of the elements in the attribute from ``begin`` to ``end``: its last bytes, after their size."""
     at = begin
     for _ in range(MOST_HEADS):
         size, at = _number(code, at)

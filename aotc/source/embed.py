@@ -1,9 +1,10 @@
-"""A model to the segments of a bundle: compressed bytecode, without the weights that the bundle has anyway.
+"""Embed the model's source in a bundle: compressed bytecode, without the weights that the bundle stores anyway.
 
-Weights are packed for their kernels. Each large constant of the model is searched for among the arrays of the bundle
-and their origins (:class:`aotc.source.moves.Origins`). A constant that is found is replaced by its checksum and the way
-back to it. Of others, progressions and tables (``arange``, ``linspace``) are stored as the differences of neighbours,
-whose bytes repeat. The rest stays in the bytecode, or is stored next to it if it cannot be compressed.
+The bundle stores weights packed for their kernels. Each large constant of the model is searched for among the arrays of
+the bundle and among their unpacked forms (:class:`aotc.source.moves.Origins`). A constant that is found is replaced by
+its checksum, its array, and the steps that unpack it. Of the others, progressions and tables (``arange``, ``linspace``)
+are stored as differences of neighbours, because these repeat. The rest stays in the bytecode, or is stored next to it
+if it cannot be compressed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KEY_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A source in a bundle: the compressed record, its uncompressed size, and uncompressed weights in pieces."""
+    """A source as stored in a bundle: compressed record, its uncompressed size, and uncompressed weights in pieces."""
 
     record: bytes
     size: int
@@ -40,7 +41,10 @@ class Segments:
 
 
 def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
-    """Return the segments of ``source`` in a bundle whose variants have ``constants``, packed in these ``ways``."""
+    """Return ``source`` as segments of a bundle, whose variants store ``constants``.
+
+    ``ways`` can unpack each variant's.
+    """
     code = memoryview(source.code)
     cuts = large_elements(source.code, LARGE_BYTES)
     places = _places(source.code, cuts, constants, ways)
@@ -89,7 +93,7 @@ SQUEEZED = 0.75
 
 
 def _squeezed(sample: memoryview | bytes) -> float:
-    """Return the ratio of compressed to original size."""
+    """Return the ratio of compressed to original size of ``sample``."""
     return len(zlib.compress(sample, 1)) / max(len(sample), 1)
 
 
@@ -102,7 +106,7 @@ TRIED_WORDS = (4, 8, 2)
 
 
 def _word(elements: memoryview, ratio: float) -> int:
-    """Return the bytes of the words whose differences should be stored in place of ``elements``, or 0.
+    """Return the word size in bytes for storing ``elements`` as differences of neighbours; 0 if that saves little.
 
     ``ratio`` is the compressed size of the elements themselves.
     """
@@ -116,7 +120,7 @@ def _word(elements: memoryview, ratio: float) -> int:
 def _places(
     code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Origins]
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the positions in the bundle of the elements of ``cuts``, where it has them."""
+    """Return for each range of ``cuts`` whose bytes the bundle stores: the array and the steps that unpack it."""
     wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     for begin, end in cuts:
         wanted.setdefault((end - begin, code[begin : begin + KEY_BYTES]), []).append((begin, end))
@@ -148,7 +152,10 @@ BLOCK_BYTES = 1 << 20
 
 
 def _same(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
-    """Compare block by block: copying all of a large array would take longer than the comparison."""
+    """Return True if ``array`` equals the bytes ``cut`` of ``code``.
+
+    The comparison is block by block: copying all of a large array would take longer.
+    """
     if not array.size:
         return False
     other = np.frombuffer(code, np.uint8, cut[1] - cut[0], cut[0])

@@ -1,7 +1,8 @@
-"""Arrays that are rearrangements of others: the inverse of the compiler's packing of constants.
+"""Undo the compiler's packing of constants: find the array of the model that a packed array was computed from.
 
-A way back is a list of steps, which is also its form in a bundle: ``["reshape", shape]``, ``["transpose", perm]``,
-``["reverse", dims]``, ``["slice", starts, limits, strides]``, ``["convert", dtype]``.
+Packing only rearranges elements. A *way back* is the list of steps that undo it, in the form in which a bundle stores
+it: ``["reshape", shape]``, ``["transpose", perm]``, ``["reverse", dims]``, ``["slice", starts, limits, strides]``,
+``["convert", dtype]``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Origin = tuple[tuple[Any, ...], ...]
 
 
 def go_back(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Return the origin of ``array``, with its elements in their original order: a view where possible.
+    """Apply the steps ``way`` to a packed array and return the original array, as a view where possible.
 
     A final ``reshape``, which would copy, is left to the caller.
 
     Raises
     ------
     ValueError, IndexError, TypeError, KeyError
-        If a step does not fit.
+        If a step does not fit the array.
     """
     for left, step in enumerate(way, start=1 - len(way)):
         match step:
@@ -88,10 +89,10 @@ MOST_FOLDS = 4
 
 @dataclass
 class Origins:
-    """Possible ways back of a compilation, by the type of the packed constant.
+    """The ways back of one compilation, by the type of the packed constant.
 
-    They are collected from the modules that passes fold, by type and not by name: the user of a way compares its
-    result.
+    They are recorded from the modules whose constants are folded. A way fits each constant of its type, so it may be
+    wrong for some: the caller must compare the result with the model's constant.
     """
 
     of: dict[TensorType, dict[tuple[Origin, TensorType], None]] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Origins:
                     self.of.setdefault(swapped, {})[(("transpose", (1, 0)),), table] = None
 
     def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Origin, np.ndarray]]:
-        """Yield possible origins of ``array``, itself first, each with the way back."""
+        """Yield candidates for the array that ``array`` was packed from, itself first, each with its way back."""
         found: list[tuple[Origin, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
         for way, made, now, folds in found:
             yield way, made

@@ -87,13 +87,13 @@ class ReaderProcess:
         return Reading(**msgpack.unpackb(reply), module=module)
 
     def end(self) -> None:
-        """Kill the child."""
+        """Kill the child process."""
         self._process.kill()
         self._process.wait()
         self.close()
 
     def close(self) -> None:
-        """Close the pipes, which ends the child when it waits for a request."""
+        """Close the pipes; a child that waits for a request then exits."""
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             with suppress(OSError):
@@ -168,7 +168,7 @@ def prepare() -> None:
 
 
 def prepare_for(model: Any) -> None:
-    """Start the child if ``model`` is bytes, or the path of a file, that do not start like text."""
+    """Start the child process if ``model``, bytes or the path of a file, is not text."""
     head = model
     with suppress(OSError, ValueError):  # the actual read reports the error
         if isinstance(model, str | os.PathLike) and os.path.isfile(model):  # bytes of a pipe would be lost

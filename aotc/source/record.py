@@ -1,4 +1,4 @@
-"""The contents of a bundle's source as data, and their validation."""
+"""The data of a source in a bundle: bytecode, options, targets; its schema and validation."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A source: bytecode, and the other inputs of its compilation.
+    """The source of a bundle: bytecode, and the other inputs of its compilation.
 
-    ``metadata`` is JAX's for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
-    ``targets`` are those of the ``variants``, followed by those of named devices.
+    ``metadata`` is what JAX recorded for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for
+    messages. ``targets`` starts with the targets of the ``variants``, followed by those of named devices.
     """
 
     code: bytes
@@ -66,7 +66,7 @@ class Embedded:
 
 
 def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
-    """Return the recorded options as data."""
+    """Return the options to record in a bundle, as plain data."""
     found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["bind"] = list(options.bind)
@@ -76,14 +76,17 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
 
 
 def refused_option(options: Mapping[str, Any], more: Collection[str] = ()) -> str:
-    """Return the first option that a record must not set, or an empty string; ``more`` are additional allowed names."""
+    """Return the first option that a recorded source must not set, or an empty string.
+
+    ``more`` are further allowed names.
+    """
     return next((name for name in options if name not in RECORDED and name not in more), "")
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    """Return the names of targets, with measurements of the compiling machine; for mixes, all their targets.
+    """Return the names of ``targets`` with the measurements of the compiling machine; a mix is replaced by its targets.
 
-    The first are those of the variants, for unnamed devices.
+    The targets of the variants, which apply to unnamed devices, are first.
     """
     every = [t.of("") for t in targets]
     every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]

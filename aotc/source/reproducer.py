@@ -39,7 +39,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Reproducer:
-    """The contents of a file: a model as :class:`aotc.frontend.mlir.Raw`, and the options as data."""
+    """The contents of a reproducer file: a model as in :class:`aotc.frontend.mlir.Raw`, and options as plain data."""
 
     data: str | bytes
     path: str
@@ -48,7 +48,7 @@ class Reproducer:
 
 
 def repeats(path: str) -> str:
-    """Return the words of the command that reproduces a file."""
+    """Return the command line that compiles the reproducer file ``path`` again."""
     return f"aotc compile {path} -o model.vmfb --verify-each --no-cache --dump-ir=ir"
 
 
@@ -83,12 +83,12 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
 
 
 def read(path: str) -> Reproducer | None:
-    """Return the contents of a file, or None if it is not a reproducer.
+    """Return the contents of a reproducer file, or None if ``path`` is another kind of file.
 
     Raises
     ------
     CompileError
-        If it is one, and damaged or of another version.
+        If the reproducer is damaged or of another version.
     """
     try:
         with ZipFile(path) as archive:
@@ -115,9 +115,11 @@ def read(path: str) -> Reproducer | None:
 def reproducible(
     options: Options, targets: tuple[Target, ...], fetch: Callable[..., Any], *given: Any
 ) -> Iterator[list[Any]]:
-    """Yield a list with the model ``fetch(*given)``; write a reproducer if options or an internal error require it.
+    """Yield a list with the model ``fetch(*given)``.
 
-    The block may take the model out of the list: it can be large, and is fetched again after an internal error.
+    Write a reproducer file if options or an internal error require it.
+
+    The block may remove the model from the list to free its memory; after an internal error it is fetched again.
     """
     raws = [fetch(*given)]
     if options.reproducer:
@@ -131,7 +133,7 @@ def reproducible(
 
 
 def _evidence(error: InternalError, raw: Any, options: Options, targets: tuple[Target, ...]) -> str:
-    """Write the file unless it exists; add a command that reproduces it to the error. Return the path."""
+    """Write the reproducer file unless it exists, add the reproducing command to ``error``, and return the path."""
     path = str(options.reproducer)
     if error.dump and not path:
         path = str(Path(error.dump) / NAME)

@@ -1,4 +1,4 @@
-"""Extract the source of a bundle, with its weights at their positions; each is verified by its checksum."""
+"""Extract the source of a bundle; removed weights are put back and verified by checksum."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def restore(opened: OpenedBundle) -> Embedded:
     Raises
     ------
     BundleError
-        If it has none, is damaged, or a weight is not the one that was compiled.
+        If the bundle has no source, is damaged, or a weight differs from the compiled model's.
     """
     entry = opened.manifest.get("source")
     if entry is None:
@@ -58,7 +58,7 @@ SOURCE_RATIO = 100
 
 
 def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record, decompressed and validated."""
+    """Return the record of the source, decompressed and validated."""
     packed, size = opened.checked(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
         raise _damaged(opened.where, "it is too large", f"{size:,} bytes")
@@ -83,7 +83,7 @@ def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of a record of the right form."""
+    """Yield the inconsistencies of a record that matches its schema."""
     if name := refused_option(record["options"]):
         yield f"it sets the option {name!r}, which only a caller may set or this aotc does not know"
     if not 0 < record["variants"] <= len(record["targets"]):
@@ -116,7 +116,7 @@ def _target(where: str, row: Mapping[str, Any]) -> Target:
 
 
 def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
-    """Return the bytecode with the elements of all constants."""
+    """Return the bytecode with all removed constants put back."""
     arrays = _arrays_of(opened)
     code, parts = memoryview(record["code"]), []
     used = end = 0
@@ -131,7 +131,7 @@ def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, A
 
 
 def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
-    """Return a function from a variant's number to its constants as bytes, which are read on demand."""
+    """Return a function that reads all constants of a variant, given its number, as bytes."""
 
     @cache
     def constants(number: int) -> np.ndarray:
@@ -149,7 +149,7 @@ def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
 def _elements(
     opened: OpenedBundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
 ) -> memoryview:
-    """Return the bytes of a removed constant."""
+    """Return the elements of a removed constant (a ``hole`` of the record) as bytes."""
     try:
         if "array" in hole:
             elements = _from_array(hole["array"], arrays)
