@@ -26,8 +26,8 @@ def asgi(source: str | os.PathLike[str], **settings: Any) -> AsgiApp:
         A bundle, or a folder of bundles.
     **settings
         Fields of :class:`aotc.serve.settings.Settings`, as the options of ``aotc serve``: ``max_batch=8``,
-        ``token="..."``. Host, port, TLS and gRPC are the business of the server that runs the application. Without a
-        token only requests to names of this machine are answered; ``insecure=True`` answers all.
+        ``token="..."``. The server that runs the application configures host, port, TLS and gRPC. Without a token the
+        application only answers requests whose ``Host`` names this machine; ``insecure=True`` answers all.
 
     Raises
     ------
@@ -39,9 +39,9 @@ def asgi(source: str | os.PathLike[str], **settings: Any) -> AsgiApp:
 
 
 class AsgiApp:
-    """An ASGI application. It loads its models at the start of the application, or for its first request.
+    """An ASGI application that loads its models at start-up, or else before its first request.
 
-    A framework that mounts an application on a route does not tell it of the start.
+    A framework that mounts an application on a route does not send the start-up event.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -64,7 +64,7 @@ class AsgiApp:
         await self._app(scope, receive, send)
 
     async def _started(self) -> None:
-        """Load the models, once."""
+        """Load the models, unless this has been done."""
         loop = asyncio.get_running_loop()
         if self._starting is None or self._loop is not loop:  # another loop: of a test client, say
             self._loop, self._starting = loop, asyncio.create_task(self._start())

@@ -13,7 +13,7 @@ OPEN = (*HEALTH_PATHS, "/")  # the page itself contains no data: its requests ne
 
 
 class AccessCheck:
-    """Decides which requests are allowed."""
+    """Check whether a request is allowed."""
 
     def __init__(self, settings: Settings) -> None:
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""

@@ -1,4 +1,5 @@
-"""Long-running work outside of the event loop, on daemon threads: the process does not wait for them when it ends."""
+"""Long-running work outside of the event loop, on daemon threads: the process does not wait for these threads at exit.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ Result = TypeVar("Result")
 
 
 async def join_in_background(parts: Sequence[Buffer]) -> bytes:
-    """Join buffers; large ones on another thread, with the GIL released.
+    """Join buffers to one bytes object; large ones on another thread, with the GIL released.
 
-    The cost of new memory exceeds that of the copy, because the kernel clears each page at the first access.
-    ``bytes.join`` releases the GIL if all its parts are ``bytes``, so other buffers are first copied in small pieces.
+    Most of the time is spent on new memory, not on the copy, because the kernel clears each page at the first access.
+    ``bytes.join`` releases the GIL only if all its parts are ``bytes``, so other buffers are first copied in small
+    pieces.
     """
     if sum(map(len, parts)) <= INLINE_BYTES:
         return b"".join(parts)
@@ -34,7 +36,10 @@ def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
 
 
 async def run_in_background(function: Callable[[], Result]) -> Result:
-    """Run a function on a thread and return its result; if the caller is cancelled, the function continues."""
+    """Run a function on a background thread and return its result.
+
+    If the caller is cancelled, the function continues.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 

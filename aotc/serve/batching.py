@@ -1,7 +1,8 @@
-"""Dynamic batching: requests wait briefly for others and run as one call, along their common symbolic first dim.
+"""Dynamic batching: concatenate concurrent requests along their first dim, and run them as one call.
 
-A batch starts when it is full, or when its first request has waited long enough and no other batch of the model is
-running. Only models whose rows are independent are batched; this is tested when they are loaded.
+The first dim must be symbolic and common to all arguments and results. A batch starts when it is full, or when its
+first request has waited long enough and no other batch of the model is running. Only models whose rows are independent
+are batched; a test at load time verifies that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Observe = Callable[[int, float], object]
 
 
 class _Member:
-    """A request in a batch."""
+    """A request in a batch, with its rows and the future of its results."""
 
     __slots__ = ("arrays", "begun", "future", "rows")
 
@@ -79,14 +80,14 @@ class Batcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def takes(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Return True if a request can be batched: its arrays have the same number of rows, not 0 and not too many."""
+        """Return True if a request can be batched: all arrays have the same number of rows, from 1 to the maximum."""
         rows = arrays[0].shape[0]
         return 0 < rows < self.most and all(a.shape[0] == rows for a in arrays)
 
     async def call(self, arrays: list[np.ndarray], begun: Callable[[], object]) -> list[np.ndarray]:
-        """Run a request in a batch and return its results; a batch whose requests are all cancelled is cancelled.
+        """Run a request as part of a batch and return its results.
 
-        ``begun`` is called when the batch starts.
+        ``begun`` is called when the batch starts. A batch whose requests are all cancelled is cancelled too.
         """
         loop = asyncio.get_running_loop()
         member = _Member(arrays, loop.create_future(), begun)
@@ -109,7 +110,7 @@ class Batcher:
             raise
 
     def _leave(self, batch: _Batch, member: _Member) -> None:
-        """Remove a cancelled request; the batch continues for the others."""
+        """Remove a cancelled request from its batch; the batch continues for the other requests."""
         if batch.task is None:
             batch.members.remove(member)
             batch.rows -= member.rows
@@ -166,7 +167,7 @@ class Batcher:
             at += member.rows
 
     async def _apart(self, members: Sequence[_Member]) -> None:
-        """Run each request alone, because one of them has made the batch fail."""
+        """Run each request of a failed batch alone, so that only the faulty request fails."""
         for member in members:
             if member.future.done():
                 continue
@@ -200,14 +201,17 @@ def _fail(members: Sequence[_Member], error: BaseException) -> None:
 
 
 def _ignore(rows: int, seconds: float) -> None:
-    """Ignore a measurement."""
+    """Do nothing: the default for ``observe``."""
 
 
 # ---------------------------------------------------------------- which functions can be batched
 
 
 def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> str:
-    """Return the symbol that is the first dim of all arguments and results, and no other dim; "" if there is none."""
+    """Return the symbol that is the first dim of all arguments and results and occurs in no other dim.
+
+    "" without one.
+    """
     rows = [*arguments, *results]
     firsts = {row["dims"][0] if row["dims"] else None for row in rows}
     symbol = firsts.pop() if len(firsts) == 1 and arguments else None

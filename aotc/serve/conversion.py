@@ -35,7 +35,7 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 
 class ConverterFailed(RuntimeError):
-    """A converter process failed because of a defect of the server."""
+    """A converter process failed because of a bug in the server."""
 
 
 # Numbers in a response up to which the event loop writes the text itself; a separate process writes longer ones,
@@ -63,7 +63,8 @@ class Conversion:
     Attributes
     ----------
     turn : asyncio.Lock
-        Held during a conversion; between two of them the event loop serves others, such as health checks.
+        Held during a conversion in this process, so that the event loop can serve other requests, such as health
+        checks, between two conversions.
     """
 
     def __init__(self, most: int) -> None:
@@ -129,12 +130,12 @@ class Conversion:
         return [data], length
 
     def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
-        """Return True if the results contain enough numbers that another process must write them.
+        """Refuse results with too many numbers for JSON; return True if another process must write them.
 
         Raises
         ------
         RequestFault
-            If they exceed the limit.
+            If the results exceed the limit.
         """
         size = sum([x.size * max(x.itemsize, NUMBER_BYTES) for x in results])
         if size > self.most:
@@ -143,7 +144,7 @@ class Conversion:
         return sum([x.size for x in results]) > INLINE_ELEMENTS
 
     def is_large(self, size: int, where: str, hint: str) -> bool:
-        """Return True if JSON must be parsed by another process."""
+        """Return True if ``size`` bytes of JSON are so many that another process must parse them."""
         if size > self.most:
             raise RequestFault(TOO_LONG, where, "the JSON is too long", f"{size} bytes", f"at most {self.most}", hint)
         return size > INLINE_BYTES
@@ -182,7 +183,7 @@ class Conversion:
         return data, head[HEADER_LENGTH]
 
     def close(self) -> None:
-        """End the idle processes; the others end with their requests."""
+        """End the idle processes; busy processes end with their requests."""
         while self._idle:
             self._idle.pop().end()
 
@@ -202,7 +203,7 @@ class _ConverterProcess:
         self._ended = False
 
     def exchange(self, job: Job, body: Sequence[Buffer]) -> tuple[Job, bytes] | None:
-        """Send a job and wait for its result; None if the process has ended."""
+        """Send a job to the process and wait for its result; None if the process has ended."""
         if self._started is None:
             command = python_command(_PROGRAM, str(self._memory))
             environment = {**os.environ, **_ONE_THREAD}
@@ -217,7 +218,10 @@ class _ConverterProcess:
         return None
 
     def end(self) -> None:
-        """Kill the process. A thread that waits for it gets None, and the pipes are closed afterwards."""
+        """Kill the process.
+
+        A thread that waits for a result receives None; then the pipes are closed.
+        """
         self._ended = True
         if self._started is not None:
             self._started.kill()

@@ -1,8 +1,7 @@
-"""Converter process: converts large requests and responses between numbers as text and bytes of tensors.
+"""Converter process: replaces numbers in JSON by bytes of tensors in large requests, and the reverse in responses.
 
 Python parses JSON, and creates lists of numbers, while holding the GIL: a document of 60 MB would block the event loop
-for seconds even on another thread. So the server sends large documents to a separate process with a memory limit. The
-process replaces numbers by bytes, in the protocol's format of binary tensors, and returns the result.
+for seconds even on another thread. So the server sends large documents to a separate process with a memory limit.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def raw_message(job: Job, body: bytes) -> Done:
 
 
 def number_message(job: Job, body: bytes) -> Done:
-    """Replace the bytes of a gRPC response by numbers; with ``stream``, wrap it as a response of a stream."""
+    """Replace the bytes of a gRPC response by numbers; ``stream`` wraps the response as a message of a stream."""
     from aotc.serve.grpc.tensors import with_number_outputs  # gRPC is optional
 
     return with_number_outputs(body, job["stream"]), None
@@ -112,9 +111,9 @@ JOBS: dict[str, Callable[[Job, bytes], Done]] = {
 
 
 def main() -> None:
-    """Run jobs until the pipe ends; ``sys.argv`` has the memory limit in bytes.
+    """Run jobs until the pipe ends; ``sys.argv`` contains the memory limit in bytes.
 
-    A response has ``spent`` if a job used so much memory that a new process should run the next one.
+    A response contains ``spent`` if the job used so much memory that a new process should run the next job.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server, which closes the pipe
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

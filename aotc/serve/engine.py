@@ -27,7 +27,7 @@ from aotc.serve.telemetry import open_traces
 
 
 class Ticket:
-    """An admitted request, with the data recorded at its end."""
+    """An admitted request: the data that metrics and logs record when it ends."""
 
     __slots__ = ("_lap", "began", "error", "model", "phases", "protocol", "rows", "statistics", "status")
 
@@ -48,7 +48,7 @@ class Ticket:
 
 
 class Engine:
-    """A server without its protocols.
+    """The state of a server that all protocols share.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Engine:
 
     @contextmanager
     def admit(self, protocol: str) -> Iterator[Ticket]:
-        """Admit a request, and record it when it ends; its body is read afterwards.
+        """Admit a request before its body is read, and record the request when it ends.
 
         Raises
         ------
@@ -158,19 +158,19 @@ class Engine:
         return model, found
 
     def check_control(self, name: str) -> None:
-        """Refuse a request to load or unload a model unless this is enabled.
+        """Refuse a request to load or unload a model, unless the settings allow model control.
 
         Raises
         ------
         RequestFault
-            If it is not enabled.
+            If model control is not enabled.
         """
         if not self.settings.model_control:
             what = "models are not loaded and unloaded on request here"
             raise RequestFault(FORBIDDEN, name, what, hint="--model-control")
 
     def time_of(self, request: InferRequest) -> float:
-        """Return the maximum duration of a request in seconds."""
+        """Return the maximum duration of a request in seconds: the request's own timeout, at most the server's."""
         return min(request.timeout or self.settings.timeout, self.settings.timeout)
 
     async def infer(

@@ -33,7 +33,7 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlon
 
 
 def shown(value: Any) -> str:
-    """Return a shortened representation of a client's value for an error message.
+    """Return a shortened representation of a value that a client sent, for an error message.
 
     Its cost is bounded: the ``repr`` of a client's value could be as long as the request, or nest too deeply.
     """
@@ -47,7 +47,7 @@ def bare(error: Exception) -> Exception:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status of an error."""
+    """Return the HTTP status for an exception."""
     match error:
         case RequestFault():
             return error.status
@@ -67,7 +67,7 @@ ERROR_LETTERS = 4000
 
 
 def text_of(error: BaseException) -> str:
-    """Return the message for the client; an internal error is only named."""
+    """Return the error message for the client; of an internal error only the fact that it occurred."""
     match error:
         case CallError() | BundleError():
             return str(error)[:ERROR_LETTERS]

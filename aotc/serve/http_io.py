@@ -22,7 +22,10 @@ TRANSPORT = "aotc.transport"  # the scope extension that holds the connection
 
 
 async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
-    """Send an error response; ``close`` the connection if the body has not been read."""
+    """Send an error response.
+
+    ``close`` also closes the connection, which is necessary if the body has not been read.
+    """
     body = json.dumps({"error": text_of(error)}).encode()
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RequestFault) and error.retry:
@@ -41,7 +44,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
     Raises
     ------
     RequestFault
-        If it is too long, compressed, or incomplete, or there is no memory for it.
+        If the body is too long, compressed or incomplete, or exceeds the memory budget.
     """
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > most:
@@ -99,7 +102,10 @@ async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float)
 
 
 def abort(scope: Scope) -> None:
-    """Abort the connection of a request, discarding unsent data; behind a proxy such as Ray's, the proxy does that."""
+    """Abort the connection of a request, discarding unsent data.
+
+    Do nothing behind a proxy such as Ray's, which owns the connection.
+    """
     found = scope.get("extensions", {}).get(TRANSPORT)
     if found is not None:
         found[TRANSPORT].abort()
@@ -131,7 +137,7 @@ WATCH_SECONDS = 5e-3
 class ClientWatch:
     """Cancels the task of a request whose client disconnects; as a context manager it converts the cancellation.
 
-    It starts shortly after :meth:`begin`: until the body is read, the request itself notices a disconnect.
+    Watching starts shortly after :meth:`begin`: before that, reading the body reveals a disconnect.
     """
 
     def __init__(self, engine: Engine, receive: Receive) -> None:
@@ -172,7 +178,7 @@ class ClientWatch:
         raise fault from None
 
     def _why(self) -> RequestFault | None:
-        """Return the error with which a cancelled request ends; None to propagate the cancellation."""
+        """Return the exception to raise for a cancelled request; None to propagate the cancellation."""
         if self._gone:
             return ClientLeft()
         if self._engine.closing:

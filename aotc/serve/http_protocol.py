@@ -8,8 +8,8 @@ A connection has a timeout for a request head, one for a body, and one for being
 timer is armed on the path of a request: one task checks all connections, several times within the shortest timeout.
 
 Above the limit of connections idle ones are closed, the longest idle first. If none is idle, a new connection may only
-send health checks. There are few of these: the oldest is closed for a new one, because a health check takes a
-millisecond.
+send health checks. The number of such connections is small: the oldest is closed for a new one, because a health check
+takes a millisecond.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class Connections:
         self.handshakes: dict[GuardedConnection, TlsConnection] = {}
 
     def add(self, connection: GuardedConnection) -> bool:
-        """Add a connection, closing another one above the limit; return False if it may only send health checks."""
+        """Add a connection, closing an idle one above the limit.
+
+        Return False if the new one may only send health checks.
+        """
         self.open.add(connection)
         if len(self.open) - len(self.spare) <= self.settings.connections:
             return True
@@ -142,7 +145,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes; an upgrade offer in a head that arrives in several pieces is not removed."""
+        """Process received bytes. An upgrade offer in a request head that arrives in several pieces is not removed."""
         if self.transport.is_closing():
             return
         if self._head is None and not self._in_body:
@@ -159,7 +162,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse(HEAD_TOO_LONG, self._too_long())
 
     def on_message_begin(self) -> None:
-        """Start a head, including one that arrived with the end of the previous request."""
+        """Begin a request head, including one that arrived with the end of the previous request."""
         super().on_message_begin()
         if self._head is None:
             self._head, self._since = 0, self.loop.time()
@@ -170,7 +173,7 @@ class GuardedConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start a request, or a response that refuses it."""
+        """Start a request, or send a response that refuses it."""
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         self._since, self._head, self._in_body = self.loop.time(), None, True
         self.scope["extensions"] = {TRANSPORT: {TRANSPORT: self.transport}}

@@ -14,7 +14,7 @@ Job = dict[str, Any]
 
 
 def write(pipe: IO[bytes], head: Job, *body: Buffer) -> None:
-    """Write a message, whose body is in parts, to a pipe."""
+    """Write a message to a pipe: the JSON ``head``, then the parts of its body."""
     pipe.write(json.dumps({**head, "size": sum(map(len, body))}).encode() + b"\n")
     for part in body:
         pipe.write(part)

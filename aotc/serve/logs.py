@@ -19,7 +19,7 @@ class EventFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the log line of an event."""
         fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -37,7 +37,7 @@ def _word(value: Any) -> str:
 
 
 def open_log(as_json: bool) -> logging.Logger:
-    """Return the server's logger; warnings of uvicorn and gRPC have the same handler."""
+    """Return the server's logger; warnings of uvicorn and gRPC go to the same handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EventFormatter(as_json))
     for name, level in ((LOGGER, logging.INFO), ("uvicorn", logging.WARNING), ("grpc", logging.WARNING)):

@@ -16,7 +16,7 @@ LARGEST_HEAP_BLOCK = 32 << 20
 
 
 def retain_freed_memory() -> bool:
-    """Let glibc's ``malloc`` retain freed memory for the next large message; return False for another C library.
+    """Let glibc's ``malloc`` retain freed memory for the next large message; return False with another C library.
 
     gRPC copies each message twice while holding the GIL. In new memory most of that time is page faults.
     """
@@ -41,7 +41,7 @@ def anonymous_bytes() -> int:
 
 
 class MemoryBudget:
-    """Limit of the memory of all requests and responses together.
+    """Memory limit for all requests and responses together.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ FREE_BYTES = 1 << 16
 
 
 class Lease:
-    """The bytes of the budget that one request has reserved."""
+    """The bytes of the memory budget that one request has reserved."""
 
     __slots__ = ("_budget", "_bytes")
 
@@ -73,7 +73,7 @@ class Lease:
     def grow(self, count: int) -> None:
         """Reserve more bytes.
 
-        Small requests are always served: the queue bounds their number, and large requests cannot lock them out.
+        Small requests never fail here, even if large requests have exhausted the budget: the queue bounds their number.
 
         Raises
         ------

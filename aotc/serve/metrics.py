@@ -88,15 +88,15 @@ class Metrics:
         traffic.add(now, status)
 
     def rows(self, model: str) -> Callable[[int], None]:
-        """Return a callback for the rows of each batch of a model."""
+        """Return a callback that records the number of rows of each batch of a model."""
         return self._rows.labels(model).observe
 
     def tokens(self, model: str) -> Callable[[], None]:
-        """Return a callback for each generated token of a model."""
+        """Return a callback that records each generated token of a model."""
         return partial(self._tokens.labels(model).inc, 1)
 
     def loaded(self, model: str) -> None:
-        """Count a loaded bundle."""
+        """Count the loading of a model's bundle."""
         self._loads.labels(model).inc()
 
     def text(self) -> bytes:

@@ -35,7 +35,7 @@ Variants = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Stamp:
-    """Identity and state of a file, for detecting changes."""
+    """Identity, size and modification time of a file, for detecting changes."""
 
     device: int
     inode: int
@@ -55,7 +55,7 @@ class ServedFunction:
     most_tensors : int
         Maximum number of inputs, or outputs, in a request.
     wanted : str
-        The option ``results`` of calls.
+        The value of the option ``results`` for calls of the function.
     statistics : Statistics
     batcher : Batcher or None
         Batches requests, if rows are independent and batching is enabled.
@@ -122,7 +122,7 @@ class ServedModel:
     stamp : Stamp
         Identity of the file to load.
     inside : bool
-        Refuse a different file: a link may have replaced it since the folder was scanned.
+        Refuse a file other than ``stamp``: a link may have replaced the file since the folder was scanned.
 
     Attributes
     ----------
@@ -171,11 +171,11 @@ class ServedModel:
 
     @property
     def generates(self) -> bool:
-        """True if it has the two functions for generation."""
+        """Return True if the model has the two functions for generation."""
         return self.decoder is not None
 
     def is_generation(self, function: str) -> bool:
-        """Return True if a function name means generation instead of one of the functions."""
+        """Return True if a request with this function name is a generation request."""
         return self.generates and function not in self.functions and function == ("" if not self.default else GENERATE)
 
     def names(self) -> list[str]:
@@ -185,7 +185,7 @@ class ServedModel:
         return [*first, *others, *([GENERATE] if self.is_generation(GENERATE) else [])]
 
     def check_function(self, function: str) -> None:
-        """Refuse a name that is neither a function nor generation.
+        """Refuse a function name that requests cannot use.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class ServedModel:
 
 
 def most_calls() -> int:
-    """Return the maximum number of concurrent calls of one model; others wait."""
+    """Return the maximum number of concurrent calls of one model; further calls wait."""
     return min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
 
 

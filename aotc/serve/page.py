@@ -1,6 +1,7 @@
 """The status page at ``/``: traffic and latency of the server and its models, and facts about their bundles.
 
-It is one document without external resources. It polls ``/v2/state`` every two seconds, with the token if there is one.
+It is one document without external resources. The page polls ``/v2/state`` every two seconds, with the token if one is
+set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Requests and responses of the Open Inference Protocol, version 2, over REST, with the binary tensor extension.
+"""Parsing of requests and writing of responses: Open Inference Protocol, version 2, REST, binary tensor extension.
 
-A body is JSON. The header ``Inference-Header-Content-Length`` limits the JSON to that many bytes; the tensors with a
-``binary_data_size`` follow in order.
+A body is JSON. With the header ``Inference-Header-Content-Length`` only that many bytes are JSON; after them follow, in
+order, the bytes of the tensors that have a ``binary_data_size``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
     Raises
     ------
     RequestFault
-        If it is not one.
+        If the body is not a JSON object.
     """
     try:
         found = json.loads(body)
@@ -127,7 +127,7 @@ def requested_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) 
 def infer_answer(
     name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
 ) -> tuple[list[Buffer], int | None]:
-    """Return the body of a response in parts, and the length of its JSON if tensors follow.
+    """Return the body of a response in parts, and the number of its JSON bytes if binary tensors follow, else None.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[s
     Raises
     ------
     RequestFault
-        If one is requested twice: each would be encoded and sent several times.
+        If an output is requested twice: it would be encoded and sent twice.
     """
     seen: set[str] = set()
     for name, _ in outputs:
@@ -182,12 +182,12 @@ def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[s
 
 
 def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse output parameters of Triton that are not supported.
+    """Refuse output parameters of Triton that this server does not support.
 
     Raises
     ------
     RequestFault
-        If there is one.
+        If there is such a parameter.
     """
     for key in ("classification", "shared_memory_region"):
         if key in parameters:
@@ -204,7 +204,7 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
     Raises
     ------
     RequestFault
-        If it is invalid.
+        If the timeout is invalid.
     """
     found = parameters.get("timeout")
     if found is None:
@@ -216,12 +216,12 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
 
 
 def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse a request that continues a sequence, for a model without state.
+    """Refuse an inference request that continues a sequence: inference has no state.
 
     Raises
     ------
     RequestFault
-        If it does.
+        If the request has a sequence.
     """
     if parameters.get("sequence_id"):
         found, hint = shown(parameters["sequence_id"]), "generate, generate_stream, or ModelStreamInfer"

@@ -27,8 +27,8 @@ def application(settings: Settings, **options: Any) -> Any:
     Parameters
     ----------
     settings : Settings
-        ``source`` must exist on every machine. Each replica requests a GPU from Ray if ``devices`` is one. Host, port,
-        TLS and gRPC settings are ignored: Ray's proxy has its own.
+        ``source`` must exist on every machine. Each replica requests a GPU from Ray if ``devices`` is a GPU. Host,
+        port, TLS and gRPC settings are ignored: Ray's proxy has its own.
     **options
         Options of ``ray.serve.deployment``: ``num_replicas``, ``autoscaling_config``, ``ray_actor_options``...
 
@@ -82,7 +82,7 @@ def kinds_of(source: Path) -> set[str]:
     Raises
     ------
     CallError
-        If none of them can be read.
+        If no bundle can be read.
     """
     if source.is_dir():
         paths = [path for name, entry in entries_of(source) for _, path in bundles_of(name, entry)]
@@ -100,6 +100,6 @@ def kinds_of(source: Path) -> set[str]:
 
 
 def actor_options(settings: Settings) -> Mapping[str, Any]:
-    """Return the resources of a replica: a core for each thread, and a GPU if it runs there."""
+    """Return the resources that a replica requests from Ray: a core per thread, and a GPU if it runs on one."""
     wants_gpu = isinstance(settings.devices, str) and settings.devices.startswith(CUDA)
     return {"num_cpus": settings.threads or 1, "num_gpus": int(wants_gpu)}

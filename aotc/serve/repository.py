@@ -61,7 +61,7 @@ class Repository:
     # ------------------------------------------------------------ lookups
 
     def find(self, name: str, version: str = "") -> tuple[ServedModel, str]:
-        """Return a model and a function name: ``llm.decode`` is ``decode`` of ``llm``, ``llm`` is its default function.
+        """Return the model and function of a request; ``llm.decode`` is function ``decode`` of ``llm``.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Repository:
         return sorted(self.models.get(model.name, ()))
 
     def index(self, ready: bool = False) -> list[dict[str, Any]]:
-        """Return a row of the protocol's repository index for each served or unavailable version."""
+        """Return the protocol's repository index: a row for each served or unavailable version."""
         rows = [
             {"name": name, "version": str(v), "state": "READY", "reason": self.unreadable.get(name, "")}
             for name, versions in self.models.items()
@@ -124,7 +124,7 @@ class Repository:
         Raises
         ------
         RequestFault
-            If it does not exist or cannot be loaded.
+            If the model does not exist or cannot be loaded.
         """
         self._check_name(name)
         self._unloaded.discard(name)
@@ -141,7 +141,7 @@ class Repository:
         Raises
         ------
         RequestFault
-            If it is not served.
+            If the model is not served.
         """
         self._check_name(name)
         async with self._lock:
@@ -180,12 +180,12 @@ class Repository:
             self._drop({place for place in there if place[0] not in self._unloaded})
 
     def check_there(self) -> None:
-        """Check that the only bundle is loaded.
+        """Refuse to start if the source is a single bundle that could not be loaded.
 
         Raises
         ------
         CallError
-            If the source is a single file and it is not loaded.
+            If the only bundle is not loaded.
         """
         if self._one and not self.models:
             reasons = [reason for _, reason in self.failures.values()]
@@ -204,7 +204,10 @@ class Repository:
                 await self.refresh()
 
     async def _renew(self, place: Place, file: File, again: bool) -> None:
-        """Load a new or changed file; one that failed only if it has been touched since, or with ``again``."""
+        """Load a new or changed file.
+
+        A file that failed before is loaded only if it has changed since, or with ``again``.
+        """
         name, version = place
         path, stamp, outside = file
         current = self.models.get(name, {}).get(version)
@@ -279,7 +282,7 @@ def stat_inside(root: str, path: str) -> os.stat_result:
     Raises
     ------
     OSError
-        If it is reached through a link, or has been removed.
+        If the file is reached through a link, or has been removed.
     """
     *folders, name = os.path.relpath(path, root).split(os.sep)
     place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -297,7 +300,7 @@ def stat_inside(root: str, path: str) -> os.stat_result:
 
 
 def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield entries whose names are valid for a bundle or a folder of versions."""
+    """Yield the entries of a folder whose names are valid for a bundle or a folder of versions."""
     for entry in sorted(source.iterdir()):
         name = entry.stem if entry.name.endswith(_END) else entry.name
         if _NAME.match(name):
@@ -305,7 +308,7 @@ def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
 
 
 def bundles_of(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
-    """Yield the bundles of one entry."""
+    """Yield the bundles of one entry: the bundle itself, or each version in the folder."""
     kind = os.stat(entry).st_mode
     if entry.name.endswith(_END):
         if S_ISREG(kind):

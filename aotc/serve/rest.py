@@ -1,4 +1,4 @@
-"""The protocol over HTTP: an ASGI application."""
+"""The HTTP routes of the protocol, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OCTETS = b"application/octet-stream"
 
 
 def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """Return the application of a server."""
+    """Return the ASGI application of a server."""
     endpoints = _Endpoints(engine)
     infer = _Infer(engine)
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
@@ -69,7 +69,7 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
 
 
 class Guarded:
-    """The application behind the access check."""
+    """ASGI middleware: refuse requests that fail the access check, and pass on all others."""
 
     def __init__(self, app: Starlette, engine: Engine) -> None:
         self._app, self._engine, self._access = app, engine, AccessCheck(engine.settings)
@@ -88,7 +88,7 @@ class Guarded:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """Handle a request for an unknown path."""
+    """Return the error response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     status, headers = error.status_code, error.headers
     what = "there is nothing at this path" if status == NOT_FOUND else error.detail
@@ -160,7 +160,7 @@ class _Infer:
 
 
 class _Endpoints:
-    """Handlers of all other paths."""
+    """Handlers of all routes except inference and generation."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -153,7 +153,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Return the socket of REST.
+    """Return the listening socket of the HTTP server.
 
     Raises
     ------
@@ -207,7 +207,7 @@ SPARE_FILES = 256
 
 
 def _allow_files(settings: Settings) -> None:
-    """Raise the limit of open files to the maximum number of connections: health checks need a spare one."""
+    """Raise the limit of open files so that all connections, health checks and bundles fit."""
     most = settings.connections * (1 if settings.grpc_port is None else 2)
     wanted = most + SPARE_CONNECTIONS + HANDSHAKES + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

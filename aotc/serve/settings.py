@@ -159,7 +159,10 @@ class Settings:
         return self
 
     def _check_memory(self) -> None:
-        """Refuse a request that alone exceeds the memory of all; a default matters only where it is used."""
+        """Refuse a limit for single requests above the limit for all requests together.
+
+        A default limit is only checked where it applies.
+        """
         chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         sizes = [self.max_body, *(chosen.get(name, 0) for name in ("max_message", "max_json", "max_head"))]
         longest = max(*sizes, self.max_message if self.grpc_port is not None else 0)

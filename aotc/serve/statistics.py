@@ -13,7 +13,7 @@ _CACHES = ("cache_hit", "cache_miss")  # the server has no response cache
 
 
 class Duration:
-    """Count and total duration of an event."""
+    """Number of occurrences and total duration of an event."""
 
     __slots__ = ("count", "seconds")
 
@@ -26,7 +26,7 @@ class Duration:
         self.seconds += seconds
 
     def report(self) -> dict[str, int]:
-        """Return it in Triton's form, in nanoseconds."""
+        """Return the counters in Triton's form, in nanoseconds."""
         return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
@@ -40,7 +40,7 @@ class Statistics:
         self._last = 0.0
 
     def ended(self, seconds: float, phases: Mapping[str, float], good: bool, rows: int) -> None:
-        """Record a request, the seconds of each of its phases, and its rows."""
+        """Record a finished request: its total seconds, the seconds of each of its phases, and its rows."""
         self._phases[SUCCESS if good else FAIL].add(seconds)
         if good:
             for phase, taken in phases.items():

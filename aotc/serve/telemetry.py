@@ -14,12 +14,12 @@ Span = Callable[[str, Mapping[str, str], Mapping[str, Any]], AbstractContextMana
 
 
 def no_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Return a null context manager."""
+    """Return a null context manager: the function in place of tracing if traces are disabled."""
     return nullcontext()
 
 
 def open_traces(wanted: bool) -> Span:
-    """Return a function that starts the span of a request, as part of the trace in the client's headers.
+    """Return a function that starts the span of a request; the client's headers provide the parent span.
 
     Raises
     ------

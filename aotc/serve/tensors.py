@@ -25,7 +25,7 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def datatype_of(dtype: str) -> str:
-    """Return the protocol's datatype for a dtype; the dtype's own name if it has none."""
+    """Return the protocol's datatype for a dtype; the dtype's own name if the protocol has none."""
     return _NAMES.get(dtype, dtype)
 
 
@@ -35,7 +35,7 @@ def dtype_of(datatype: Any, where: str) -> str:
     Raises
     ------
     RequestFault
-        If no model can take it, such as BYTES.
+        If no model can have such an argument, for example BYTES.
     """
     found = _OURS.get(datatype) if isinstance(datatype, str) else None
     if datatype == STRINGS:
@@ -137,12 +137,12 @@ MOST_NESTING = 64
 
 
 def _types(values: list[Any], depth: int = 0) -> set[type]:
-    """Return the types of the elements of nested lists.
+    """Return the Python types of the elements of nested lists.
 
     Raises
     ------
     ValueError
-        If they nest too deeply.
+        If the lists nest too deeply.
     """
     if depth > MOST_NESTING:
         raise ValueError(f"lists nest more than {MOST_NESTING} deep")
@@ -166,7 +166,7 @@ def _numbers(data: Any) -> Any:
 
 
 def to_bytes(array: np.ndarray) -> Buffer:
-    """Return the bytes of an array; those of a large array without a copy."""
+    """Return the bytes of an array; without a copy if the array is large."""
     base = array.base
     whole = not isinstance(base, np.ndarray) or base.nbytes == array.nbytes
     if array.nbytes <= INLINE_BYTES or not (whole and array.flags.c_contiguous):  # a view keeps its batch alive
@@ -175,7 +175,7 @@ def to_bytes(array: np.ndarray) -> Buffer:
 
 
 def to_json(array: np.ndarray, where: str) -> list[Any]:
-    """Return the elements as a flat list; non-finite ones as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+    """Return the elements as a flat list; NaN and infinities as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def to_json(array: np.ndarray, where: str) -> list[Any]:
 
 
 def names_of(rows: Sequence[dict[str, Any]], other: str) -> list[str]:
-    """Return unique names of arguments or results; one without a name is called ``other`` and its number."""
+    """Return unique names of arguments or results; an unnamed one is called ``other`` plus its number."""
     names: list[str] = []
     for number, row in enumerate(rows):
         name = row["name"] or f"{other}{number}"

@@ -1,7 +1,8 @@
-"""Comparison of two results of an op: exact, within units in the last place, or by their errors against 64 bits.
+"""Comparison of two results of an op: exact, within units in the last place (ulp), or by their errors against 64 bits.
 
-Sums of many terms and factorizations are compared normwise, in units in the last place of their largest element,
-because single elements may cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
+In all functions ``ours`` is the result of the compiled model and ``want`` that of the reference. Sums of many terms and
+factorizations are compared normwise, in units in the last place of their largest element, because single elements may
+cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ def compare_op(
     name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
     terms: int = 1,
 ) -> Mismatch | None:  # fmt: skip
-    """Compare a result of op ``name`` for equal operands; ``truth`` returns the result in 64 bits, or None.
+    """Compare a result of op ``name`` with the reference's for the same operands; return a mismatch or None.
 
-    Each element is a sum of ``terms``. Rounding errors are nearly independent, so the error of a sum grows with the
-    square root of the number of terms (Higham, ch. 4.2).
+    ``truth`` computes the result in 64 bits, or returns None; ``given`` replaces the op's own bound. Each element is a
+    sum of ``terms``. Rounding errors are nearly independent, so the error of a sum grows with the square root of the
+    number of terms (Higham, ch. 4.2).
     """
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
@@ -94,10 +96,10 @@ def compare_op(
 def compare_results(
     ours: np.ndarray, want: np.ndarray, given: Tolerance | None, truth: Callable[[], np.ndarray | None] | None = None
 ) -> Mismatch | None:
-    """Compare results of several ops: integers exactly, floats within :data:`LOOSE` or ``given``.
+    """Compare a result that several ops computed: integers exactly, floats within :data:`LOOSE` or ``given``.
 
-    A program may amplify rounding errors. ``truth`` returns its results in 64 bits: elements agree if their error
-    against it is at most :data:`AMPLIFIED` times the largest error of ``want``.
+    A program may amplify rounding errors. ``truth`` computes the result in 64 bits: elements also agree if their error
+    against that is at most :data:`AMPLIFIED` times the largest error of ``want``.
     """
     plain = given is None
     if ours.shape != want.shape or ours.dtype != want.dtype:
@@ -122,7 +124,7 @@ AMPLIFIED = 4.0
 
 
 def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
-    """Return True if all differing elements are within :data:`AMPLIFIED` times the largest error of ``want``."""
+    """Return True if the error of all ``differ`` elements is at most :data:`AMPLIFIED` times that of ``want``."""
     with np.errstate(all="ignore"):
         own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
     finite = theirs[np.isfinite(theirs)]
@@ -130,7 +132,7 @@ def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.n
 
 
 def is_float(array: np.ndarray) -> bool:
-    """Return True if values of this type carry rounding errors."""
+    """Return True if the values of ``array`` can have rounding errors."""
     return array.dtype.kind in "fc" or (array.dtype.kind == "V" and "float" in array.dtype.name)
 
 
@@ -158,7 +160,7 @@ def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
 
 
 def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return the distance of each element in units of ``step``; infinite where special values differ."""
+    """Return the distance of each element in units of ``step``; infinity where NaNs or infinities differ."""
     if want.dtype.kind == "c":
         return np.maximum(distance(ours.real, want.real, step), distance(ours.imag, want.imag, step))
     a, b = ours.astype(np.float64), want.astype(np.float64)
@@ -178,7 +180,7 @@ def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | 
 
 
 def _outside(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
-    """Return 0 for elements within ``given`` and the distance for others, or None if the types differ."""
+    """Return 0 for elements within the tolerance ``given``, else the distance; None if the types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     a, b = ours.astype(_wide(want)), want.astype(_wide(want))

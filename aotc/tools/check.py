@@ -61,8 +61,8 @@ QUANTIZE = "quantize-weights"  # name of the pass
 class Difference:
     """The first op with a differing result.
 
-    ``within`` lists the loops and branches around it, outermost first. ``alone`` is True if the op is wrong by itself;
-    otherwise only a program that ends with it differs.
+    ``within`` lists the loops and branches around it, outermost first. ``alone`` is True if the op is wrong for correct
+    operands; otherwise only a program that ends with the op differs.
     """
 
     op: str
@@ -183,7 +183,7 @@ MOST_ITERATIONS = 256
 
 
 class Checker:
-    """A model that is ready to be compared.
+    """Compares a compiled model with its reference; see the module's questions.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ class Checker:
     # --- the first op that differs ---
 
     def _first(self, function: Function, arrays: Sequence[np.ndarray]) -> Difference | None:
-        """Return the first op of ``function`` that is wrong by itself."""
+        """Return the first op of ``function`` that is wrong for correct operands, or None."""
         values = [v for op in _seen(function.body) for v in op.results]
         probe = _with_results(function, values)
         found = self.run(Module({probe.name: probe}), probe.name, arrays)
@@ -311,7 +311,7 @@ class Checker:
         return self._difference(watch.op, watch.number, watch.mismatch)
 
     def _enter(self, op: Op, frame: Activation) -> Difference | None:
-        """Return the first differing op inside a loop or branch, run on the reference's values."""
+        """Return the first differing op inside the loop or branch ``op``, run on the reference's values."""
         if op.name == "case":
             index = int(frame.environment[op.operands[0]])
             number = index if 0 <= index < len(op.regions) else len(op.regions) - 1
@@ -401,19 +401,19 @@ class Checker:
 
 
 class _Lazy:
-    """Results that are computed on first use."""
+    """Results in 64 bits that are computed on first use."""
 
     def __init__(self, make: Callable[[], list[np.ndarray] | None]) -> None:
         self.make = cache(make)
 
     def get(self, number: int) -> np.ndarray | None:
-        """Return result ``number``, or None if there are no results."""
+        """Return the result with this number, or None if the results cannot be computed."""
         found = self.make()
         return None if found is None else found[number]
 
 
 class _Watch:
-    """A hook of the reference: substitute our values for its own, and record the first op that differs."""
+    """Observer of the reference interpreter: replace its values by ours, and record the first op that differs."""
 
     def __init__(self, ours: Mapping[Value, np.ndarray], tolerance: Tolerance | None) -> None:
         self.ours, self.tolerance = ours, tolerance
@@ -423,7 +423,7 @@ class _Watch:
         self.number = 0
 
     def after(self, frame: Activation, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Compare the results of ``op``, and continue with ours."""
+        """Compare the reference's ``results`` of ``op`` with ours, and let the reference continue with ours."""
         if not op.results or op.results[0] not in self.ours:
             return results
         mine = [self.ours[v] for v in op.results]
@@ -448,12 +448,12 @@ class _Watch:
 
 
 def _seen(region: Region) -> list[Op]:
-    """Return the ops to compare: all but ops that only move or create values."""
+    """Return the ops to compare: all except those that only move or create values."""
     return [op for op in region.ops if op.results and op.name not in FREE]
 
 
 def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
-    """Return the values of ``wanted`` that ops from index ``count`` on read, directly or through ops that only move."""
+    """Return the values of ``wanted`` that ops from index ``count`` on read, directly or through movement ops."""
     makers = {v: op for op in body.ops[:count] for v in op.results}
     later = [op for top in body.ops[count:] for op in (top, *(o for r in top.regions for o in walk(r)))]
     stack = [*(v for op in later for v in op.operands), *body.results]
@@ -473,7 +473,7 @@ def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
 
 
 def _with_results(function: Function, values: Sequence[Value]) -> Function:
-    """Return ``function`` with the results ``values``."""
+    """Return a copy of ``function`` whose results are ``values``."""
     kept = ("arg_names", "sizes", "requirements")
     body = Region(function.body.params, function.body.ops, tuple(values))
     return replace(function, body=body, attrs={k: v for k, v in function.attrs.items() if k in kept})

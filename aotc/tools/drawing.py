@@ -18,9 +18,10 @@ _STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px 
 
 @dataclass
 class Drawing:
-    """Boxes over an axis from 0 to ``end``, labelled in ``unit``, each of ``scale``; rows go down.
+    """A chart under construction: boxes over a horizontal axis from 0 to ``end``, in rows from top to bottom.
 
-    Ticks are at least ``least`` units apart. ``row`` is the height of a row in pixels; rows may also be bytes.
+    Positions are in the caller's scale: ``scale`` of them are one ``unit`` of the axis labels. Ticks are at least
+    ``least`` units apart. ``row`` is the height in pixels of one vertical unit, for example a lane or a byte.
     """
 
     title: str
@@ -33,11 +34,11 @@ class Drawing:
     bottom: float = 0.0
 
     def x(self, at: float) -> float:
-        """Return the pixel of a position on the axis."""
+        """Return the horizontal pixel of a position on the axis."""
         return MARGIN + (at / self.end if self.end else 0.0) * WIDTH
 
     def box(self, begin: float, end: float, top: float, bottom: float, kind: str, label: str, said: str) -> None:
-        """Draw a box with a ``label``, if there is room for it, and the tooltip ``said``."""
+        """Draw a box with the tooltip ``said``, and with ``label`` if the box is large enough for it."""
         left, width = self.x(begin), max(self.x(end) - self.x(begin), 1.0)
         y, height = HEAD + MARGIN + top * self.row, max((bottom - top) * self.row - 1, 1.0)
         place = f'x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'

@@ -1,4 +1,4 @@
-"""The model for a tool: from a source, or from a bundle with the targets and options of its compilation."""
+"""Read the model of a developer tool: a source, or a bundle together with its recorded targets and options."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def is_bundle(model: Any) -> bool:
 
 
 def check_function(function: str, module: Module) -> None:
-    """Refuse a function that ``module`` does not have.
+    """Refuse a function name that ``module`` does not have.
 
     Raises
     ------
     CompileError
-        Lists the public functions.
+        If there is no such function; the message lists the public ones.
     """
     public = [name for name, f in module.functions.items() if f.public]
     if function and function not in public:

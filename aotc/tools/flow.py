@@ -1,4 +1,7 @@
-"""Symbolic execution of a call of a bundle's function, command by command, for given sizes; no code is run."""
+"""The commands of a call and their dependences: symbolic execution of a bundle's function for given sizes.
+
+No code of the bundle is run. The reports of memory and schedule are computed from the result.
+"""
 
 from __future__ import annotations
 
@@ -150,22 +153,25 @@ class Flow:
         return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
 
     def way_of(self, step: FlowStep) -> tuple[int, int]:
-        """Return the memories that a step reads and writes; they differ for some copies."""
+        """Return the numbers of the memories that a step reads and writes; a copy may have two different ones."""
         homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
-        """Return the executions of a step inside ``within``, with branches taken; see :func:`iterations_of`."""
+        """Return the number of executions of a step inside the loops and branches ``within``.
+
+        All branches are taken.
+        """
         return prod(self.iterations_of(part) for part in within.split(" > "))
 
     def iterations_of(self, name: str) -> int:
-        """Return the iterations of a loop, a guess where they are unknown, and 1 for a branch."""
+        """Return the iteration count of the loop ``name``, an estimate if it is unknown, and 1 for a branch."""
         if not name.startswith("loop"):
             return 1
         return iterations_or_estimate(self.loops[int(name.split()[1])].iterations)
 
     def is_guessed(self, within: str) -> bool:
-        """Return True if the iteration count of any of these loops is a guess."""
+        """Return True if any loop in ``within`` has an unknown iteration count."""
         loops = (part for part in within.split(" > ") if part.startswith("loop"))
         return any(self.loops[int(part.split()[1])].iterations is None for part in loops)
 
@@ -177,7 +183,7 @@ class Flow:
 
 
 def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
-    """Return the commands of a call of ``function``; missing sizes of symbolic dims are guessed.
+    """Return the commands of a call of ``function``; ``sizes`` of symbolic dims that are missing are guessed.
 
     Raises
     ------
@@ -208,7 +214,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
 
 
 def entry_of(opened: OpenedBundle, function: str = "") -> str:
-    """Return the name of ``function``, by default the only function, or ``main``.
+    """Return ``function``, or by default the name of the only function, or ``main``.
 
     Raises
     ------
@@ -264,7 +270,10 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
 
 
 class _Walker:
-    """Records the commands that a host program submits; integers in memory are guessed, conditions hold."""
+    """Device of the host program's interpreter: record submitted commands; guess integers in memory.
+
+    Pass all checks.
+    """
 
     def __init__(
         self, flow: Flow, buffers: Buffers, texts: Sequence[str], own: Sequence[str], locs: Sequence[Mapping[int, str]]
@@ -319,7 +328,7 @@ class _Walker:
                     self._branch(node, parameters, f"{within}branch {self.branches}")
 
     def _open_block(self, is_loop: bool) -> int:
-        """Append a loop or branch to the blocks, before those inside it; return its index."""
+        """Add a loop or branch to the blocks before its inner ones; return its index."""
         self.flow.blocks.append(FlowBlock(((len(self.flow.steps),) * 2,), is_loop))
         return len(self.flow.blocks) - 1
 
@@ -364,7 +373,7 @@ class _Walker:
     def _control(
         self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]
     ) -> None:
-        """Record a loop or branch that is a command, then the commands inside."""
+        """Record a loop or branch that is a command of a graph, then the commands inside."""
         first, branch = len(self.flow.steps), isinstance(command.nodes[0], Case)
         name = f"branch {self.branches + 1}" if branch else f"loop {len(self.flow.loops)}"
         step = FlowStep(first, graph, within, -1, {}, 1, 1, False, (), (), (), after, False, control=name)
@@ -375,7 +384,7 @@ class _Walker:
     def _touched(
         self, command: Command, parameters: Sequence[int]
     ) -> tuple[list[int], int, tuple[str, ...], dict[str, int], bool]:
-        """Return the bytes of each range, the number of inputs, types, dims, True if it reads what it overwrites."""
+        """Return facts of a command: bytes of each range, number of inputs, types, dims, True for an update."""
         dims = [value_of(word, parameters) for word in command.dims]
         if command.kind == COPY:
             return [dims[0], dims[0]], 1, (), {}, False
@@ -393,7 +402,7 @@ class _Walker:
 
 
 def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
-    """Yield the arena ranges that a step accesses, True for writes, and the type."""
+    """Yield each arena range that a step accesses, whether it is written, and the type of the value."""
     types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
     for n, place in enumerate((*step.reads, *step.writes)):
         if flow.slots.arena <= place[0] < flow.slots.constants and place[1] < place[2]:

@@ -44,7 +44,7 @@ class Checked(NamedTuple):
 
 
 class KernelCode(Protocol):
-    """The code of one part of a variant, and the printed functions for it.
+    """Interface to the kernels of one target of a variant, and to their printed functions.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class KernelCode(Protocol):
 
 
 class NativeKernels:
-    """The machine code of a part's CPU kernels, by their names."""
+    """The machine code of CPU kernels, by name."""
 
     is_native = True
 
@@ -81,7 +81,10 @@ class NativeKernels:
 
 
 class CudaKernels:
-    """The images of a part's GPU kernels. Without a GPU that runs them, printed functions are only compiled."""
+    """The images of GPU kernels.
+
+    Without a GPU that runs them, printed functions are only compiled.
+    """
 
     is_native = False
 
@@ -119,7 +122,7 @@ class CudaKernels:
 
 
 def _codes(opened: OpenedBundle, variant: Mapping[str, Any]) -> Iterator[tuple[KernelCode, list[dict[str, Any]]]]:
-    """Yield each part of a variant that this machine can check, with its kernels."""
+    """Yield the kernels of each target of a variant that this machine can check."""
     begin = 0
     for part in variant.get("parts", [variant]):
         end = begin + part.get("count", len(variant["kernels"]))
@@ -131,12 +134,9 @@ def _codes(opened: OpenedBundle, variant: Mapping[str, Any]) -> Iterator[tuple[K
 
 
 def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Iterator[Checked]:
-    """Yield the check of each kernel that has a function, of the first variant with such kernels.
+    """Yield the check of each kernel that has a printed function.
 
-    Raises
-    ------
-    BundleError
-        If the bundle has no such variant for this machine, or no text of its kernels.
+    The kernels are those of the first variant of the bundle that has any of them.
     """
     texts = (opened.manifest.get("debug") or {}).get("kernels", {})
     for variant in opened.manifest["variants"]:
@@ -165,7 +165,7 @@ def _checked(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
 
 
 def _tables(kernel: Kernel) -> dict[str, np.ndarray]:
-    """Return the twiddle factors that the Fourier transforms of a kernel read, by their buffers' names."""
+    """Return the twiddle-factor tables that the Fourier transforms of a kernel read, by buffer name."""
     found = {}
     for stmt in walk(kernel.body):
         if isinstance(stmt, ExternalCall) and isinstance(t := stmt.function, Transform):
@@ -174,9 +174,9 @@ def _tables(kernel: Kernel) -> dict[str, np.ndarray]:
 
 
 def main(bundle: str, scope: Mapping[str, Any], arguments: list[str] | None = None) -> None:
-    """Check the functions of a file of printed kernels; exit with 1 if one differs. Another bundle may be an argument.
+    """Command line of a file of printed kernels: check its functions, and exit with 1 if one differs.
 
-    Numba compiles each function when it is called.
+    ``bundle`` is the default; another bundle may be the argument. Numba compiles each function when it is called.
     """
     words = sys.argv[1:] if arguments is None else arguments
     opened = open_bundle(str(Path(words[0] if words else bundle)))

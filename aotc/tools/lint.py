@@ -42,7 +42,7 @@ NATIVE, LIBRARY = "native", "library"
 class Row:
     """One op of the model, with its status: ``native``, ``library`` (named by ``through``), ``refused`` or ``waits``.
 
-    An op ``waits`` if its types depend on a refused op: its own treatment is then unknown.
+    An op ``waits`` if its types depend on a refused op, so that its own status is unknown.
     """
 
     name: str
@@ -191,7 +191,7 @@ def _report(
 
 
 def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
-    """Return the op that a tensor op at ``loc`` came from: by identity, else the only one at an equal location."""
+    """Return the op of the model that the tensor op at ``loc`` came from: the same location, else an equal one."""
     if id(loc) in places:
         return places[id(loc)]
     same = [e for e in entries if e.loc == loc]
@@ -207,7 +207,7 @@ def _row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEn
 
 
 def _distinct(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
-    """Drop duplicates: a function that is called with several types is imported for each of them."""
+    """Drop duplicate refusals: a function that is called with several types is imported for each of them."""
     return list({(name, f.loc, f.message): (name, f) for name, f in refusals}.values())
 
 
@@ -240,7 +240,7 @@ def _lowered(
 
 
 def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
-    """Return the op of an outlined region that calls a library, and the library; empty if its kernel calls none."""
+    """Return the op in a region that calls a library, and the library; empty if no library is called."""
     if function.attrs.get("kind") != "single":
         return []
     try:

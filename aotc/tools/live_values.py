@@ -50,7 +50,11 @@ class MemoryRow:
 
 @dataclass(eq=False, slots=True)
 class _LiveValue:
-    """A row, the step that created its value, and values of other sides that live until a step if this one is read."""
+    """A value during the analysis: its row, and the step ``made`` that created it.
+
+    ``others`` are values of other sides of a branch in the same bytes, each with the step until which it lives if this
+    one is read.
+    """
 
     row: MemoryRow
     made: int
@@ -65,7 +69,7 @@ def live_rows(flow: Flow) -> list[MemoryRow]:
 
 
 class _Walk:
-    """One pass over the steps; ``current`` holds the values that are not overwritten yet."""
+    """The analysis, one pass over the steps; ``current`` holds the values that are not overwritten yet."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -107,7 +111,7 @@ class _Walk:
                 self.current.append(made)
 
     def _loop(self, block: FlowBlock) -> None:
-        """Extend values that the next iteration reads before it overwrites them to the end of the loop."""
+        """Process a loop: values that the next iteration reads before it overwrites them live to its end."""
         seen = len(self.read)
         self.run(block.begin, block.end)
         places = [place for value, place in self.read[seen:] if value.made < block.begin]
@@ -116,7 +120,7 @@ class _Walk:
                 self._keep(value, block.end - 1)
 
     def _branch(self, block: FlowBlock) -> None:
-        """Process each side with the values from before the branch."""
+        """Process each side of a branch with the values from before the branch, then merge their values."""
         before, ends = self.current, list[tuple[list[_LiveValue], int]]()
         for begin, end in block.sides:
             self.current = [self._copy_for_side(value, block.begin, begin) for value in before]
@@ -140,7 +144,7 @@ class _Walk:
         return _LiveValue(row, value.made, [(value, start - 1)])
 
     def _keep(self, value: _LiveValue, step: int) -> None:
-        """Extend the lifetime of a value to ``step``."""
+        """Extend the lifetime of a value, and of the values that it represents, to ``step``."""
         if step < value.row.first:
             return
         self.listed[value] = None

@@ -1,4 +1,4 @@
-"""Memory of a call over time for a trace: the live bytes of the arena at the start of each dispatch."""
+"""Live bytes of the arena at the start of each dispatch of a call, as a counter track of a trace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def memory_track(
     opened: OpenedBundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
     spans: Sequence[Span],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return counter events of the arena's live bytes in each call; empty if the function has loops or branches.
+    """Return counter events with the arena's live bytes for each call; empty if the function has loops or branches.
 
-    ``spans`` are the calls; the steps of ``aotc explain memory`` correspond to the dispatches of each.
+    ``spans`` are the calls in the trace, ``dispatches`` their kernel launches, which correspond to the steps of ``aotc
+    explain memory``.
     """
     try:
         flow = flow_of(opened, function, sizes, target)

@@ -63,7 +63,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
 
 
 def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
-    """Return a check for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
+    """Return a callback for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Continuous batching of decoding steps: sequences of several clients in one call, joining and leaving between steps.
+"""Continuous batching: one call decodes the next token of several sequences, which join and leave between steps.
 
-Sequences that are decoded together are a *crew*. A step starts when all members have chosen their last token, or after
-a short wait when some have: a client that reads its tokens slowly does not block the others. The state of a crew
-remains as the last step has left it; only when sequences join or leave are its rows rearranged.
+A *crew* is a batch of sequences that are decoded together. A step starts when all members have chosen their last token,
+or after a short wait when some have: a client that reads its tokens slowly does not block the others. The model state
+(KV cache) of a crew stays in place from step to step. Only when sequences join or leave are its rows copied.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ StateSizes = tuple[tuple[int, ...], ...]  # of each array of a state, without th
 
 
 class GrowingText:
-    """One sequence and its model state.
+    """A sequence that is being generated, and its model state (KV cache).
 
     Attributes
     ----------
     state : list of arrays
-        Empty while the sequence is in a crew, which then has the state.
+        Empty while the sequence is in a crew, which then owns the state.
     crew : Crew or None
     """
 
@@ -45,7 +45,7 @@ class GrowingText:
 
 
 class Decoder:
-    """Runs the two generation functions of a model.
+    """Calls ``prefill`` and ``decode``, the two generation functions of a model.
 
     Parameters
     ----------
@@ -75,13 +75,16 @@ class Decoder:
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
     async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GrowingText]:
-        """Run ``prefill`` for a new sequence; return its first result, and the sequence."""
+        """Run ``prefill`` on the tokens of a new sequence; return the model's first result, and the sequence."""
         asked = self._argument(PREFILL, tokens)
         first, *state = await self.module.submit(PREFILL, asked, results=self.results)
         return np.asarray(first), GrowingText(state)
 
     async def feed(self, text: GrowingText, tokens: np.ndarray) -> np.ndarray:
-        """Run ``decode`` for more tokens and return the first result; a cancelled call loses the sequence."""
+        """Append tokens to a sequence by ``decode``; return the model's first result.
+
+        A cancelled call loses the sequence.
+        """
         first = np.empty(0)
         for some in [tokens] if self._takes_many else (tokens[n : n + 1] for n in range(len(tokens))):
             asked = self._argument(DECODE, some)
@@ -96,12 +99,12 @@ class Decoder:
         return np.asarray(first)
 
     def leave(self, text: GrowingText, keep: bool) -> None:
-        """Remove a sequence from its crew, with its state if ``keep``."""
+        """Remove a sequence from its crew; with ``keep`` the sequence gets its state back."""
         if text.crew is not None:
             text.crew.leave(text, keep)
 
     def seat(self, text: GrowingText) -> Crew:
-        """Return the crew of a sequence: its own, or one with room and the same state sizes."""
+        """Return a crew for a sequence: its own, else one with a free row and the same state sizes, else a new one."""
         if text.crew is not None:
             return text.crew
         sizes = self.sizes(text.state)
@@ -116,12 +119,12 @@ class Decoder:
         return tuple([x.shape[:at] + x.shape[at + 1 :] for x, at in zip(state, self.axes)])
 
     def _argument(self, name: str, tokens: np.ndarray) -> np.ndarray:
-        """Return tokens as a function's argument: they are its last dim, all others are 1.
+        """Return tokens as the argument of a function: an array with the tokens in its last dim; other dims are 1.
 
         Raises
         ------
         RequestFault
-            If it has another number of tokens, or its dtype cannot represent one.
+            If the function takes another number of tokens, or its dtype cannot represent one of them.
         """
         row, where = self.module.functions[name].signature.arguments[0], f"{self._name}.{name}"
         shape = [1] * (len(row["dims"]) - 1) + [len(tokens)] if row["dims"] else []
@@ -163,7 +166,7 @@ class Crew:
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, text: GrowingText, asked: Asked) -> None:
-        """Let a sequence take part in the next step."""
+        """Add a sequence to the next step; ``asked`` is its token and the future of its result."""
         self.members.add(text)
         text.crew = self
         self._asked[text] = asked
@@ -172,7 +175,10 @@ class Crew:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self, text: GrowingText, keep: bool) -> None:
-        """Remove a sequence; with ``keep`` it gets its state. A call that all members have left is cancelled."""
+        """Remove a sequence; with ``keep`` the sequence gets its state back.
+
+        A call is cancelled when all its members have left.
+        """
         if text in self._rows:
             row = self._rows.index(text)
             if keep:
@@ -197,7 +203,10 @@ class Crew:
             self._decoder.crews.remove(self)
 
     async def _wait_for_members(self) -> bool:
-        """Wait until all members have asked, or a while after the first; return False if no members are left."""
+        """Wait until all members have requested a step, or for a short time after the first request.
+
+        Return False if no members are left.
+        """
         loop, until = asyncio.get_running_loop(), inf
         timer = None
         while self.members and len(self._asked) < len(self.members) and loop.time() < until:
@@ -255,7 +264,7 @@ class Crew:
             self._stepping, self._call = (), None
 
     def _piece(self, text: GrowingText) -> int | State:
-        """Return the row of a sequence in the state, or the sequence's own state, which the crew takes over."""
+        """Return the state of a member for the next step: its row number in the crew, or its own state if it is new."""
         if text in self._rows:
             return self._rows.index(text)
         state, text.state = text.state, []
@@ -282,4 +291,4 @@ def _fail(asked: Sequence[Asked], error: Exception) -> None:
 
 
 def _ignore(texts: int) -> None:
-    """Ignore a measurement."""
+    """Ignore the number of decoded sequences: the default for ``observe``."""

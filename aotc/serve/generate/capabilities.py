@@ -27,7 +27,7 @@ def check_functions(module: LoadedModule, where: str) -> None:
     Raises
     ------
     RequestFault
-        If it lacks one of the functions, or their types do not match.
+        If the model lacks one of the functions, or their types do not match.
     """
     if not {PREFILL, DECODE} <= module.functions.keys():
         found = ", ".join(module.functions)
@@ -78,7 +78,10 @@ def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
 
 
 def _axis(row: Mapping[str, Any], symbol: str) -> int | None:
-    """Return the only dim that is the symbol, if no other dim depends on it."""
+    """Return the number of the dim that equals the symbol.
+
+    None if several dims depend on the symbol, or none equals it.
+    """
     word = re.compile(rf"\b{re.escape(symbol)}\b")
     found = [n for n, d in enumerate(row["dims"]) if isinstance(d, str) and word.search(d)]
     return found[0] if len(found) == 1 and row["dims"][found[0]] == symbol else None

@@ -36,13 +36,13 @@ async def generate(
     headers
         Headers of the trace context.
     say : callable
-        Called with each token: its index, the token, and the finish reason, "" before the last one.
+        Called for each token with its index, the token, and the finish reason ("" except for the last token).
 
     Raises
     ------
     RequestFault
-        If a token is not generated and read in time, or the request is invalid. Its sequence has then ended, and also
-        if this is cancelled.
+        If a token is not generated and read in time, or the request is invalid. The sequence has then ended;
+        cancellation of this coroutine ends it too.
     """
     check_functions(model.module, model.name)
     parameters = parse_request(document, model.name)
@@ -88,7 +88,7 @@ async def _generate(
 
 
 async def _tokens(sequence: Sequence, parameters: GenerationRequest) -> AsyncGenerator[int, None]:
-    """Yield tokens indefinitely."""
+    """Yield the tokens of a sequence without end."""
     decoder = sequence.model.decoder
     assert decoder is not None
     try:

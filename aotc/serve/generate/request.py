@@ -30,8 +30,8 @@ class GenerationRequest:
     Attributes
     ----------
     tokens : ndarray
-        int64, one dim; may be empty if a sequence is continued. A list of a million integers would take the GIL so long
-        that health checks are late.
+        int64, one dim; may be empty if a sequence is continued. Not a list: a list of a million integers would hold the
+        GIL so long that health checks are late.
     most : int
         Maximum number of tokens to generate.
     stop : ndarray
@@ -82,7 +82,7 @@ SEQUENCE_LETTERS = 128
 
 
 def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
-    """Return name, start flag and end flag of a sequence; the names 0 and "" mean none."""
+    """Return the name, start flag and end flag of a request's sequence; the names 0 and "" mean that it has none."""
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"

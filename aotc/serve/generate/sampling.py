@@ -57,7 +57,7 @@ def integer_of(document: Mapping[str, Any], key: str, default: int, limits: tupl
     Raises
     ------
     RequestFault
-        If it is not such an integer.
+        If the parameter is not an integer within the limits.
     """
     found, (least, most) = document.get(key, default), limits
     if type(found) is not int or not least <= found <= most:
@@ -66,7 +66,7 @@ def integer_of(document: Mapping[str, Any], key: str, default: int, limits: tupl
 
 
 def next_token(first: np.ndarray, sampling: Sampling) -> int:
-    """Return the token after the last position, given the first result of a model.
+    """Return the next token, given the first result of a model: the logits of all positions, or tokens.
 
     Integers are tokens that the model itself has chosen. Floats are logits, from which this samples.
 

@@ -1,4 +1,4 @@
-"""Sequences that continue over several requests: stored by name, with limits of their number and age."""
+"""Sequences that continue over several requests: stored by name, with limits on their number and age."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Sequence:
     Attributes
     ----------
     model : ServedModel
-        The model that started it: it continues on this one even if the model has been replaced.
+        The model that started it: the sequence continues on it even if a new version has replaced the model.
     text : GrowingText or None
         None before its first token.
     pending : ndarray
-        int64: the last token, which the state does not include yet.
+        int64: the last token, which the model has not processed yet.
     whole : bool
-        True if the last request left the sequence in a state that another can continue.
+        True if the last request left the sequence in a state that another request can continue.
     """
 
     __slots__ = ("model", "pending", "text", "timer", "whole")
@@ -60,12 +60,14 @@ class Sequences:
 
     @contextmanager
     def sequence_of(self, model: ServedModel, version: str, parameters: GenerationRequest) -> Iterator[Sequence]:
-        """Return the sequence of a request: a new or a stored one; it is stored afterwards unless the request ends it.
+        """Yield the sequence of a request: a new one, or one that an earlier request stored.
+
+        The sequence is stored after the block, unless the request ends it.
 
         Raises
         ------
         RequestFault
-            If there is none of this name, it is in use, or there are too many.
+            If there is no sequence of this name, it is in use, or there are too many sequences.
         """
         if not parameters.sequence:
             yield Sequence(model)
@@ -104,7 +106,7 @@ class Sequences:
 
 
 def _release(sequence: Sequence, key: tuple[str, str]) -> None:
-    """Reserve a stored sequence for a request.
+    """Reserve a stored sequence for a request; until the request ends, the sequence does not expire.
 
     Raises
     ------

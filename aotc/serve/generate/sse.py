@@ -26,7 +26,7 @@ from aotc.serve.memory import Lease
 
 
 class Answer(Protocol):
-    """A response to a generation request.
+    """Interface of a response to a generation request.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Answer(Protocol):
         """Send or collect a token; ``done`` is the finish reason of the last one."""
 
     async def fail(self, error: BaseException) -> None:
-        """End with an error."""
+        """End the response with an error."""
 
 
 class Generate:
@@ -104,7 +104,7 @@ class Events:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def fail(self, error: BaseException) -> None:
-        """End with an error: as an event if the stream has started, within a short time."""
+        """End the response with an error: as an event, within a short time, if the stream has started."""
         if self._begun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_SECONDS):
@@ -131,5 +131,5 @@ class Whole:
             await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: BaseException) -> None:
-        """End with an error."""
+        """End the response with an error."""
         await send_fault(self._send, error, close=not self.read)

@@ -1,1 +1,1 @@
-"""Tensors over gRPC: the Open Inference Protocol of Triton, its wire format, streams and reads."""
+"""The Open Inference Protocol over gRPC: service, messages, wire format, streams, and limits of unread messages."""

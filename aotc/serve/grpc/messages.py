@@ -1,6 +1,7 @@
 """The protocol's gRPC messages, transcribed from its published definition.
 
-They are in a separate descriptor pool, so that another library in the process may define messages of the same names.
+They are registered in a separate descriptor pool, so that another library in the process may define messages of the
+same names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Limit of the memory of incomplete gRPC messages, which the library does not report.
+"""Memory limit for incomplete gRPC messages, whose size the gRPC library does not report.
 
 A client may send part of a message and then wait. The library stores the part; Python sees only complete messages. So
 the memory of the process is measured while reads are pending: its growth beyond the reservations of requests is
-attributed to them. If that is too much, some of the calls are ended, and the library frees their parts. A stream that
-waits for its client's next request looks the same; it may be ended by mistake, but only if memory is short.
+attributed to incomplete messages. Above the limit some of the calls are ended, and the library frees their parts. A
+stream that waits for its client's next request looks the same; it may be ended by mistake, but only if memory is short.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MessageReads:
     Attributes
     ----------
     most : int
-        Maximum bytes of all of them, beyond the budget of requests.
+        Maximum bytes of all incomplete messages, in addition to the budget of requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -70,7 +70,7 @@ class MessageReads:
         raise RequestFault(CLOSED, "", what, expected=f"at most {self.most:,} bytes", hint=hint, retry=1)
 
     async def watch(self) -> None:
-        """End reads whenever they use too much memory."""
+        """End reads whenever incomplete messages use too much memory; runs for the lifetime of the server."""
         loop = asyncio.get_running_loop()
         while True:
             await self._some.wait()
@@ -81,7 +81,7 @@ class MessageReads:
             await asyncio.sleep(LOOK_AT_READS_SECONDS)
 
     def _relieve(self, now: float) -> bool:
-        """End reads if they use too much memory; return True if any were ended."""
+        """End reads if incomplete messages use too much memory; return True if any were ended."""
         long = [limit for limit, (began, _) in self._pending.items() if now - began > PENDING_SECONDS]
         used = anonymous_bytes() - self._engine.memory.used
         if not long:
@@ -97,7 +97,7 @@ class MessageReads:
         return True
 
     def _victims(self, long: list[asyncio.Timeout], count: int) -> list[asyncio.Timeout]:
-        """Return the reads to end: from the connections with the most reads, the newest first."""
+        """Return the ``count`` reads to end: from the connections with the most reads, the newest first."""
         peers = {limit: self._pending[limit][1].peer() for limit in long}
         pending = Counter(peers.values())
         order = sorted(long, key=lambda limit: (-pending[peers[limit]], -self._pending[limit][0]))

@@ -1,4 +1,4 @@
-"""The protocol over gRPC."""
+"""The gRPC service: server, methods of the protocol, and health checks."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Service:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a call while it runs.
+        """Context manager that counts a call while it runs.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class _Service:
         Raises
         ------
         RequestFault
-            If there is none in time.
+            If the message does not arrive in time.
         """
         try:
             async with asyncio.timeout(self._engine.settings.body_timeout):
@@ -186,7 +186,7 @@ class _Service:
         return data
 
     def answered(self, name: str) -> Answer:
-        """Return a handler that reads its message, and converts exceptions to a status."""
+        """Return a gRPC handler for method ``name``, which reads the message and converts exceptions to a status."""
         method: Callable[[Any], Awaitable[dict[str, Any]]] = getattr(self, name)
         response = MESSAGE[f"{name}Response"]
 
@@ -203,7 +203,7 @@ class _Service:
         return call
 
     def about_health(self, name: str) -> Answer:
-        """Return a handler of a health check."""
+        """Return a gRPC handler for the health check ``name``."""
 
         async def call(requests: Any, context: Any) -> Any:
             try:
@@ -215,7 +215,10 @@ class _Service:
         return call
 
     async def _answer_health_check(self, context: Any, name: str) -> bytes:
-        """Answer a health check; they are accepted regardless of other calls, and replace the oldest pending one."""
+        """Answer a health check.
+
+        Health checks are accepted however many other calls run; a new one replaces the oldest pending one.
+        """
         try:
             async with asyncio.timeout(self._engine.settings.head_timeout) as limit:
                 if len(self._asking) >= SPARE_RPCS:

@@ -50,7 +50,7 @@ async def write(context: Any, answer: bytes, idle: float) -> None:
     ------
     asyncio.CancelledError
         If the client has disconnected, or does not read it within ``idle`` seconds plus the time of a slow client:
-        nothing else ends a call whose client reads nothing.
+        gRPC itself never ends a call whose client reads nothing.
     """
     try:
         async with asyncio.timeout(idle + len(answer) / SLOWEST_GRPC_READER):
@@ -67,7 +67,7 @@ async def infer(
     Raises
     ------
     CallError
-        If it is malformed, does not match the model, or times out.
+        If the request is malformed, does not match the model, or times out.
     """
     message = received.message
     name = message.model_name
@@ -108,7 +108,7 @@ class InferStream:
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """Handle requests until there are no more, or the server shuts down; running ones are finished."""
+        """Handle requests until the client sends no more or the server shuts down; then finish the running ones."""
         self._task = asyncio.current_task()
         before = asyncio.Event()
         before.set()
@@ -136,7 +136,7 @@ class InferStream:
                     before = after
 
     async def _next(self) -> bytes | None:
-        """Wait for room and return the next request; None if there is none."""
+        """Return the next request when one more may run; None at the end of the stream or at shutdown."""
         await self._room.acquire()
         reading = asyncio.ensure_future(self._reads.read(self._context))
         closed = asyncio.ensure_future(self._engine.closed.wait())
@@ -151,7 +151,7 @@ class InferStream:
         return None if data is grpc.aio.EOF else data
 
     def _generating(self, message: Any) -> ServedModel | None:
-        """Return the model of a generation request, None for an inference request."""
+        """Return the model if a message is a generation request, None if it is an inference request."""
         try:
             model, function = self._engine.repository.find(message.model_name, message.model_version)
         except RequestFault:
@@ -162,7 +162,10 @@ class InferStream:
         self, answer: Awaitable[None], name: str, lease: Lease, before: asyncio.Event | None = None,
         after: asyncio.Event | None = None,
     ) -> None:  # fmt: skip
-        """Wait for a response; ``before`` is set when it may be written, and this method sets ``after``."""
+        """Await the coroutine ``answer``, which writes a response, and write an error response if it fails.
+
+        The error is written when ``before`` is set; ``after`` is set at the end.
+        """
         try:
             await answer
         except Exception as error:
@@ -211,7 +214,7 @@ class InferStream:
 
 
 async def _raised(error: Exception) -> None:
-    """Raise the error of a request that could not be read."""
+    """Raise ``error``: a coroutine in place of the response to a request that could not be read."""
     raise error
 
 

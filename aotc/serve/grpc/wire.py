@@ -66,7 +66,7 @@ def _undecodable(kind: str, why: str) -> RequestFault:
 
 
 async def receive(conversion: Conversion, data: bytes) -> Received:
-    """Decode a request; one with many numbers in another process.
+    """Decode a request, in a converter process if it has many numbers.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def _received(message: Any, raw: Sequence[Any]) -> Received:
 
 
 def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
-    """Split a request into the parts without its raw inputs, and the raw inputs.
+    """Split an encoded request into the parts without its raw inputs, and the raw inputs, without a copy.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
-    """Return the parts of a response with these raw outputs; with ``stream``, for a stream."""
+    """Return the parts of an encoded response with these raw outputs; ``stream`` wraps it as a message of a stream."""
     parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
         parts += [_prefix(_RAW_OUTPUTS, len(data)), data]
@@ -148,12 +148,12 @@ def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[
 
 
 def of_stream(parts: list[Buffer]) -> list[Buffer]:
-    """Wrap the parts of a response as a response of a stream."""
+    """Wrap the parts of an encoded response as a message of a stream."""
     return [_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
 
 
 def _prefix(number: int, size: int) -> bytes:
-    """Return the bytes that precede the content of a field."""
+    """Return the bytes before the content of a message field: its number, wire type and size."""
     found = bytearray((number << 3 | _BYTES,))
     while size > 0x7F:
         found.append(size & 0x7F | 0x80)

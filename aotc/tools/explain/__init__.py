@@ -1,1 +1,1 @@
-"""Reports of ``aotc explain``: fusion, memory, schedule and placement."""
+"""The reports of ``aotc explain``: fusion, memory, schedule, and placement on devices."""

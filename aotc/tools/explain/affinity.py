@@ -1,4 +1,4 @@
-"""Placement of a model's ops and its reasons: as rows, and as a picture with a lane for each device."""
+"""Placement report: the device of each op of a model and the reason for it, as rows and as a picture."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NAMES = 4  # op kinds that a box lists
 class AffinityRow:
     """An argument, an op, a transfer or a result: its name, device, reason and location.
 
-    ``candidates`` are the devices from which the deciding rule chose: all devices for a constant, the one device for a
-    transfer or a result.
+    ``candidates`` are the devices from which the deciding placement rule chose: all devices for a constant, one device
+    for a transfer or a result.
     """
 
     function: str
@@ -70,7 +70,7 @@ def explain_affinity(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     function: str = "", **flags: Any,
 ) -> AffinityReport:  # fmt: skip
-    """Return the device of each op of ``model``. The arguments are those of ``aotc.compile``, or a bundle.
+    """Return the placement report of ``model``. The arguments are those of ``aotc.compile``, or a bundle.
 
     ``function`` selects one public function; by default all are included. The model of a bundle is placed with the
     options of its compilation.
@@ -120,13 +120,13 @@ def _results(function: Function) -> list[str]:
 
 
 def _moved(op: Op, v: Value) -> str:
-    """Return the label of a transfer: the value that it moves under the name of ``v``, its type and size."""
+    """Return the label of a transfer: the name of ``v``, its type and its size."""
     return f"transfer {v} ({v.type}, {size_text(size_in_bytes(v))})"
 
 
 @dataclass
 class _Picture:
-    """An SVG under construction: lanes from left to right, the program from top to bottom.
+    """An SVG under construction: a lane per device from left to right, the program from top to bottom.
 
     ``names`` maps values between regions to the values of ``assign_devices`` that they replace.
     """
@@ -161,7 +161,7 @@ class _Picture:
         self.y += HEAD
 
     def _in_lanes(self, homes: Sequence[str], texts: Sequence[str]) -> None:
-        """Draw each text in the lane of its device."""
+        """Draw texts next to each other: each in the lane of its device."""
         for device in self.devices:
             own = [text for text, home in zip(texts, homes, strict=True) if home == device]
             for n, text in enumerate(own):

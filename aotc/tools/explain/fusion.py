@@ -29,7 +29,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class FusionNeighbour:
-    """Neighbouring ops that a region fused or refused, the reason, and the source lines of these ops."""
+    """Ops next to a region that fusion included or refused, the reason, and the source lines of these ops."""
 
     taken: bool
     ops: tuple[str, ...]
@@ -39,7 +39,7 @@ class FusionNeighbour:
 
 @dataclass(frozen=True, slots=True)
 class FusionRegion:
-    """A kernel.
+    """A region: the ops that fusion combined into one kernel.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class FusionRegion:
         On a GPU: threads of a block, estimated registers of a thread, and the percentage of a multiprocessor's threads
         that such blocks fill; else 0.
     plan : str
-        How the region becomes a kernel: every choice of its lowering, as text that reads back.
+        The region's plan: every decision of its lowering, as text that the compiler can parse.
     """
 
     function: str
@@ -81,7 +81,7 @@ class FusionRegion:
 
 @dataclass(frozen=True, slots=True)
 class FusionRow:
-    """Rows too long for one worker, with a reduction that depends on another reduction.
+    """The decision for two dependent reductions over rows too long for one worker (maximum and sum of softmax).
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class FusionRow:
 class FusionReport:
     """The regions of a model for one target, or a mix of several.
 
-    ``devices`` maps devices to targets; ``rows`` describes the reductions of long rows.
+    ``devices`` maps devices to targets; ``rows`` has the decisions about long rows.
     """
 
     target: str
@@ -116,7 +116,7 @@ def explain_fusion(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     function: str = "", **flags: Any,
 ) -> FusionReport:  # fmt: skip
-    """Return the kernels that ``model`` is fused to. The arguments are those of ``aotc.compile``, or a bundle.
+    """Return the fusion report of ``model``. The arguments are those of ``aotc.compile``, or a bundle.
 
     ``function`` selects one public function; by default all are included.
 
@@ -143,7 +143,7 @@ def explain_fusion(
 
 
 def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
-    """Yield the decisions for the long rows of public functions, or of function ``only``."""
+    """Yield the lowering decisions for long rows of all public functions, or of function ``only``."""
     for function in module.functions.values():
         if function.public and only in ("", function.name):
             for form in forms_of(function.body, options):
@@ -185,7 +185,7 @@ def _region(
 
 
 def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int, int, int]:
-    """Return the threads of a block, the estimated registers of each, and the occupancy in percent."""
+    """Return the threads of a block, the estimated registers of a thread, and the occupancy in percent."""
     if target.kind != "cuda":
         return 0, 0, 0
     ops = {v: op for op in function.body.ops for v in op.results}
@@ -210,7 +210,7 @@ def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
 
 
 def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
-    """Return the bytes of a kernel's own arrays for each memory, each with the limit of the target in bytes."""
+    """Return for each memory space the bytes of a kernel's own arrays in it, and the target's limit."""
     arrays = (s.buffer for s in walk(kernel.body) if isinstance(s, Alloc))
     made = {b for b in arrays if b.shape and b.space != "shared"}
     threads, loops = thread_count(kernel), [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]

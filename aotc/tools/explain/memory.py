@@ -1,4 +1,4 @@
-"""Memory report: the lifetimes of values in the arenas of a bundle, and the peak; rows and a picture."""
+"""Memory report: the lifetime of each value in the arenas of a call, and the peak; rows and a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEIGHT = 600  # pixels: height of the arena in a drawing
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The memory of a call.
+    """The memory report of a call.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class MemoryReport:
 def explain_memory(
     opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> MemoryReport:
-    """Return the memory of a call of a bundle's function; ``sizes`` gives symbolic sizes.
+    """Return the memory report of a bundle's function; ``sizes`` are the values of symbolic dims.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def _alive(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
 
 
 def _bytes_of(rows: Iterable[MemoryRow]) -> int:
-    """Return the bytes that values occupy.
+    """Return the bytes that values occupy together.
 
     Shared bytes count once: a kernel may overwrite an operand with its result.
     """

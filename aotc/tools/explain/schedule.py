@@ -38,7 +38,7 @@ class ScheduleRow:
     items, claim : int
         Items of its grid, and the number of items that a worker claims at once.
     serial : bool
-        True if a single thread runs its graph.
+        True if a single thread runs the graph of the command.
     predicted : float
     measured : float or None
     bound : str
@@ -49,8 +49,8 @@ class ScheduleRow:
     critical : bool
         True if it is on the critical path of its graph.
     halos : mapping
-        For commands among ``after`` with tile dependencies: the number of their items that must be done ahead of its
-        own.
+        For each command among ``after`` with a tile dependency: the number of items by which it must be ahead of this
+        command.
     """
 
     number: int
@@ -118,7 +118,7 @@ class ScheduleReport:
 def explain_schedule(
     opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
 ) -> ScheduleReport:
-    """Return the time of each command of a bundle's function; measured times are those of its profile, or its costs.
+    """Return the schedule report of a bundle's function; measured times are those of its profile, or else its costs.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def explain_schedule(
 
 
 def measured_on(record: Mapping[str, Any], target: str) -> str:
-    """Return the machines of a record: its processor if the target has CPU code, and its GPU."""
+    """Return the machines on which a record was measured: the processor if the target has CPU code, and the GPU."""
     machine = record.get("machine", {})
     found = [machine.get("cpu", "") if "cpu" in target else "", machine.get("gpu", "")]
     return " and ".join(filter(None, map(str, found)))
@@ -195,13 +195,13 @@ def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> lis
 
 
 def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
-    """Return the nanoseconds inside a control command: all iterations of loops, the longest arm of branches."""
+    """Return the nanoseconds inside a loop or branch command: all iterations, or the longest side."""
     prefix = f"{control.within} > " if control.within else ""
     steps = flow.steps[control.number + 1 : control.end]
     held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
 
     def total(some: Sequence[FlowStep], prefix: str) -> float:
-        """Return the time of steps whose ``within`` begins with ``prefix``, grouped by the part after it."""
+        """Return the time of the steps ``some``, whose ``within`` begins with ``prefix``, by the next nesting level."""
         found = 0.0
         parts: dict[str, list[FlowStep]] = {}
         for step in some:
@@ -255,7 +255,7 @@ def _rows(
 
 
 def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
-    """Return the fraction of a producer's items that a consumer's first claim waits for, for each tile dependency."""
+    """Return for each tile dependency the fraction of the producer's items that the first claim waits for."""
     first = steps[0].number
     found = {}
     for n, step in enumerate(steps):
@@ -266,7 +266,7 @@ def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
 
 
 def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
-    """Return the nanoseconds of a copy of ``size`` bytes within or between memories."""
+    """Return the nanoseconds of a copy of ``size`` bytes within or between the memories ``way``."""
     if way[0] == way[1]:
         return costs[way[0]].copy(size)
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)

@@ -1,4 +1,4 @@
-"""Generate the page: data and drawing code in one file that loads nothing from the network."""
+"""Generate an HTML page: facts and drawing code in one file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPTS = ("basics.js", "layers.js", "graph.js", "charts.js", "page.js")  # the 
 
 
 def page_of(facts: Mapping[str, Any]) -> str:
-    """Return the HTML page for a bundle."""
+    """Return the HTML page that shows ``facts``."""
     # Escape the data so that it cannot end the script element.
     data = json.dumps(facts).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     parts = {

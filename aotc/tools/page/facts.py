@@ -39,7 +39,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     Raises
     ------
     BundleError
-        If there is no such function, or no kernel text.
+        If the bundle has no such function, or no kernel text.
     """
     opened = open_bundle(data)
     opened.where = where
@@ -202,7 +202,7 @@ def _segments(opened: OpenedBundle) -> list[dict[str, Any]]:
 
 
 def _roof(target: str) -> dict[str, float]:
-    """Return the peak operations and memory bytes per nanosecond of a core or GPU in the cost model."""
+    """Return the peak operations and memory bytes per nanosecond in the cost model, for a core or a GPU."""
     name = target.split("+")[0]
     own = host()
     machine = machine_of(own if own.name == name else TARGETS[name])
