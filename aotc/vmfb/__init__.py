@@ -1,1 +1,1 @@
-"""The bundle format and its runtime. Imports the standard library, numpy, msgpack and ml_dtypes only."""
+"""The bundle format and its runtime, which import only the standard library, numpy, msgpack and ml_dtypes."""

@@ -181,7 +181,7 @@ class Slots:
         return self.arguments + number
 
     def home(self, slot: int) -> int:
-        """Return the memory that a slot belongs to."""
+        """Return the number of the memory that a slot belongs to."""
         if slot < self.arena:
             return self.homes[slot] if self.homes else 0
         return slot - (self.arena if slot < self.constants else self.constants)
@@ -215,7 +215,10 @@ class Record:
 
 
 class TileEdge(Record):
-    """The items of ``producer`` that a command waits for, see above; ``over`` 0 is the same fraction as of its own."""
+    """A tile dependence: the items of ``producer`` that must complete before items of a command.
+
+    See the module's text.
+    """
 
     __slots__ = ("over", "plus", "producer", "times")
 
@@ -231,7 +234,7 @@ class TileEdge(Record):
         return -(-self.plus // self.over) if self.over else self.plus
 
     def need(self, end: int, items: int, of: int) -> int:
-        """Return the number of producer items (of ``of``) that the first ``end`` of ``items`` items require."""
+        """Return the number of producer items, out of ``of``, that the first ``end`` of ``items`` items require."""
         if end >= items or (not self.over and max(items, of) >= FEW_ITEMS):
             return of
         times, over, plus = self.times, self.over, self.plus
@@ -252,16 +255,17 @@ class Command(Record):
     items, grain : int
         Operands.
     predecessors : int
-        Number of commands that it waits for, completely or tile by tile.
+        Number of commands that this command waits for, completely or tile by tile.
     successors : sequence of int
         Numbers of the commands in the same graph that wait for it.
     places : sequence of Place
     dims : sequence of int
         Operands.
     tiles, followers : sequence of TileEdge, sequence of int
-        The tiles that it waits for, and the numbers of the commands that wait for its tiles.
+        The tiles of other commands that this command waits for, and the numbers of the commands that wait for its
+        tiles.
     at : int
-        Position of its first word in the words that it was read from.
+        Position of the command's first word in the buffer from which it was decoded.
     """
 
     __slots__ = (
@@ -301,11 +305,11 @@ class Control(Record):
     Attributes
     ----------
     cell : int
-        The first of its own cells, relative to the graph's first.
+        The command's first own cell, relative to the graph's first cell.
     predecessors, successors
         As in :class:`Command`.
     nodes : sequence of Node
-        The nodes that it runs.
+        The nodes inside the loop or branch.
     """
 
     __slots__ = ("cell", "nodes", "predecessors", "successors")

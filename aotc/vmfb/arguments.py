@@ -89,7 +89,7 @@ class Argument:
         Raises
         ------
         CallError
-            If it cannot be imported without a copy.
+            If the array cannot be imported without a copy.
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
             return value
@@ -110,7 +110,7 @@ class Argument:
             )
 
     def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
-        """Check the type of a result that does not exist yet; a symbolic size may match any.
+        """Check the type of a future result that is passed as this argument; a symbolic size may match any size.
 
         Raises
         ------
@@ -257,7 +257,9 @@ def spec_of(row: Mapping[str, Any]) -> TensorSpec:
 def prepared(
     arguments: Sequence[Argument], values: Sequence[Any], where: str, donate: bool = False, gpus: Sequence[int] = ()
 ) -> list[Any]:
-    """Return the arrays of a call, converted by :meth:`Argument.prepare`; ``gpus`` has the GPU of each argument or -1.
+    """Return the arrays of a call, converted by :meth:`Argument.prepare`.
+
+    ``gpus`` is the GPU number of each argument, or -1.
 
     Arrays of donated arguments may be overwritten by the program.
     """
@@ -290,8 +292,9 @@ def take_over(
 ) -> None:
     """Invalidate the caller's device arrays that were passed for donated arguments.
 
-    They are replaced in ``arrays``. A donated array is invalidated even if the call made a copy and need not overwrite
-    it, so that no caller can depend on that. With ``now`` False, earlier submissions can still read them.
+    In ``arrays`` they are replaced by new objects of the same memory. A donated array is invalidated even if the call
+    made a copy and need not overwrite it, so that no caller can depend on that. With ``now`` False, earlier submissions
+    can still read them.
     """
     if not donate:
         return
@@ -330,7 +333,7 @@ def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, wh
 
 
 def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()) -> Sequence[Any]:
-    """Return the ``out=`` buffers of ``count`` results as NumPy arrays or GPU arrays, None where there is none.
+    """Return the ``out=`` buffers of ``count`` results as NumPy or GPU arrays; None for results without a buffer.
 
     Raises
     ------
@@ -355,7 +358,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
 
 
 def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
-    """Return the buffer for a result on GPU ``gpu``, or in host memory if that is -1."""
+    """Return the ``out=`` buffer of a result on GPU number ``gpu`` (-1: host memory) as an array."""
     if type(out) is np.ndarray:
         return out
     label = f"out[{number}]"
@@ -403,7 +406,7 @@ class Signature:
     doc : str
         The docstring of the function that was compiled.
     state : dict of str to str
-        By result, the argument of the next call that it becomes, as declared to the compiler.
+        Maps a result to the argument of the next call that it becomes, as declared to the compiler.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:

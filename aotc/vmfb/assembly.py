@@ -115,7 +115,7 @@ def _number(prefix: str, text: str) -> int:
 
 
 def document() -> str:
-    """Return ``docs/bytecode.md``."""
+    """Return the text of ``docs/bytecode.md``, the documentation of the instruction set."""
     lines = [
         "# Bytecode of the host program",
         "",

@@ -109,7 +109,7 @@ def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str,
 
 
 def table_end(table: Sequence[dict[str, Any]]) -> int:
-    """Return the bytes of the segments of ``table``, with padding."""
+    """Return the total bytes of the segments in ``table``, with padding."""
     return max((_align(row["offset"] + row["size"]) for row in table), default=0)
 
 
@@ -119,7 +119,7 @@ def write_file(path: str, parts: list[Any]) -> None:
     Raises
     ------
     BundleError
-        If it cannot be written; an existing file is unchanged.
+        If the file cannot be written; an existing file is unchanged.
     """
     from aotc.vmfb.host.files import write_atomically  # not needed by a process that only loads
 
@@ -158,7 +158,7 @@ class OpenedBundle:
     signer : bytes
         The public key of a verified signature, else empty.
     file : MappedFile or None
-        The file that contains it, None for a bundle in memory.
+        The file that contains the bundle; None for a bundle in memory.
     """
 
     copied = False
@@ -183,7 +183,7 @@ class OpenedBundle:
                 self.checked(number)
 
     def _copy(self, row: Mapping[str, Any]) -> None:
-        """Copy a segment of a mapped file, so that calls do not depend on the file any more."""
+        """Return a copy of a segment of a mapped file, so that calls no longer depend on the file."""
         place = row["offset"], row["size"]
         if self.file is not None and self.file.is_mapped and place not in self._copies:
             view = aligned_view(row["size"])
@@ -235,7 +235,7 @@ class OpenedBundle:
         return data
 
     def open_companion(self, path: str) -> MappedFile:
-        """Open another file that belongs to the bundle, mapped or copied."""
+        """Open another file that belongs to the bundle; map or copy it like the bundle itself."""
         return MappedFile(path, self.copied)
 
     def digest(self, number: int) -> bytes:
@@ -268,7 +268,7 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
     Raises
     ------
     BundleError
-        If it is not a bundle, is truncated or damaged, or has a newer version.
+        If ``source`` is not a bundle, is truncated or damaged, or has a newer version.
     """
     if isinstance(source, OpenedBundle):
         return source
@@ -293,7 +293,7 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
 
 
 def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, bytes] | None, memoryview]:
-    """Return the signature of a file, if its header has the flag, and the file without it."""
+    """Return the signature at the end of a file, or None without one, and the file without it."""
     if data.nbytes < _HEADER.size or _HEADER.unpack_from(data)[:3] != (MAGIC, VERSION, SIGNED):
         return None, data
     end = data.nbytes - _SIGNATURE.size

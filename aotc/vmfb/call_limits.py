@@ -26,7 +26,7 @@ class Limits(NamedTuple):
     seconds: float | None = None
 
     def deadline(self, where: str, asked: Any) -> float | None:
-        """Return the seconds that a call may take: the smaller of the module's limit and ``asked``.
+        """Return the seconds that a call may take: the minimum of the module's limit and ``asked``.
 
         Raises
         ------

@@ -111,7 +111,10 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
 def _read_bodies(
     words: Sequence[int], node: int, lengths: Sequence[int], at: int, end: int, depth: int
 ) -> list[list[abi.Node]]:
-    """Return the nodes of each body of the node at ``node``; the bodies fill the words from ``at`` to ``end``."""
+    """Return the nodes of each body of the loop or branch at ``node``.
+
+    The bodies are the words from ``at`` to ``end``.
+    """
     spans = []
     for length in lengths:
         if length < 0:
@@ -169,7 +172,7 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
 
 
 def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
-    """Read tiles and followers after a command's dims; return the position of their end."""
+    """Decode the tiles and followers after a command's dims; return the position of their end."""
     first = at + abi.TILED_HEADER
     _need(node, first, end)
     followers, tiles = words[at:first]
@@ -249,7 +252,7 @@ def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]
 
 
 def _in_order(header: dict[int, int]) -> list[int]:
-    """Return the words of a header in order of position."""
+    """Return the named words of a record's header in order of position."""
     return [header[position] for position in range(len(header))]
 
 

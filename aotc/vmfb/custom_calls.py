@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 
 class GpuFunction(NamedTuple):
-    """A function for numba.cuda, and how it is called: ``per`` is ``element``, ``row`` or ``launch``.
+    """A function for numba.cuda and its unit of work: ``per`` is ``element``, ``row`` or ``launch``.
 
     ``threads`` of a block and ``blocks`` are those of a launch; ``blocks`` may be a function of all shapes.
     """
@@ -37,7 +37,7 @@ class GpuFunction(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """A registered function for CPUs, whether it is compiled into bundles, and one for GPUs."""
+    """A registered custom call: function for CPUs, whether it is compiled into bundles, function for GPUs."""
 
     function: Function | None
     native: bool
@@ -101,7 +101,7 @@ _MOST_THREADS = 1024  # of a block, on every GPU
 
 
 def _check_gpu(name: str, gpu: Any, per: Any, threads: Any, blocks: Any) -> None:
-    """Refuse what is not a function for GPUs with its launch."""
+    """Refuse a registration whose GPU function or launch is invalid."""
     where = f"custom call {name!r}"
     if gpu is None:
         if per != PER_ELEMENT or blocks:
@@ -142,7 +142,7 @@ class Callbacks:
     Raises
     ------
     BundleError
-        If a function is in neither.
+        If a function is in neither ``given`` nor the registry.
     """
 
     def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
@@ -167,7 +167,10 @@ class Callbacks:
         return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._natives.items()}
 
     def _guarded(self, row: Mapping[str, Any], function: Function) -> Function:
-        """Return a callback of ``function`` on addresses; an exception is stored for the call that it belongs to."""
+        """Return a native callback that calls ``function`` on arrays.
+
+        An exception is stored for the call that it belongs to.
+        """
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
         name, last, answers = row["name"], sum(rank for _, rank in types), row.get("answers", False)
@@ -193,7 +196,7 @@ class Callbacks:
         return call
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``run``, which makes native calls, to raise exceptions of the functions called meanwhile."""
+        """Wrap ``run``, a native call, so that it raises the exceptions of Python functions called meanwhile."""
         failures = self._failures
 
         def call(*arguments: Any) -> Any:
@@ -212,12 +215,12 @@ class Callbacks:
 
     @never_freed
     def notice(self) -> None:
-        """End a running call in which a function has raised, or which is to be stopped for another reason."""
+        """End a running native call in which a function has raised, or which must stop for another reason."""
         self.check()
         notice()
 
     def check(self) -> None:
-        """Raise the exception of a function called for this thread's call, if there is one."""
+        """Raise the stored exception of a function that this thread's call has called, if any."""
         failed = self._failures.take()
         if failed is not None:
             name, error = failed
@@ -227,7 +230,11 @@ class Callbacks:
 
 
 class _Failures:
-    """Exceptions of functions, by call: on a caller's thread its own call, on a worker all running calls."""
+    """Stored exceptions of Python functions, by call.
+
+    A function on a caller's thread belongs to the call of that thread. A function on a worker may belong to any running
+    call, so its exception is stored for all.
+    """
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -256,7 +263,7 @@ class _Failures:
                 running.end_early_results()
 
     def take(self) -> tuple[str, BaseException] | None:
-        """Return the first exception for this thread's call; each call gets it once."""
+        """Return the first exception for this thread's call, and remove it."""
         if not self._errors:
             return None
         me = get_ident()
@@ -272,7 +279,7 @@ class _Failures:
 
 
 def _lost() -> BaseException:
-    """Return a replacement for an exception that was raised before the function started."""
+    """Return a replacement for an exception that was raised before the function started, so that it is not lost."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return KeyboardInterrupt()
     return RuntimeError("an exception, as of a signal handler, arrived before it began; Python printed it")
@@ -284,7 +291,7 @@ def _registered_function(name: str) -> Function | None:
 
 
 def _arrays(addresses: Sequence[int], types: Sequence[tuple[np.dtype, int]]) -> list[np.ndarray]:
-    """Return arrays over memory; the last address has all their sizes."""
+    """Return arrays over the memory at ``addresses``; the last address is that of all their sizes."""
     ranks = [rank for _, rank in types]
     sizes = list((ctypes.c_int64 * sum(ranks)).from_address(addresses[-1]))
     found = []

@@ -94,7 +94,7 @@ def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the names of bound arguments of each function, and the values precomputed from them."""
+    """Return for each function the names of bound arguments, and the values that are precomputed from them."""
     found = {}
     for name, row in variant.get("prepared", {}).items():
         arguments = opened.manifest["functions"][name]["arguments"]

@@ -1,4 +1,4 @@
-"""The tables of modules that are imported by name, and the selection of devices for a bundle.
+"""Selection of the variant and the devices to run a bundle, and the tables of optional modules.
 
 A kind of device is a module with the functions of :class:`aotc.vmfb.interfaces.Device` and a row in :data:`DEVICES`. It
 is imported when a bundle has a variant of its kind, so the import must succeed on machines without the hardware: a
@@ -148,12 +148,15 @@ def _version_problem(variant: dict[str, Any]) -> str:
 
 
 def module_of(variant: Mapping[str, Any]) -> Device | None:
-    """Return the module for the devices of a variant, or None if this aotc has none."""
+    """Return the module that drives the devices of a variant, or None if this aotc has none."""
     return device_module(MIX if "spaces" in variant else variant["kind"])
 
 
 def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
-    """Return default devices for a GPU variant whose model names none: GPU ``ordinal`` and the host; else empty."""
+    """Return default devices for a variant whose model names none but which needs a GPU and the host.
+
+    These are GPU ``ordinal`` and the host; for other variants the result is empty.
+    """
     implied = variant.get("implied", {})
     return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
@@ -170,7 +173,7 @@ def extra(name: str) -> Any:
 
 
 def device_module(kind: str) -> Device | None:
-    """Return the module for this kind of device, or None if this aotc has none."""
+    """Return the module that drives this kind of device, or None if this aotc has none."""
     if kind == MIX:
         return _mix()
     module = DEVICES.get(kind)

@@ -28,17 +28,17 @@ class FloatFormat(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """The sign bit; all lower bits are the magnitude."""
+        """Return the sign bit; all lower bits are the magnitude."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
     @property
     def infinity(self) -> int:
-        """The code of infinity in an ``ieee`` format."""
+        """Return the code of infinity in an ``ieee`` format."""
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     @property
     def nan(self) -> int:
-        """The code to which a NaN is rounded, the positive one if there are two."""
+        """Return the code to which a NaN is rounded, the positive one if there are two."""
         match self.special:
             case "ieee":
                 return self.infinity | 1 << (self.mantissa_bits - 1)
@@ -48,7 +48,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The code of the largest number."""
+        """Return the code of the largest number."""
         match self.special:
             case "ieee":
                 return self.infinity - 1
@@ -58,7 +58,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def overflow(self) -> int:
-        """The magnitude's code for values that are too large."""
+        """Return the magnitude bits to which values that are too large are rounded."""
         match self.special:
             case "ieee":
                 return self.infinity
@@ -68,7 +68,10 @@ class FloatFormat(NamedTuple):
 
     @property
     def least_exponent(self) -> int:
-        """The exponent of the smallest normal number; subnormals are multiples of ``2**(exponent - mantissa_bits)``."""
+        """Return the exponent of the smallest normal number.
+
+        Subnormals are multiples of ``2**(exponent - mantissa_bits)``.
+        """
         return 1 - self.bias
 
 

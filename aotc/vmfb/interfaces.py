@@ -1,4 +1,4 @@
-"""Interfaces between parts of the runtime that must not import each other: devices, the VM, and what callers use.
+"""Protocol classes between parts of the runtime that must not import each other: devices, the VM, the API.
 
 Only type checkers import this module.
 """
@@ -117,7 +117,7 @@ class Device(Protocol):
     def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         """Check a variant as far as any machine can: command buffers, kernel entries, presence of the code.
 
-        Raises BundleError if something is wrong.
+        Raises BundleError if the variant is invalid.
         """
 
     def open_executable(
@@ -215,7 +215,7 @@ class RuntimeFunction(Protocol):
         """Run the function, with submissions run by a stepper that ``make`` constructs."""
 
     def check_ahead(self) -> None:
-        """Make the checks of a first call in advance."""
+        """Do the checks of a first call in advance."""
 
 
 class FunctionEntry(Protocol):
@@ -231,7 +231,7 @@ class FunctionEntry(Protocol):
 
 
 class FunctionTable(Protocol):
-    """Functions by name, and the values that bound arguments are prepared to."""
+    """Functions by name, and the programs that prepare values of bound arguments."""
 
     @property
     def name(self) -> str:
@@ -257,7 +257,7 @@ class RuntimeModule(FunctionTable, Protocol):
     devices : dict of str to str
         The device of this machine for each device that the model names.
     dependents : set of Bound or KeptState
-        What is closed with the module.
+        Objects that are closed together with the module.
     """
 
     devices: dict[str, str]

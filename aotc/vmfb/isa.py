@@ -273,7 +273,7 @@ def not_(vm: Frame, out: Out, a: In) -> None:
 
 @instruction(0x20)
 def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
-    """fail with the message if the condition is 0"""
+    """fail with the message if the condition is 0; the message's fields are the values"""
     holds, found = vm.registers[condition], [vm.registers[register] for register in values]
     if type(holds) is not int:
         vm.session.check_assertion(holds, message, found)
@@ -301,13 +301,13 @@ def check_dim(vm: Frame, argument: Arg, axis: Axis, expected: In) -> None:
 
 @instruction(0x30)
 def arena(vm: Frame, size: In) -> None:
-    """take an arena of so many bytes for this call; a second one keeps what is in the first"""
+    """allocate an arena of this many bytes for the call; a second one starts with the content of the first"""
     vm.session.arena(vm.registers[size])
 
 
 @instruction(0x36)
 def arena_in(vm: Frame, space: Mem, size: In) -> None:
-    """take an arena in a memory other than the first, as arena does there"""
+    """allocate an arena in a memory other than the first, as the instruction arena does in the first"""
     vm.session.arena(vm.registers[size], space)
 
 
@@ -319,7 +319,7 @@ def result(vm: Frame, index: Res, dims: Ins) -> None:
 
 @instruction(0x35)
 def take(vm: Frame, index: Res, argument: Arg) -> None:
-    """let a result be the memory of a donated argument, of its dtype and shape"""
+    """make a result share the memory of a donated argument of the same dtype and shape"""
     vm.session.take(index, argument)
 
 
@@ -331,13 +331,13 @@ def submit(vm: Frame, buffer: Cb, parameters: Ins) -> None:
 
 @instruction(0x33)
 def load_scalar(vm: Frame, out: Out, slot: Slot, offset: In, dtype: Dt) -> None:
-    """out = the integer at a byte offset of a slot, after all work before it"""
+    """out = the integer at a byte offset of a slot, after all work submitted before"""
     vm.registers[out] = vm.session.load_scalar(slot, vm.registers[offset], dtype)
 
 
 @instruction(0x34)
 def block(vm: Frame, slot: Slot, offset: In, size: In) -> None:
-    """so many bytes at an offset of a slot hold an array, and nothing lies beside them; for debugging"""
+    """for debugging: an array occupies this many bytes at an offset of a slot; accesses next to it fault"""
     vm.session.block(slot, vm.registers[offset], vm.registers[size])
 
 
@@ -346,13 +346,13 @@ def block(vm: Frame, slot: Slot, offset: In, size: In) -> None:
 
 @instruction(0x40)
 def branch(vm: Frame, target: Target) -> int:
-    """go on at another instruction"""
+    """continue at another instruction"""
     return target
 
 
 @instruction(0x41)
 def branch_if(vm: Frame, condition: In, target: Target) -> int | None:
-    """go on at another instruction unless the condition is 0"""
+    """continue at another instruction unless the condition is 0"""
     return target if vm.registers[condition] else None
 
 

@@ -148,7 +148,7 @@ Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:
-    """Return signature and program of each function of a variant, including those split for bound arguments."""
+    """Return signature and program of each function of a variant; functions with bound arguments have two programs."""
     known = manifest["functions"]
     found = {name: (known[name], program) for name, program in variant["functions"].items()}
     halves = (row[key] for row in variant.get("prepared", {}).values() for key in ("prepare", "call"))

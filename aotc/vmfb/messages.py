@@ -18,7 +18,7 @@ _FIELD = r"\{\{|\{(\d+)(?::(\w+)(?:\[([\d,]+)\])?(?::([^{}]*))?)?\}"
 
 
 def shown_as(dtype: str) -> str:
-    """Return the dtype in which a message stores values of ``dtype``: one whose bits fill an integer."""
+    """Return the dtype to which a message widens values of ``dtype``: f32 for small floats, 32 bits below one byte."""
     row = DTYPES[dtype]
     if row.kind == "f" and row.bits < 32:
         return "f32"
@@ -31,7 +31,7 @@ def literal(text: str) -> str:
 
 
 def field_text(number: int, dtype: str, shape: Sequence[int] = (), spec: str = "") -> str:
-    """Return the field for a value of ``dtype`` that starts at integer ``number``."""
+    """Return the template field for a value of ``dtype`` whose bits start at integer ``number`` of the message."""
     dims = f"[{','.join(map(str, shape))}]" if shape else ""
     return f"{{{number}:{dtype}{dims}{':' if spec else ''}{spec}}}"
 

@@ -42,7 +42,7 @@ Loaded = TypeVar("Loaded")
 
 
 def _with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
-    """Raise an error that suggests the nearest keyword, for one that the function does not have."""
+    """Decorator: an unknown keyword argument raises an error that suggests the nearest valid one."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -395,7 +395,7 @@ class LoadedModule(Keeping):
         return profile(self, self._executable, name, arrays, repeat)
 
     def with_entry(self) -> LoadedModule:
-        """Return the module, after telling its functions how it can be loaded again."""
+        """Store in the module's functions how the module can be loaded again, for pickling; return the module."""
         for function in self.functions.values():
             function.again = self.again
         return self
@@ -411,7 +411,7 @@ class LoadedModule(Keeping):
         return await self.functions[self.default_name()].async_(*args, **kwargs)
 
     def __getitem__(self, name: str) -> Entry:
-        """Return a function by name, also one whose name is that of a method: ``module["state"]``.
+        """Return a function by name. This includes functions with the name of a method: ``module["state"]``.
 
         Raises
         ------
@@ -476,7 +476,7 @@ class LoadedModule(Keeping):
         return name
 
     def check_ahead(self) -> None:
-        """Make all checks of first calls that do not depend on shapes; raise on failure."""
+        """Do all checks of first calls that do not depend on shapes; raise on failure."""
         for function in self._functions.values():
             function.check_ahead()
 

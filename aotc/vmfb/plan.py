@@ -1,4 +1,4 @@
-"""Plans: the work of calls whose shapes are known, and the assertions on data that they check."""
+"""Plans: the recorded work of calls with known shapes, and the assertions on data that these calls check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.memory.pointers import BYTES, EMPTY, PointerTable, read_scalar
 
 
 class Unread:
-    """An integer in memory that is read in each call, not when a plan is made."""
+    """The location of an integer that each call reads from memory: its value is unknown when a plan is recorded."""
 
     __slots__ = ("dtype", "offset", "slot")
 
@@ -43,7 +43,7 @@ class Judgement:
         self.after, self.condition = after, condition
 
     def failure(self, read: Callable[[int, int, str], int]) -> CallError:
-        """Return the error of a failed assertion; its message has values read by ``read(slot, offset, dtype)``."""
+        """Return the error of a failed assertion; ``read(slot, offset, dtype)`` reads the values of its message."""
         from aotc.vmfb.messages import render  # only for a failure
 
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
@@ -68,7 +68,7 @@ class Plan:
     empty : tuple of int
         Arguments and results without elements, numbered as in the pointer table.
     judgements : tuple of Judgement
-        In order, to be checked after each submission by :func:`judge`.
+        In order; :func:`check_assertions` checks them after each submission.
     taken : tuple of (int, int)
         Results that share the memory of a donated argument, each with the argument's number: they are the same array,
         and command buffers use the argument's slot.
@@ -105,18 +105,21 @@ class Plan:
         self.homes = homes
 
     def slots_of_results(self) -> list[int]:
-        """Return the slot of each result in the pointer table: its own, or that of the argument whose memory it has."""
+        """Return the slot of each result in the pointer table.
+
+        A result in an argument's memory has the argument's slot.
+        """
         layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
         return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
 
     def assertions_by_submission(self) -> list[tuple[Judgement, ...]]:
-        """Return the assertions to check before the first submission, after the first, after the second..."""
+        """Return the assertions by the number of submissions after which they are checked, from 0."""
         stages = range(len(self.submissions) + 1)
         return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
 
 
 def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
-    """Check assertions; ``read(slot, offset, dtype)`` returns an integer in memory.
+    """Check assertions in order; ``read(slot, offset, dtype)`` returns an integer in memory.
 
     Raises
     ------
@@ -132,7 +135,7 @@ def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, 
 def run_with_assertions(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
 ) -> CallError | None:
-    """Make the calls and check the assertions after each; return the error that ended the sequence, or None."""
+    """Run ``calls``, checking the assertions before the first and after each; return the first error, or None."""
     failure = _first_failure(judged[0], slots)
     for call, after in zip(calls, judged[1:]):
         if failure is not None:
@@ -155,7 +158,7 @@ def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> Call
 def without_empty(
     run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
 ) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-    """Wrap ``run`` to replace arrays without elements by :data:`EMPTY`."""
+    """Return ``run`` wrapped so that arrays without elements are replaced by :data:`EMPTY`."""
 
     def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
         every = [*arrays, *results]

@@ -1,4 +1,4 @@
-"""What ``dir`` and completion show of the objects that users hold."""
+"""Restrict ``dir`` and completion to the public names of the objects that users have."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def public_names(*names: str) -> Callable[[Kind], Kind]:
-    """Let ``dir`` of an instance show these names, and those of the base classes that this decorates.
+    """Return a class decorator: ``dir`` of an instance shows ``names``, and those of decorated base classes.
 
-    Parts of the runtime in other modules call further methods of these objects, which are not for users.
+    The runtime calls further methods of these objects, which are not for users.
     """
 
     def decorate(kind: Kind) -> Kind:

@@ -25,7 +25,7 @@ def is_part(name: str, whole: str) -> bool:
 
 
 def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
-    """Return the path of the result ``name`` below ``out``, or None if it is not below it.
+    """Return the path of the result ``name`` below the result or tree of results ``out``; None if it is elsewhere.
 
     ``result`` also means the whole tree of results, whose leaves correspond to those of ``argument`` in ``arguments``.
     """
@@ -38,7 +38,7 @@ def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -
 
 
 def fed_name(name: str, pairs: Mapping[str, str], arguments: Collection[str]) -> str:
-    """Return the name of the argument that a result becomes: by ``pairs``, else the one with the same name."""
+    """Return the name of the argument that a result becomes in the next call: by ``pairs``, else by equal names."""
     for out, argument in pairs.items():
         path = path_below(name, out, argument, arguments)
         if path is not None:

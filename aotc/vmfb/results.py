@@ -25,7 +25,7 @@ NUMPY, DEVICE = "numpy", "device"  # values of the option ``results``
 
 
 def resident_calls(executable: Executable) -> ResidentCalls | None:
-    """Return the fast paths of a function on a single GPU, or None."""
+    """Return the fast paths of a function for arrays on a GPU; None if the executable uses other memory too."""
     if not getattr(executable, "is_one_gpu", False):
         return None
     from aotc.vmfb.devices.cuda.resident_calls import ResidentCalls  # only for GPUs
@@ -71,7 +71,7 @@ class Residence:
         return self._givers[number]
 
     def stays(self, wanted: str, out: Sequence[Any]) -> list[bool]:
-        """Return for each result whether it stays on a GPU; an ``out=`` buffer decides for its result."""
+        """Return for each result whether it stays on a GPU: by ``wanted``, or by the memory of its ``out=`` buffer."""
         every = {NUMPY: [False] * len(self.named), DEVICE: [bool(o) for o in self._owners]}.get(wanted, self.named)
         return [stays if given is None else not isinstance(given, np.ndarray) for stays, given in zip(every, out)]
 
@@ -97,7 +97,7 @@ class Residence:
         return made
 
     def new_result(self, given: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> Any:
-        """Return the ``out=`` buffer of a result, validated, or a new array."""
+        """Return the memory for a result: its ``out=`` buffer, validated, or else a new array."""
         if given is None:
             try:
                 return self.memory.empty(shape, dtype)
@@ -108,7 +108,7 @@ class Residence:
         return given
 
     def moved(self, made: list[Any], stays: Sequence[bool]) -> list[Any]:
-        """Move the results of a call to where the caller wants them."""
+        """Move the results of a call to GPU or host memory, as ``stays`` says for each."""
         for number, stay in enumerate(stays):
             if isinstance(made[number], np.ndarray) == stay:
                 owner, name = self._owners[number], self._name(number)
@@ -120,7 +120,7 @@ class Residence:
 
 
 def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence[Any] | None, home: str) -> list[Any]:
-    """Wrap the results of a call as device arrays; results in ``out=`` buffers are not wrapped."""
+    """Wrap the host results of a call as device arrays, except those in ``out=`` buffers."""
     found = []
     for x, row, given in zip(made, rows, out or [None] * len(made)):
         wrapped = given is not None or isinstance(x, DeviceArray)
@@ -129,7 +129,10 @@ def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence
 
 
 def _donated_memory(given: Any, arrays: list[Any], argument: int, number: int, where: str) -> Any:
-    """Return a donated argument's memory for a result; an ``out=`` buffer replaces the argument."""
+    """Return a donated argument's memory for a result.
+
+    If the result has an ``out=`` buffer, the argument is copied there and replaced by the buffer.
+    """
     if given is not None:
         check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
         fill(given, arrays[argument])

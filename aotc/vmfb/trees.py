@@ -33,7 +33,7 @@ _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 def flattener(node: Node, where: str, path: str) -> Flatten:
     """Return ``f(value, leaves)``, which appends the leaves of ``value``, an argument ``path``, to a list.
 
-    It raises a CallError with the place where ``value`` and ``node`` differ in structure.
+    ``f`` raises a CallError that names the place where ``value`` and ``node`` differ in structure.
     """
     children = node.get("children", [])
     match node["kind"]:

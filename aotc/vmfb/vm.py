@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 
 
 def decode(code: list[list[Any]]) -> Program:
-    """Return a verified program with functions in place of opcodes."""
+    """Return the instructions of a verified program, with functions in place of opcodes."""
     return [(ISA[opcode].run, operands) for opcode, *operands in code]
 
 
@@ -56,7 +56,7 @@ def interpret(program: Program, frame: Frame) -> None:
 
 
 class _Live:
-    """Session that forwards to a device session and allocates results."""
+    """A session that forwards to a device session and allocates results in host memory."""
 
     def __init__(
         self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
@@ -244,7 +244,7 @@ class LoadedFunction:
         return made if out is None else [x if given is None else given for x, given in zip(made, out)]
 
     def _interpreted(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
-        """Interpret the program; results for ``out=`` buffers on a GPU are computed in host memory first."""
+        """Interpret the program; results for ``out=`` buffers on a GPU are first computed in host memory."""
         made: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
         for number, (found, given) in enumerate(zip(made, out)):
             if given is not None and not isinstance(given, np.ndarray):
@@ -267,7 +267,7 @@ class LoadedFunction:
         Raises
         ------
         CallError
-            Also if the bundle has no kernel texts.
+            As for :meth:`run`; also if the bundle has no kernel texts.
         """
         arrays = prepared(self.arguments, values, self.where)
         return self._interpret(arrays, [None] * len(self.result_dtypes), make)
@@ -319,7 +319,7 @@ class LoadedFunction:
         Raises
         ------
         BundleError
-            If it would access memory other than its own.
+            If the program would access memory other than its own.
         """
         if self._planned and all(a.static for a in self.arguments):
             self._plan(tuple([a.dims for a in self.arguments]))
@@ -381,7 +381,10 @@ class LoadedFunction:
         return fast(values)
 
     def _slow_way(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return :meth:`run` for the fast paths, which this object references, without a reference cycle."""
+        """Return :meth:`run` as a function without a strong reference to this object.
+
+        The fast paths call it, and this object references them: a strong reference would be a cycle.
+        """
         method = WeakMethod(self.run)
 
         def run(values: Sequence[Any]) -> list[np.ndarray]:
@@ -393,7 +396,7 @@ class LoadedFunction:
         return run
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return a call for static shapes, which only compares types, allocates and submits."""
+        """Return the fast path for static shapes, which only compares types, allocates and submits."""
         _, replay, new, made = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
         count, ndarray, good = len(checks), np.ndarray, GOOD_FLAGS
@@ -417,7 +420,7 @@ class LoadedFunction:
         return call
 
     def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return a call that looks up the plan by the shapes."""
+        """Return the fast path for symbolic shapes, which looks up the plan by the shapes of the arguments."""
         dtypes = [a.dtype for a in self.arguments]
         plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._slow_way()
 

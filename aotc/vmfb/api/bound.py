@@ -1,4 +1,4 @@
-"""Arrays on devices, and functions with bound arguments, called with pytrees."""
+"""Placement of arrays on devices, and functions with bound arguments that are called with pytrees."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
 
 
 def _places(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
-    """Return the loaded module of each device by device name; None for devices with host memory."""
+    """Return the loaded module of each device by device name; None for devices that use host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
     kinds = {name: place.partition(":") for name, place in rows.items()}
@@ -80,7 +80,7 @@ def _is_array(x: Any) -> bool:
 
 @public_names("arrays", "async_", "bound", "invoke", "name", "signature", "state", "submit", "update")
 class Bound:
-    """A function of a module with bound arguments; calls pass the others.
+    """A function of a module with bound arguments; calls pass the other, *open* arguments.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Bound:
         module.dependents.add(self)
 
     def close(self) -> None:
-        """Let later calls fail: the module is closed."""
+        """Close the function with its module: later calls fail."""
         self.function = cast("OpenFunction", Closed(self.function.where))
 
     def state(
@@ -107,7 +107,7 @@ class Bound:
         return KeptState(self._module, names, results, init, self.function)
 
     def update(self, values: Mapping[str | int, Any]) -> None:
-        """Replace all bound values. A call reads either the old or the new ones, never a mixture.
+        """Replace all bound values. A call reads either the old or the new values, never a mixture.
 
         Running calls and existing submissions read the old values. Prepared values are computed first: until then calls
         continue with the old ones, and both are in memory.
@@ -115,7 +115,7 @@ class Bound:
         Raises
         ------
         CallError
-            If these are not exactly the bound arguments, or one does not fit; then nothing changes.
+            If ``values`` are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function, bound = self._module.loaded(self.name), self.function.bound
         held = place_bound_values(self._module, function, values)
@@ -132,7 +132,7 @@ class Bound:
         self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False,
         trace: str | os.PathLike[str] = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Run the function with options, which the module checks."""
+        """Run the function; the module has already checked the options."""
         partial = self.function.partial
         invoke, name = self._module.invoke, partial.function.name
         if trace:
@@ -191,7 +191,7 @@ class Bound:
         return self._parameters.flattener()
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the flat arrays of a call: its arguments, or the leaves of its pytrees."""
+        """Return the flat arrays of a call, which passes flat arrays or pytrees."""
         known, count = self._parameters, len(self.function.arguments)
         if known.flat and known.quick == count:
             self._quick = count

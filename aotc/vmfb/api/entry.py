@@ -25,7 +25,7 @@ _NOT_KNOWN = -2  # before the first call
 
 
 class PickledModule:
-    """Pickled form of a module: another process loads it with the same options."""
+    """Pickled form of a module: unpickling loads the module with the same options."""
 
     def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
         self._load, self._path, self._asked = load, path, asked
@@ -38,7 +38,7 @@ class PickledModule:
 
 
 class Closed:
-    """What a closed module has in place of its code: any use of it is an error."""
+    """Stand-in for the code of a closed module: any use raises an error."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -79,7 +79,7 @@ class Entry:
             raise
 
     def close(self) -> None:
-        """Let later calls fail: the module is closed."""
+        """Close the function with its module: later calls fail."""
         self._function = Closed(self._function.where)
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -94,7 +94,7 @@ class Entry:
         return arranged if self._flat else self._leaves(arranged)
 
     def _arranged(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the arguments of a call in order; the first call determines which need no rearrangement."""
+        """Return the arguments of a call in order; the first call finds out which calls need no rearrangement."""
         known = self._parameters
         self._flat, self._count = known.flat, known.quick
         return known.arranged(args, kwargs)

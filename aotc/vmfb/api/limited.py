@@ -1,7 +1,7 @@
-"""Functions of modules with limits: each call is a submission, queued by :mod:`aotc.vmfb.submit.limited`.
+"""Functions of modules with limits on calls: each call is a submission, queued by :mod:`aotc.vmfb.submit.limited`.
 
-A GPU call takes the fast path on the caller's thread if no other call waits and there is no time limit. It then ends
-when the GPU is done, so that the limit of concurrent calls holds.
+A GPU call takes the fast path on the caller's thread if no other call waits and there is no time limit. The call then
+ends only when the GPU is done, so that the limit of concurrent calls holds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LimitedFunction(WrappedFunction):
     def _shortly(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str
     ) -> list[Any] | None:
-        """Run a call on the fast path and wait for the GPU; return None if there is none, or the limit is reached."""
+        """Run a call on the fast path and wait for the GPU; return None without a fast path or above the limit."""
         resident = self._whole.resident
         lane = None if resident is None else counted_lane(self.executable, self._limits)
         if resident is None or lane is None or not lane.begin():

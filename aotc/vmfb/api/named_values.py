@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
-    """Return ``values`` by argument number, and a list of problems with the rest.
+    """Return the entries of ``values`` by argument number, and a list of problems with other entries.
 
     A key is the name of an argument, its path in a call (``args[0]['w']``), its number, or the name of a pytree of
-    arguments, with a pytree as the value.
+    arguments. For the last, the value is a pytree.
     """
     found: dict[int, Any] = {}
     problems = []
@@ -43,7 +43,7 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
 
 
 def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
-    """Return the pytree node with a name or path in a call's tree, and the number of its first argument."""
+    """Return the pytree node whose name or path in a call is ``name``, and the number of its first argument."""
     rows = list(nodes_of(signature))
     for kind in (0, 1):  # a parameter may have the name of a path
         for paths, node, first in rows:
@@ -53,7 +53,7 @@ def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | Non
 
 
 def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
-    """Return the arguments in a pytree, by number."""
+    """Return the arguments in the pytree ``value``, by number."""
     known = node_called(signature, key)
     if known is not None:
         node, first = known

@@ -1,7 +1,7 @@
 """Functions with some arguments bound.
 
-A bundle may have a separate program for computations that depend on bound arguments only (``prepared`` in the
-manifest): it runs at binding time, and calls read its results.
+A bundle may have a separate program for the computations that depend on bound arguments only (``prepared`` in the
+manifest). That program runs once, when the arguments are bound; calls read its results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class PartialFunction:
     """A function and the values of some of its arguments; calls pass the others, the *open* ones.
 
-    It is replaced as a whole, so a call reads either the old or the new values.
+    The object is replaced as a whole, so a call reads either the old or the new values.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class PartialFunction:
     arrays : dict of int to DeviceArray
         Bound arrays that calls read directly.
     check : callable or None
-        Checks the mapped files that contain some of these.
+        Checks that mapped files which contain bound arrays are unchanged.
     """
 
     __slots__ = ("_fast", "arrays", "check", "function", "open", "row")
@@ -61,14 +61,14 @@ class PartialFunction:
         self._fast: tuple[ResidentCalls, BoundArrays] | None = None
 
     def use_fast_path(self, values: Mapping[int, CudaArray]) -> None:
-        """Let calls not examine the bound arrays, which are all on the GPU of the function."""
+        """Enable the fast path, which does not examine bound arrays: all of them are on the GPU of the function."""
         resident = self.function.resident
         if resident is not None:
             self._fast = resident, resident.keep(values, len(self.row))
 
     @property
     def has_fast_path(self) -> bool:
-        """Return True if calls do not examine the bound arrays, which are all on one GPU."""
+        """Return True if calls use the fast path of :meth:`use_fast_path`."""
         return self._fast is not None
 
     def filled(self, values: Sequence[Any]) -> list[Any]:
@@ -108,7 +108,7 @@ class PartialFunction:
         self, whole: Callable[..., list[Any]], values: Sequence[Any], out: Sequence[Any] | None, donate: Any,
         results: str,
     ) -> list[Any]:  # fmt: skip
-        """Run a call on the fast path; else, once, by ``whole``, which has the parameters of :meth:`run`."""
+        """Run a call on the fast path, or else by ``whole``, a function with the parameters of :meth:`run`."""
         if self._fast is None:
             return whole(self.filled(values), out, donate, results)
         resident, kept = self._fast
@@ -183,7 +183,7 @@ class OpenFunction(WrappedFunction):
         return self._current[0]
 
     def switch_to(self, partial: PartialFunction) -> None:
-        """Let later calls read other bound values."""
+        """Replace the bound values for later calls."""
         self._current[0] = partial
 
     @property
@@ -197,7 +197,7 @@ class OpenFunction(WrappedFunction):
 
     @property
     def direct(self) -> RuntimeFunction:
-        """The function that submissions run."""
+        """Return the function that submissions run."""
         made = copy(self)
         made._is_direct = True
         return made
@@ -275,9 +275,9 @@ def place_bound_values(
 
 
 def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made) -> PartialFunction:
-    """Bind arguments placed by :func:`place_bound_values`, or the values that the bundle's program prepares from them.
+    """Return a function with arguments bound to ``held``, placed by :func:`place_bound_values`, or to prepared values.
 
-    ``made`` has values prepared for other functions, and receives those of this one.
+    ``made`` caches prepared values that several functions share.
     """
     row = module.prepared.get(name)
     count = len(module.loaded(name).arguments)
@@ -293,7 +293,7 @@ def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], 
 def _partial(
     function: RuntimeFunction, values: Mapping[int, DeviceArray], arrays: Mapping[int, DeviceArray]
 ) -> PartialFunction:
-    """Return a function with these arguments bound; ``arrays`` are those that are read directly."""
+    """Return a function with the arguments ``values`` bound; calls read ``arrays`` directly."""
     count = len(function.arguments)
     row: list[Any] = [None] * count
     for number, x in values.items():
@@ -308,7 +308,7 @@ def _partial(
 def _prepared(
     module: FunctionTable, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
 ) -> list[DeviceArray]:
-    """Return the prepared values that calls read: from ``made``, or computed by the bundle's program."""
+    """Return the prepared values that calls read: from the cache ``made``, or else computed by the bundle's program."""
     function = module.loaded(row["prepare"]["name"])
     values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
     keys = list(zip(values, function.residence.result_gpus, strict=True))

@@ -30,7 +30,7 @@ def without(signature: Signature, arguments: Collection[int], results: Collectio
 
 
 def _pruned(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
-    """Return a node without some leaves, by number; None if nothing remains."""
+    """Return a pytree node without the leaves whose numbers are ``gone``; None if nothing remains."""
     if node["kind"] == "leaf":
         return None if next(numbers) in gone else node
     children = _pruned_children(node, numbers, gone)

@@ -1,8 +1,8 @@
 """States: values that stay on their device between calls, such as caches and optimizer states.
 
-A *leaf* of a state is an argument of a function, and the result that replaces it for the next call: the result of the
-same name, or the one that ``state`` named when the model was compiled. Functions of a module share a state by these
-names.
+A *leaf* of a state is an argument of a function together with the result that replaces it in the next call. That is the
+result of the same name, or the result that the option ``state`` of the compiler named. Functions of a module share a
+state by the names of leaves.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class KeptState:
     # ------------------------------------------------------------ calls
 
     def close(self) -> None:
-        """Let later calls fail: the module is closed."""
+        """Close the state with its module: later calls fail."""
         for call in self._calls.values():
             call.close()
 
@@ -111,7 +111,7 @@ class KeptState:
         self._held.exclusively(self._held.values.clear, lost=True)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a copy of the values of a name, as a pytree of the function's argument."""
+        """Return a copy of the values of an argument or pytree of arguments, as a pytree."""
         known = next((f for f, _ in self._held.homes.values() if node_called(f.signature, name)), None)
         if known is not None:
             node, first = node_called(known.signature, name) or ({}, 0)
@@ -125,7 +125,7 @@ class KeptState:
         return trees.unflattener(node)(iter(arrays))
 
     def __setitem__(self, name: str, tree: Any) -> None:
-        """Set the values of a name from a pytree of the function's argument; they are copied."""
+        """Set the values of an argument or pytree of arguments from a pytree, which is copied."""
         arrays = self._leaves_by_name(name, tree)
         made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
         self._held.exclusively(lambda: self._held.values.update(made))
@@ -180,7 +180,7 @@ class KeptState:
 def _homes(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[RuntimeFunction, int]]:
-    """Return for each leaf a function with it as an argument, and the argument's number."""
+    """Return for each leaf a function that has it as an argument, and the argument's number."""
     homes = {key: (functions[f], n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
         if not any(is_part(key, name) for key in homes):

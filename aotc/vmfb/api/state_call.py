@@ -1,4 +1,4 @@
-"""A function in calls of a state: its signature without the state's arguments and results."""
+"""Calls of a function with a state: the signature without the state's arguments and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def leaves_of(
     signature: Signature, names: Sequence[str], results: Mapping[str, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the leaves of a state among a function's arguments, and among its results, by number."""
+    """Return the leaf names of a state among a function's arguments, and among its results, by number."""
     pairs = {**signature.state, **pairs_of(results)}
     takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
     arguments = set(takes.values())
@@ -61,7 +61,7 @@ class StateCall:
         self.__doc__ = function.signature.doc or repr(self.signature)
 
     def close(self) -> None:
-        """Let later calls fail: the module is closed."""
+        """Close the call with its module: later calls fail."""
         self._function = cast("RuntimeFunction", Closed(self._function.where))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class StateCall:
 
     @contextmanager
     def _reserved(self) -> Iterator[dict[str, Any]]:
-        """Reserve the state for a call, which puts its new values into the dict."""
+        """Reserve the state for a call, which stores its new values in the yielded dict."""
         self._state.begin(self._function.where)
         made: dict[str, Any] = {}
         error: BaseException | None = None
@@ -88,7 +88,7 @@ class StateCall:
             del error
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function without blocking the event loop; the state is busy until then."""
+        """Call the function without blocking the event loop; other calls of the state fail until the call has ended."""
         from aotc.vmfb.submit.call import SubmittedCall  # only for callers with event loops
         from aotc.vmfb.submit.submission import submit
 
@@ -102,7 +102,7 @@ class StateCall:
         return self._returned(results)
 
     def _partial(self, leaves: list[Any]) -> PartialFunction:
-        """Return the function with the values of the state bound; ``leaves`` that it would overwrite are copied."""
+        """Return the function with the state's values bound; ``leaves`` that the call would overwrite are copied."""
         function = self._function
         row: list[Any] = [None] * len(function.arguments)
         for n, key in self._takes.items():

@@ -1,4 +1,4 @@
-"""Values of a state and its lock, shared by the state and its calls."""
+"""The values of a state and its lock, which the state and its calls share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class StateValues:
-    """The leaves of a state by name. It does not reference the module; calls and the state reference it.
+    """The leaves of a state by name.
+
+    This object does not reference the module, so that it does not keep the module alive.
 
     Parameters
     ----------
@@ -44,7 +46,7 @@ class StateValues:
         self._lost: BaseException | None = None
 
     def begin(self, where: str, lost: bool = False) -> None:
-        """Start a call; with ``lost`` the old values are not needed.
+        """Start a call; ``lost`` means that the call does not need the old values.
 
         Raises
         ------
@@ -96,7 +98,7 @@ class StateValues:
         return found if found.ordinal >= 0 else found.numpy()
 
     def exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
-        """Run ``work`` between two calls; with ``lost`` it replaces the old values."""
+        """Run ``work`` while no call runs; ``lost`` means that it replaces the old values."""
         self.begin(self.where, lost)
         try:
             return work()

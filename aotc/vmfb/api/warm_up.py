@@ -20,14 +20,14 @@ _EXAMPLE = "True, or sizes of the symbolic dims: [{'b': 1}, {'b': 8}]"
 
 
 def warm_up(module: RuntimeModule, warm: Any) -> None:
-    """Call each function that ``warm`` has all sizes for.
+    """Call each function with zeros if ``warm`` has the sizes of all its symbolic dims.
 
     A check of the program itself may refuse zeros: it is not an error here.
 
     Raises
     ------
     ArgumentError, ArgumentValueError
-        If ``warm`` is no sizes, or no function takes these sizes.
+        If ``warm`` is not a mapping of sizes, or no function takes these sizes.
     """
     rows: Sequence[Any] = [{}] if warm is True else [warm] if isinstance(warm, Mapping) else warm
     if not isinstance(rows, list | tuple) or not all(_are_sizes(row) for row in rows):
@@ -48,7 +48,7 @@ def _are_sizes(row: Any) -> bool:
 
 
 def _symbols(module: RuntimeModule, name: str) -> set[str]:
-    """Return the names in the dims of a function's arguments."""
+    """Return the symbols in the dims of a function's arguments."""
     dims = [d for row in module.loaded(name).signature.arguments for d in row["dims"] if isinstance(d, str)]
     names = {node.id for d in dims for node in ast.walk(ast.parse(d, mode="eval")) if isinstance(node, ast.Name)}
     return names - {"max", "min"}

@@ -1,4 +1,4 @@
-"""Functions of a module with weights of its own: calls pass only the other arguments."""
+"""Functions of a module whose bundle has weights of its own: calls pass only the other arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Whole(NamedTuple):
-    """The module's functions before its weights were bound."""
+    """The module's functions before the weights were bound."""
 
     name: str
     home: str
@@ -64,7 +64,10 @@ class OwnWeights:
             self._arrays = arrays
 
     def _bound_with(self, arrays: Mapping[str, np.ndarray]) -> dict[str, PartialFunction]:
-        """Return each function with these weights bound, sharing one copy of values that several functions read."""
+        """Return each function with ``arrays`` bound.
+
+        Values that several functions read are copied to a device only once.
+        """
         placed: dict[str, Any] = dict(arrays)
         made: Made = {}
         bounds = {}
@@ -78,7 +81,7 @@ class OwnWeights:
         return bounds
 
     def _watch(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
-        """Let calls check the mapped files that they read; release pages that only an update reads."""
+        """Make calls check the mapped files that they read, and release the pages that calls do not read."""
         for name, bound in bounds.items():
             read = {address_of(x.numpy()) for x in bound.arrays.values() if x.ordinal < 0}
             files = {self._files[path] for path in self.places.functions[name] if address_of(arrays[path]) in read}
@@ -87,7 +90,7 @@ class OwnWeights:
         self._forget_unread(arrays, bounds)
 
     def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
-        """Release pages of files that only an update reads."""
+        """Release the pages of weights that calls do not read: only a later update needs them."""
         held = [x for bound in bounds.values() for x in bound.arrays.values()]
         read = {address_of(x.numpy()) for x in held if x.ordinal < 0}
         for path, x in arrays.items():

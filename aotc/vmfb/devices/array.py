@@ -1,4 +1,4 @@
-"""Arrays that know their device."""
+"""Device arrays: arrays with the name of the model's device on which their elements are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from aotc.vmfb.public_names import public_names
 
 
 def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
-    """Implement ``__array__`` for elements that are (``is_copy``) or are not already a copy.
+    """Implement ``__array__``: return ``found`` with ``dtype``, as a copy if required.
+
+    ``is_copy`` if it is already one.
 
     Raises
     ------
@@ -78,12 +80,15 @@ class DeviceArray:
 
     @property
     def donated(self) -> bool:
-        """True if it was donated to a call, which has overwritten it; its elements can no longer be read."""
+        """Return True if the array was donated to a call, which has overwritten it.
+
+        Its elements can no longer be read.
+        """
         return self._array is None
 
     @property
     def read_only(self) -> bool:
-        """True if the memory must not be written."""
+        """Return True if the memory must not be written."""
         return not self.numpy().flags.writeable
 
     @property
@@ -121,7 +126,7 @@ class DeviceArray:
         self.numpy()[...] = value
 
     def reader(self) -> DeviceArray:
-        """Return an array of the same memory that a submission can read even if this one is donated later."""
+        """Return another array object of the same memory, which remains readable if this object is donated later."""
         if self._reader is None:
             self._reader = self._twin()
         return self._reader
@@ -129,8 +134,8 @@ class DeviceArray:
     def give_away(self, now: bool = True) -> DeviceArray:
         """Donate: return another array of the same memory, and make this one unusable.
 
-        With ``now``, its reader becomes unusable too. Otherwise earlier submissions read the memory before it is
-        overwritten.
+        With ``now``, the array of :meth:`reader` becomes unusable too. Otherwise earlier submissions can still read
+        through it, before the memory is overwritten.
         """
         other = self._twin()
         if not now:
@@ -139,7 +144,7 @@ class DeviceArray:
         return other
 
     def lose(self) -> None:
-        """Record that the memory was donated."""
+        """Record that the memory was donated, which makes this array unusable."""
         reader, self._reader, self._array = self._reader, None, None
         if reader is not None:
             reader.lose()

@@ -115,7 +115,7 @@ def _row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 class Handed(NamedTuple):
-    """Array description from a capsule or from ``__cuda_array_interface__``.
+    """An array as a capsule or ``__cuda_array_interface__`` describes it.
 
     Attributes
     ----------
@@ -143,7 +143,9 @@ class Handed(NamedTuple):
 
 
 def handed(capsule: Any) -> Handed:
-    """Return the array that a capsule describes; keep the capsule alive while the memory is in use.
+    """Return the description of the array in a capsule.
+
+    The caller must keep the capsule alive while it uses the memory.
 
     Raises
     ------

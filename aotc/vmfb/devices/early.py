@@ -1,8 +1,8 @@
 """Early results: results that can be read before their call ends.
 
 The command buffer is copied with an additional command for each result: after the last command that writes the result,
-a *mark* copies a word to a table that the host polls. The graph's edges order the mark like any command, so results
-need no other synchronisation. Results are read-only until the call ends, because its other commands may read them too.
+a *mark* copies a word to a table that the host polls. The graph's edges order the mark like any command, so no other
+synchronisation is needed. Results are read-only until the call ends, because its other commands may read them too.
 
 A GPU stores its marks in page-locked memory (:mod:`aotc.vmfb.devices.mixed.early_results`).
 """
@@ -78,7 +78,7 @@ class EarlyResults:
         return not self._is_stopped()  # tested after the mark, which stopped work may have set
 
     def freeze(self) -> None:
-        """Let no further results become ready: the call fails, or is to be stopped."""
+        """Let no further results become ready, because the call has failed or is about to be stopped."""
         if self._ready is None:
             self._ready = frozenset(n for n in range(len(self._arrays)) if self._is_marked(n))
 
@@ -156,7 +156,7 @@ def _mark(number: int, table: int, predecessors: int) -> Command:
 def _marked_graph(
     graph: Graph, slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, state: int
 ) -> Graph:
-    """Return a graph, in topological order, with a mark after the last writer of each slot.
+    """Return a graph in topological order, with a mark after the last writer of each slot.
 
     A mark waits for all writers of its slot. Inserting commands renumbers the others.
     """
@@ -184,7 +184,7 @@ def _marked_graph(
 
 
 def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int], added: int) -> Command | Control:
-    """Return a command with renumbered successors, tiles and followers, and with ``more`` successors."""
+    """Return a command whose successors, tiles and followers are renumbered, with the further successors ``more``."""
     successors = [*(place[n] for n in command.successors), *more]
     if isinstance(command, Control):
         return Control(command.cell + added, command.predecessors, successors, command.nodes, command.at)
@@ -197,5 +197,5 @@ def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int
 
 
 def marks_for(results: int) -> Marks:
-    """Return a table of marks with none set."""
+    """Return a table of marks for ``results`` results, none of which is set."""
     return (ctypes.c_int64 * (1 + results))(1)

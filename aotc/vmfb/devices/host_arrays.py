@@ -10,7 +10,7 @@ from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, handed
 
 
 class _Shown:
-    """An object with an array interface for NumPy; it keeps the capsule alive."""
+    """An object with an array interface for NumPy; it keeps the DLPack capsule alive."""
 
     def __init__(self, found: Handed, kept: Any) -> None:
         plain = found.dtype if found.dtype.isbuiltin == 1 else np.dtype(f"u{found.dtype.itemsize}")
@@ -27,7 +27,7 @@ def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
     Raises
     ------
     BufferError
-        If it would be written but is read-only, or has an unknown dtype.
+        If the array would be written but is read-only, or has an unknown dtype.
     """
     device = getattr(value, "__dlpack_device__", None)
     if device is None or device()[0] not in (CPU, PINNED):

@@ -49,7 +49,7 @@ def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
     Raises
     ------
     CallError
-        If it is not a positive size, or the device does not support a limit.
+        If the limit is not a positive size, or the device does not support limits.
     """
     try:
         size = as_bytes(limit)

@@ -41,12 +41,12 @@ def _new_sha256(size: int) -> Any:
 
 
 def has_digest(data: memoryview, digest: bytes) -> bool:
-    """Return True if ``data`` has this sha256."""
+    """Return True if ``data`` has the sha256 ``digest``."""
     known = _KNOWN.get(digest)
     same = known is not None and len(known) == data.nbytes and known.startswith(data)  # == would copy, or be slow
     return same or sha256_of(data) == digest
 
 
 def remember(data: Any, digest: bytes) -> None:
-    """Cache bytes with this sha256 that other bundles contain too."""
+    """Cache ``data`` with its sha256 ``digest``, for other bundles with the same bytes."""
     _KNOWN[digest] = bytes(data)

@@ -25,7 +25,7 @@ _WORK, _REPORT = "work-", "report-"
 def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> None:
     """Write ``parts`` in order to a path given by the user.
 
-    A file is written atomically, with the mode of the one that it replaces. The target of a link is replaced, not the
+    A file is written atomically, with the mode of the file that it replaces. The target of a link is replaced, not the
     link. Devices, pipes and descriptors of this process (``/dev/stdout``), which cannot be replaced, are written in
     place.
 
@@ -121,7 +121,7 @@ def _link(descriptor: int, path: str) -> bool:
 
 
 def _link_temporarily(descriptor: int, temporary: str) -> str:
-    """Link an open unnamed file to a temporary name with a prefix, and return the name."""
+    """Link an open unnamed file to a temporary name that starts with ``temporary``, and return the name."""
     while not _link(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
         pass
     return name
@@ -143,7 +143,7 @@ def private_folder(path: str) -> str:
     PermissionError
         If others can write to it; the message is a sentence.
     OSError
-        If it cannot be created.
+        If the folder cannot be created.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
     reason = not_private(os.stat(path))
@@ -153,7 +153,7 @@ def private_folder(path: str) -> str:
 
 
 def not_private(info: os.stat_result) -> str:
-    """Return text about other users who can change a file or folder, or an empty string; root is trusted."""
+    """Return text about users other than this one and root who can change a file or folder, or an empty string."""
     if info.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {info.st_uid}, not to you"
     if info.st_mode & 0o022:
@@ -168,7 +168,7 @@ def work_path() -> str:
 
 @contextmanager
 def work_folder(path: str = "") -> Iterator[Path]:
-    """Create a folder for temporary files, removed at the end, or at the next use if this process is killed."""
+    """Create a folder for temporary files, removed after the block, or by the next user if this process is killed."""
     from pathlib import Path
     from shutil import rmtree
 
@@ -209,7 +209,7 @@ def own_folder(name: str) -> str:
 def _own_temporary() -> str:
     """Return this user's folder among the system's temporary files; a new one if another user has taken its name.
 
-    It is not created here: :func:`private_folder` does that.
+    The folder is not created here: :func:`private_folder` does that.
     """
     from tempfile import gettempdir, mkdtemp
 
@@ -221,7 +221,7 @@ def _own_temporary() -> str:
 
 
 def _is_occupied(path: str) -> bool:
-    """Return True if the path exists and is not a folder, or one that others can write to."""
+    """Return True if the path exists but is not a folder that only this user can write to."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -275,7 +275,7 @@ def _own_descriptor(path: str) -> int | None:
 
 
 def _create(prefix: str, mode: int) -> tuple[int, str]:
-    """Return a descriptor of a new, locked file, and its name, empty for an unnamed file."""
+    """Create and lock a file; return its descriptor and its name, which is empty for an unnamed file."""
     if os.path.isdir("/proc/self/fd"):
         with suppress(OSError):  # unsupported by older and some network file systems
             descriptor = os.open(os.path.dirname(prefix) or ".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
@@ -291,7 +291,7 @@ def _create(prefix: str, mode: int) -> tuple[int, str]:
 
 
 def _locked(descriptor: int) -> int:
-    """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before."""
+    """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before the lock."""
     try:
         _lock(descriptor)
         if os.fstat(descriptor).st_nlink:

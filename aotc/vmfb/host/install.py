@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlparse
 def install_command(extra: str = "") -> str:
     """Return the command that installs aotc with an extra.
 
-    If aotc was installed from a folder, such as a checkout, the command has that folder: an index may have another
+    If aotc was installed from a folder, such as a checkout, the command names that folder: an index may have another
     version.
     """
     source = _source()

@@ -1,9 +1,9 @@
-"""Interruption of running calls, checked by the executor every few milliseconds.
+"""Interruption of running calls by signals, cancellation and deadlines; the executor checks every few milliseconds.
 
 Signals need no support here: the interpreter runs their handlers when :func:`notice` starts, on the main thread as
-usual, and an exception of a handler ends the call. asyncio cannot raise in a thread that computes: on the loop's own
-thread it only marks the task as cancelled, and for a task that awaits another thread it cancels the awaited future.
-Both states are tested here, so that they end the call too.
+usual, and an exception of a handler ends the call. asyncio cannot raise an exception in a thread that computes. On the
+event loop's own thread it only marks the task as cancelled. If a task awaits another thread, it cancels the awaited
+future. :func:`notice` tests both states, so that they end the call too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ask() -> None:
 def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Raise the exception that is to end this thread's call, if there is one.
 
-    There is none once the interpreter clears its modules: a call made by a finalizer then runs to its end.
+    No exception is raised once the interpreter clears its modules: a call made by a finalizer then runs to its end.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def is_submitted() -> bool:
 
 
 class Watch:
-    """Lets a loop that runs on the host notice that its call was cancelled.
+    """Let a loop on the host notice that its call was cancelled.
 
     A submission's stop flag is read in each iteration; other calls ask for signals every few milliseconds.
     """
@@ -124,6 +124,6 @@ def _chained(callback: Any) -> Any:
 
 
 def is_calling(module: str) -> bool:
-    """Return True if another thread is in native code called from ``module``."""
+    """Return True if another thread is currently in native code that was called from ``module``."""
     me = get_ident()
     return any(f.f_globals.get("__name__") == module for n, f in sys._current_frames().items() if n != me)

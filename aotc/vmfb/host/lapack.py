@@ -29,7 +29,7 @@ def how_to_get() -> str:
 
 
 def candidates() -> list[Path]:
-    """Return the libraries to try, best first."""
+    """Return the paths of LAPACK libraries to try, best first."""
     found = sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so*"))
     wheel = importlib.util.find_spec("scipy_openblas64")
     if wheel is not None and wheel.submodule_search_locations:
@@ -39,7 +39,7 @@ def candidates() -> list[Path]:
 
 
 class Lapack:
-    """A loaded library and the addresses of its functions."""
+    """A loaded LAPACK library and the addresses of its functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -56,7 +56,7 @@ class Lapack:
         return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 
     def begin(self) -> None:
-        """Set the thread count to 1 until the matching :meth:`end`; nests."""
+        """Set the library's thread count to 1 until the matching :meth:`end`; calls may nest."""
         if self._get is None or self._set is None:
             return
         with self._lock:
@@ -78,7 +78,7 @@ class Lapack:
                 self._set(self._before)
 
     def forget_threads(self) -> None:
-        """Forget the calls of threads that a forked child lacks; its next call restores the thread count."""
+        """Reset in a forked child: the calls of the parent's other threads do not exist there."""
         self._calls = 0
 
 

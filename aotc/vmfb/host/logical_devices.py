@@ -1,4 +1,4 @@
-"""Logical CPU devices of the process: each device in use has an equal share of the cores.
+"""Logical CPU devices, such as ``cpu:0`` and ``cpu:1``: each device in use has an equal share of the process's cores.
 
 A device is in use while a module is loaded on it. It has no threads of its own: the executor divides its workers by
 shares (:mod:`aotc.kernels.cpu.executor.concurrent_calls`), and dispatchers start submissions by shares
@@ -22,7 +22,7 @@ _USERS: dict[str, WeakSet[object]] = {}  # executables by device name; the posit
 
 
 def use(user: object, names: Iterable[str]) -> int:
-    """Register ``user`` on these devices for its lifetime; return the devices as bits."""
+    """Register ``user`` on the devices ``names`` until it is freed; return the devices as a bit set."""
     found = 0
     with _LOCK:
         for name in names:
@@ -34,12 +34,12 @@ def use(user: object, names: Iterable[str]) -> int:
 
 
 def in_use() -> dict[str, int]:
-    """Return the devices in use with their bits."""
+    """Return the devices in use, each with its bit."""
     return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
 def place(executable: object, names: Iterable[str]) -> None:
-    """Assign an executable on the CPU to the CPU devices among ``names``."""
+    """Place an executable on the CPU devices among ``names``."""
     if hasattr(executable, "use_devices"):
         executable.use_devices([name for name in dict.fromkeys(names) if name.startswith("cpu")])
 
@@ -58,6 +58,6 @@ def core_shares(devices: int, cores: int) -> dict[str, float]:
 
 
 def share_of(devices: int, cores: int) -> float:
-    """Return the share of ``cores`` threads of these devices, given as bits."""
+    """Return the share of ``cores`` threads of the devices in the bit set ``devices``."""
     every = set(in_use().values())
     return cores * sum(1 for bit in every if devices & bit) / max(len(every), 1)

@@ -57,7 +57,7 @@ def _listed() -> frozenset[str]:
 
 
 def _of_words() -> frozenset[str]:
-    """Return features from the auxiliary vector: under an emulator ``/proc/cpuinfo`` describes another machine."""
+    """Return CPU features from the auxiliary vector: under an emulator ``/proc/cpuinfo`` describes another machine."""
     library = _aarch64_library()
     if library is None:
         return frozenset()
@@ -112,12 +112,12 @@ def tiles_permitted() -> bool:
 
 
 def is_slow(features: Collection[str], have: Set[str]) -> bool:
-    """Return True if code for ``features`` is slower on a CPU with features ``have`` than code without some of them."""
+    """Return True if a CPU with features ``have`` runs code for ``features`` slower than code for fewer of them."""
     return any(name in features and other in have and other not in features for name, other in _SLOW.items())
 
 
 def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
-    """Return the speed rank of code for ``features`` on a CPU with features ``have``."""
+    """Return the speed rank of code for ``features`` on a CPU with features ``have``; higher is faster."""
     return len(set(features) - _UNITS), not is_slow(features, have), len(features)
 
 
@@ -169,9 +169,11 @@ def shuffle_seed() -> int | None:
 
 
 def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
-    """Return the number of threads whose ``scratch`` bytes each fit in ``limit`` next to an arena; 0 is no limit.
+    """Return the number of threads whose ``scratch`` bytes each fit in ``limit`` next to an arena.
 
-    At least one: code compiled for a limit fits with one thread.
+    A ``limit`` of 0 means none.
+
+    The result is at least one: code compiled for a limit fits with one thread.
     """
     return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
 

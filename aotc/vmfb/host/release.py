@@ -12,9 +12,9 @@ class Release:
     """Call ``function(*arguments)`` when the last reference to this object is dropped.
 
     The garbage collector runs the finalizers (``__del__``, weak reference callbacks) of all objects of a cycle in any
-    order, then frees the objects. One of them may be a user's object whose ``__del__`` calls a module, so the module's
-    code and memory must not be released before that. The collector does not track this object, so it acts when its
-    owner is freed. Its arguments must not reference the owner.
+    order, then frees the objects. One of these objects may be a user's, whose ``__del__`` calls a module; so the
+    module's code and memory must not be released before that. The collector does not track this object, so it releases
+    only when its owner is freed. Its arguments must not reference the owner.
 
     Nothing is released at interpreter exit: the system does that, and calls of daemon threads may still run.
     """

@@ -1,4 +1,4 @@
-"""Calls made by finalizers at interpreter exit."""
+"""Errors of calls that finalizers make at interpreter exit, when modules may already be cleared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuse_if_ending(
     Raises
     ------
     CallError
-        If so.
+        If the interpreter has cleared modules.
     """
     if is_finalizing() and is_a(exc_info()[0], cleared):
         raise make(

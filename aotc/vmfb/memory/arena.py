@@ -1,4 +1,4 @@
-"""Arenas: working memory of calls, cached between calls and shared by all functions of a process."""
+"""Arenas: the working memory of calls, cached between calls and shared by all functions of a process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from aotc.vmfb.memory.result_pool import ResultMemory
 class Arena:
     """Working memory of a call.
 
-    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower. ``held`` counts the bytes by
-    arena until the arena is freed. ``lock`` is the object that page-locks its first ``locked`` bytes for GPUs, or None;
-    it is released before the memory.
+    ``address`` is a multiple of 64; the ``size`` bytes from there belong to the call. ``held`` maps arenas to their
+    bytes until they are freed. ``lock`` is the object that page-locks its first ``locked`` bytes for GPUs, or None; it
+    is released before the memory.
     """
 
     __slots__ = ("address", "held", "lock", "locked", "memory", "size")
@@ -108,7 +108,7 @@ class ArenaPool:
         return {**found, "idle_results": self.results.idle_bytes()}
 
     def grow(self, size: int, held: int) -> Arena:
-        """Return an arena for a call that already has arenas of ``held`` bytes."""
+        """Return a further arena for a call that already has arenas of ``held`` bytes."""
         return self.take(size)
 
     def begin(self) -> None:

@@ -30,7 +30,7 @@ def _mprotect() -> Any:
 
 
 def _protect(begin: int, end: int, rights: int = 0) -> None:
-    """Set the protection of the pages from that of address ``begin`` to the one before ``end`` to ``rights``."""
+    """Set the protection of the pages between two addresses to ``rights``; ``end`` is exclusive."""
     page = mmap.PAGESIZE
     first, last = begin // page * page, -(-end // page) * page
     if last > first and _mprotect()(first, last - first, rights):
@@ -73,25 +73,25 @@ def guarded_copy(x: np.ndarray) -> np.ndarray:
 
 
 def fenced(memory: np.ndarray) -> np.ndarray:
-    """Make ``memory`` of :func:`guarded_bytes` inaccessible until :func:`open_block`."""
+    """Make ``memory``, allocated by :func:`guarded_bytes`, inaccessible until :func:`open_block`."""
     _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
     return memory
 
 
 def fenced_copy(address: int, size: int) -> np.ndarray:
-    """Return an inaccessible copy of ``size`` bytes, and one byte more, like :func:`fenced`."""
+    """Return an inaccessible copy of ``size`` bytes plus one byte, for :func:`open_block`."""
     memory = guarded_bytes(size + 1, ALIGNMENT)
     ctypes.memmove(memory.ctypes.data, address, size)
     return fenced(memory)
 
 
 def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
-    """Make the pages of a range of :func:`fenced` memory accessible."""
+    """Make the pages of a range of inaccessible memory, see :func:`fenced`, accessible."""
     begin = memory.ctypes.data + offset
     _protect(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
 
 
 def unfence(memory: np.ndarray | None) -> None:
-    """Make all of :func:`fenced` memory accessible."""
+    """Make all of inaccessible memory, see :func:`fenced`, accessible."""
     if memory is not None:
         _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

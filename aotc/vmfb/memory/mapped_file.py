@@ -87,7 +87,7 @@ class MappedFile:
         Raises
         ------
         BundleError
-            If it was truncated, extended or overwritten in place; then at every call.
+            If the file was truncated, extended or overwritten in place; every later check raises too.
         """
         now = monotonic_ns()
         if now >= self._due:
@@ -136,7 +136,7 @@ def aligned_view(size: int) -> memoryview:
 
 
 def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Callable[..., None]:
-    """Wrap ``call`` to check the files that it reads first; return ``call`` itself if there are none."""
+    """Return ``call`` wrapped so that it first checks ``files``; return ``call`` itself if there are none."""
     if not files:
         return call
     check = check_of(files)
@@ -149,7 +149,7 @@ def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Cal
 
 
 def check_of(files: Sequence[MappedFile]) -> Callable[[], None]:
-    """Return a function that checks all these files."""
+    """Return a function that checks that all of ``files`` are unchanged."""
     if len(files) == 1:
         return files[0].check
 

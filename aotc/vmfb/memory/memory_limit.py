@@ -1,8 +1,8 @@
 """Arenas of a module with a memory limit for all concurrent calls; calls that do not fit wait.
 
 Calls are served in order of arrival. A call allocates all its memory at once, so calls that have memory always complete
-and return it. A call with data-dependent sizes allocates while it has memory; only one such call runs at a time, and
-its requests have priority, so that no two calls wait for each other.
+and return it. A call with data-dependent sizes allocates step by step. Only one such call runs at a time, and its
+requests have priority, so that no two calls wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POOLS: WeakSet[LimitedPool] = WeakSet()
 
 
 class _Waiter:
-    """A request for ``size`` bytes, not more if ``exact``, or for the right to allocate step by step."""
+    """A waiting request: for ``size`` bytes (not more if ``exact``), or for the right to allocate step by step."""
 
     __slots__ = ("arena", "exact", "gate", "granted", "grows", "size")
 
@@ -35,7 +35,7 @@ class _Waiter:
 
 
 class _Rest(ResultMemory):
-    """Cache of freed results within the memory that a pool leaves unused."""
+    """The cache of freed results of a pool with a limit: it may use the memory that the pool leaves unused."""
 
     def __init__(self, pool: LimitedPool) -> None:
         super().__init__(min(pool.limit, KEPT_RESULTS))
@@ -101,7 +101,7 @@ class LimitedPool(ArenaPool):
         self._wait(_Waiter(0, grows=True), first=False)
 
     def end(self) -> None:
-        """Let the next such call start."""
+        """End step-by-step allocation; the next call that waits for the right may start."""
         with self._lock:
             self._growing = False
             self._serve()
@@ -132,7 +132,7 @@ class LimitedPool(ArenaPool):
         return waiter
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """Remove a request whose call was aborted while it waited."""
+        """Withdraw a waiting request whose call was aborted."""
         with self._lock:
             if not waiter.granted:
                 with suppress(ValueError):  # it was not in the queue yet

@@ -22,7 +22,7 @@ BYTES: Any = (ctypes.c_uint8 * (1 << 62)).from_address(0)
 
 
 def _find_data_field() -> int:
-    """Return the byte offset of the data pointer in an array object, or 0 if it cannot be determined."""
+    """Return the byte offset of the data pointer in NumPy's array object, or 0 if it cannot be determined."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return 0
     read_only = np.frombuffer(b"12345678", np.uint8)

@@ -28,7 +28,9 @@ _Block = tuple[np.ndarray, int]  # the memory, and the first aligned address in 
 
 
 class _Lease:
-    """Mixin for ctypes byte arrays, which have address and length; they do not own the memory.
+    """Mixin for ctypes byte arrays that use, but do not own, a pooled block.
+
+    The block is cached when the lease is freed.
 
     The work of its finalizer is inlined: it is half of the cost of a lease.
     """
@@ -47,7 +49,7 @@ class _Lease:
 
 
 class _Size:
-    """Blocks of one size, last in, first out: the pages of the last one are still in the cache."""
+    """The cached blocks of one size, last in, first out: the pages of the last one are still in the CPU's cache."""
 
     __slots__ = ("asked", "bytes", "home", "idle", "lease")
 
@@ -86,7 +88,7 @@ class ResultMemory:
     kept : int
         Approximate number of cached bytes.
     watched : int
-        Number of cached bytes above which :meth:`shrink` is called.
+        Number of cached bytes above which :meth:`free_excess` is called.
     """
 
     def __init__(self, limit: int = KEPT_RESULTS) -> None:
@@ -135,7 +137,7 @@ class ResultMemory:
         return np.ndarray(*row, lease)
 
     def free_excess(self) -> None:
-        """Free memory above the limit."""
+        """Free blocks until the cached bytes are within the limit."""
         self.keep_within(self.limit)
 
     def keep_within(self, room: int) -> None:

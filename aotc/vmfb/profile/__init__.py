@@ -1,1 +1,1 @@
-"""Profiling: traces, latency, counters, rooflines and measured kernel costs."""
+"""Profiling: traces, latencies, counters, rooflines, and measured costs of kernels."""

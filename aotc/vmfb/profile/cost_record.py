@@ -1,8 +1,8 @@
 """Records of measured kernels: their schema, and the digest that identifies a kernel.
 
 A record is plain data, stored as JSON, as a segment of a bundle, or in the options that a bundle's source was compiled
-with. ``ns`` is the time of one run on one core of a CPU or on a whole GPU. Its keys are the kind of the device, the
-name of a device of the model, or its target if CPU devices have several.
+with. The field ``ns`` of a kernel has the times of one run on one core of a CPU or on a whole GPU. Its keys are the
+kind of the device, the name of a device of the model, or the target if CPU devices have several targets.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is not a record; the message has the reason.
+        If the text is not a record; the message has the reason.
     """
     try:
         found = json.loads(text)

@@ -13,7 +13,10 @@ from aotc.vmfb.errors import BundleError
 
 
 class DebugText(NamedTuple):
-    """Debug information of a kernel: ``loc`` is a line of the model, ``target`` its target if there are several."""
+    """Debug information of a kernel.
+
+    ``loc`` is a line of the model, ``target`` is set only if there are several targets.
+    """
 
     name: str
     text: str
@@ -52,6 +55,6 @@ def command_locs(bundle: OpenedBundle, variant: dict[str, Any], number: int, nod
 
 
 def origin(bundle: OpenedBundle) -> dict[str, str]:
-    """Return compiler and program digest of a bundle, which needs debug information."""
+    """Return the compiler version and program digest of a bundle; the bundle must have debug information."""
     manifest = bundle.manifest
     return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}

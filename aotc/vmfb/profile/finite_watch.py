@@ -1,4 +1,4 @@
-"""Detection of the first NaN and the first infinity of a call: the dispatch that computes it from finite numbers."""
+"""Find the dispatch that computes the first NaN, and the first infinity, of a call from finite numbers."""
 
 from __future__ import annotations
 
@@ -90,12 +90,18 @@ def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
 
 
 def _new(now: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return the new values; if there are no more than before, they may only have moved, for example in a sort."""
+    """Return the mask ``now`` without ``before``; all False if ``now`` has no more: a sort may have moved the values.
+
+    None if there are no more than ``before``: a sort may have moved them.
+    """
     return now & ~before & (np.count_nonzero(now) > np.count_nonzero(before))
 
 
 class FiniteWatch(Stepper):
-    """Run the submissions of a call and check the outputs of each dispatch; ``found`` gets the first of each value."""
+    """Runs the submissions of a call and checks the outputs of each dispatch.
+
+    ``found`` has the first NaN and infinity.
+    """
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,

@@ -26,7 +26,7 @@ SURE_DEVIATIONS = 1.96
 
 
 def quantile(times: Sequence[float], share: float) -> Interval:
-    """Return a quantile of samples, with an interval between two samples (normal approximation of their ranks)."""
+    """Return a quantile of ``times`` and its confidence interval (normal approximation of the samples' ranks)."""
     ordered, last = sorted(times), len(times) - 1
     off = SURE_DEVIATIONS * sqrt(len(times) * share * (1 - share))
     at = share * last
@@ -40,7 +40,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def average(rounds: Sequence[float]) -> Interval:
-    """Return the mean of several rounds, with an interval by Student's t distribution."""
+    """Return the mean of several rounds and its confidence interval by Student's t distribution."""
     middle = mean(rounds)
     if len(rounds) < 2:
         return Interval(middle, 0.0, float("inf"))
@@ -60,12 +60,12 @@ def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
-    """Call repeatedly on ``callers`` threads; return calls per second, and the latency of each call.
+    """Call ``call`` repeatedly on ``callers`` threads; return calls per second, and the latency of each call.
 
     Raises
     ------
     Exception
-        An exception of a call.
+        The first exception of a call.
     """
     times: list[list[float]] = [[] for _ in range(callers)]
     failures: list[BaseException] = []
@@ -95,7 +95,7 @@ def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[flo
 
 
 class KernelTimes(NamedTuple):
-    """Dispatches of one kernel with certain sizes: runs per call, nanoseconds of each, and rates."""
+    """The times of one kernel for certain sizes: runs per call, nanoseconds of each run, and rates."""
 
     kernel: str
     loc: str
@@ -112,7 +112,10 @@ class KernelTimes(NamedTuple):
 
 
 def by_kernel(dispatches: Sequence[Dispatch], calls: int) -> list[KernelTimes]:
-    """Return the times of each kernel in ``calls`` calls, by total time; rates are those of the median time."""
+    """Return the times of each kernel in ``calls`` calls, the largest total first.
+
+    Rates are those of the median time.
+    """
     groups: dict[Any, list[Dispatch]] = {}
     for d in dispatches:
         groups.setdefault((d.kernel, *d.sizes.items()), []).append(d)

@@ -67,7 +67,7 @@ MEASURED_NANOSECONDS = 2_000_000_000
 
 
 class Profiler(Stepper):
-    """Run the submissions of a call and time each kernel with each of its sizes, at its first dispatch.
+    """Runs the submissions of a call, and times each kernel with each combination of sizes at its first dispatch.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class Profiler(Stepper):
     def _time(
         self, command: Command, devices: tuple[str, ...], run: Callable[[], None], saved: Sequence[tuple[Place, bytes]]
     ) -> float:
-        """Return the nanoseconds of one run.
+        """Return the nanoseconds of one run of ``command``.
 
         Afterwards the outputs are those of one run: ``saved`` content is restored before each round.
         """

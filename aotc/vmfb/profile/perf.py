@@ -1,7 +1,7 @@
 """Kernel names for profilers (``AOTC_PERF=1``): the kernel library as a file whose symbols are the kernels' names.
 
-Otherwise a library is in anonymous memory, of which perf, py-spy and gdb know only addresses. The linker named a kernel
-by the digest of its text; in the file its symbol is the kernel's name, truncated to the length of the digest.
+By default a library is in anonymous memory, for which perf, py-spy and gdb show only addresses. The linker named a
+kernel by the digest of its text; in the file its symbol is the kernel's name, truncated to the length of the digest.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MACHINES = {62: (1, 8), 183: (257, 1027)}
 
 
 class KernelLibrary(Protocol):
-    """A variant's loaded kernel library."""
+    """The loaded kernel library of a variant."""
 
     library: ctypes.CDLL
 
 
 class NamedLibrary:
-    """A library loaded from a file that remains after the process ends, for later reading of a profile."""
+    """A kernel library loaded from a file that remains after the process ends, so that a profile can be read later."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class NamedLibrary:
 
 
 def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[str, Any]) -> KernelLibrary:
-    """Return a variant's kernel library with names, or unchanged if no file can be written."""
+    """Return a variant's kernel library with kernel names as symbols; unchanged if no file can be written."""
     data = bytes(bundle.checked(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]
     try:
@@ -57,7 +57,7 @@ def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[st
 
 
 def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
-    """Return a 64-bit shared object in which symbols with these values have these names, truncated to the old length.
+    """Return a 64-bit shared object whose symbols with these values are renamed; names are truncated to the old length.
 
     Relocations that refer to these symbols by name are replaced by relative ones.
     """
@@ -85,7 +85,7 @@ def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
 
 
 def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
-    """Return type, offset, bytes and linked section of each section."""
+    """Return type, offset, bytes and linked section of each section of the shared object."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     rows = [struct.unpack_from("<IIQQQQII", data, table + size * n) for n in range(count)]
@@ -93,7 +93,7 @@ def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def _symbols_in(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
-    """Return the position of each symbol's name, its value and the name."""
+    """Return for each symbol the position of its name, its value and its name."""
     found = []
     for at in range(offset, offset + length, 24):
         name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)

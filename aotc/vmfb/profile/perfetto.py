@@ -69,7 +69,7 @@ def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | N
 
 
 def _lines(value: Any) -> str:
-    """Return JSON, with each item of a list on its own line."""
+    """Return ``value`` as JSON, with each item of a list on its own line."""
     return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
 
 

@@ -1,8 +1,8 @@
 """Recording of every dispatch of the calls in a ``with`` block: time, threads, rates.
 
-During a recording the command buffers of the module have the addresses of thunks (:mod:`aotc.vmfb.profile.thunks`) in
-place of kernels; before and after it they are as loaded. Calls that started before are recorded from their next claim
-on. Copies by the executor run no kernel and have no rows.
+During a recording the command buffers of the module contain the addresses of thunks (:mod:`aotc.vmfb.profile.thunks`)
+in place of kernels. Calls that started before are recorded from their next claim on. Copies by the executor run no
+kernel and have no rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class _Place:
-    """State of an executable for its recordings; it outlives them: a worker may still be in a thunk."""
+    """State of an executable for its recordings. It outlives a recording, because a worker may still run a thunk."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -156,7 +156,7 @@ class CallRecording:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Name a span of this thread's work."""
+        """Record a named span of this thread's work: the time of the block."""
         begin = perf_counter_ns()
         try:
             yield
@@ -237,7 +237,7 @@ class CallRecording:
 
 
 class _OpenDispatch:
-    """Claims of one execution of a command, possibly incomplete."""
+    """An execution of a command, with the claims logged so far."""
 
     def __init__(self, command: Command, sizes: Sequence[int]) -> None:
         self.command, self.sizes = command, sizes
@@ -245,16 +245,16 @@ class _OpenDispatch:
         self._items = 0 if command.items & 1 else command.items >> 1  # 0: known only to the call
 
     def takes(self, claim: Part) -> bool:
-        """Return True if none of these items has been claimed."""
+        """Return True if ``claim`` belongs to this execution: none of its items has been claimed before."""
         return all(claim.first >= c.last or claim.last <= c.first for c in self.parts)
 
     def is_whole(self) -> bool:
-        """Return True if all items are claimed and their number is known."""
+        """Return True if all items are claimed and their total number is known."""
         return 0 < self._items <= sum(c.last - c.first for c in self.parts)
 
 
 def _patches(every_words: Sequence[np.ndarray], buffers: Buffers) -> list[tuple[np.ndarray, int, Command]]:
-    """Return the positions of kernel addresses in the words of command buffers, and the commands."""
+    """Return the positions of kernel addresses in the words of command buffers, and the commands at these positions."""
     found = []
     for words, nodes in zip(every_words, buffers.nodes):
         dispatches = [command for command in all_commands(nodes) if command.kind == DISPATCH]
@@ -263,7 +263,7 @@ def _patches(every_words: Sequence[np.ndarray], buffers: Buffers) -> list[tuple[
 
 
 def _both(thunks: Thunks) -> tuple[int, int]:
-    """Return a simultaneous reading of the thunks' clock and Python's: the fastest of several attempts."""
+    """Return the same moment on the thunks' clock and on Python's: the fastest of several attempts to read both."""
     looks = []
     for _ in range(20):
         begin = perf_counter_ns()
@@ -274,6 +274,6 @@ def _both(thunks: Thunks) -> tuple[int, int]:
 
 
 def _numbered(threads: Sequence[int], own: int) -> list[int]:
-    """Number threads in order of appearance; ``own`` is 0."""
+    """Number threads in order of appearance; ``own``, the recording thread, is 0."""
     known = {own: 0}
     return [known.setdefault(t, len(known)) for t in threads]

@@ -10,7 +10,7 @@ from aotc.vmfb.profile.trace import flops_of, read_header
 
 
 class Part(NamedTuple):
-    """Items ``[first, last)`` of a dispatch, run together: nanoseconds since the recording started, and the thread."""
+    """A part of a dispatch: the items ``[first, last)`` that one thread ran together, and when."""
 
     first: int
     last: int
@@ -73,7 +73,7 @@ class Span(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """Work of a kernel for certain sizes."""
+    """Operations and bytes of a kernel for certain sizes."""
 
     sizes: dict[str, int]
     bytes: int
@@ -81,7 +81,7 @@ class KernelFacts(NamedTuple):
 
 
 def work_of(text: str, sizes: Sequence[int]) -> KernelFacts:
-    """Return a kernel's work, from the header of its text; 0 if a dim is unknown."""
+    """Return a kernel's operations and bytes, from the header of its text; 0 if a dim is unknown."""
     header = read_header(text)
     known = dict(zip(header.dims, sizes))
     try:

@@ -1,4 +1,4 @@
-"""Roofline of a core of this machine: f32 operations and bytes per nanosecond, measured on demand.
+"""Roofline of one core of this machine: peak f32 operations and bytes per nanosecond, measured on demand.
 
 The operations are those of a loop of multiply-adds on whole registers, the bytes those of a copy of the same size,
 which includes the effect of caches. Instructions with more operations (bf16 or i8 matmuls) may exceed this roof.
@@ -23,7 +23,7 @@ ROOF_ROUNDS = 5
 
 
 class Peak(NamedTuple):
-    """A function ``void (int64_t iterations)`` as machine code: required features, and the operations of an iteration.
+    """A loop of multiply-adds, ``void (int64_t iterations)``, in assembly, and the CPU features that it needs.
 
     ``clear`` is applied to each register, ``add`` to each but the last two in every iteration, then ``end``.
     """
@@ -46,7 +46,7 @@ class Peak(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """The operations of an iteration: a multiplication and an addition in each lane of each accumulator."""
+        """Return the operations of an iteration: a multiplication and an addition per lane of each accumulator."""
         return 2 * self.lanes * (len(self.registers) - 2)
 
 
@@ -84,17 +84,17 @@ class Roof(NamedTuple):
     bytes: float
 
     def nanoseconds(self, flops: int, size: int) -> float:
-        """Return the minimum time for this work."""
+        """Return the minimum nanoseconds for this many operations and bytes."""
         return max(flops / self.flops, size / self.bytes)
 
 
 def roof_of(size: int) -> Roof:
-    """Return the roof for work on ``size`` bytes."""
+    """Return the roof for work on ``size`` bytes of memory."""
     return Roof(_flops(), _bytes(1 << max(size - 1, 0).bit_length()))
 
 
 def peak_here() -> Peak | None:
-    """Return the loop with the widest registers of this machine, or None."""
+    """Return the loop for the widest registers of this machine, or None."""
     have, linux = cpu_features(), sys.platform.startswith("linux")
     rows = [p for p in PEAKS if p.machine == platform.machine() and p.features <= have]
     return rows[0] if rows and linux else None
@@ -110,7 +110,7 @@ ROOF_TURNS = 1 << 14
 
 @cache
 def _flops() -> float:
-    """Return f32 operations per nanosecond; by NumPy's matmul if there is no loop for this machine."""
+    """Return measured f32 operations per nanosecond; NumPy's matmul is the fallback without a loop for this machine."""
     peak = peak_here()
     best = float("inf")
     if peak is None:

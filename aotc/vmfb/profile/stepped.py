@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Timeline(Stepper):
-    """Run the submissions of a call command by command, waiting for each, and record the times."""
+    """Runs the submissions of a call command by command, waiting for each, and records the times."""
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,

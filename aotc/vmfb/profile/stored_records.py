@@ -1,4 +1,4 @@
-"""Records in bundles: the record that a bundle was compiled with (``costs``), and a later measurement (``profile``)."""
+"""Cost records in bundles: the record that a bundle was compiled with (``costs``), and a later one (``profile``)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ COSTS, PROFILE = "costs", "profile"
 
 
 def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
-    """Return the record that a bundle has as its ``costs`` or its ``profile``; an empty one if it has none.
+    """Return the record stored in a bundle under ``key``, ``costs`` or ``profile``; empty without one.
 
     Raises
     ------
     BundleError
-        If it is damaged.
+        If the record is damaged.
     """
     entry = opened.manifest.get(key)
     if entry is None:

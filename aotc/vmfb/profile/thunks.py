@@ -1,4 +1,4 @@
-"""Machine code that is called in place of a kernel and logs start, end and thread of each call.
+"""Thunks: machine code that is called in place of a kernel and logs start, end and thread of each call.
 
 A thunk has the calling convention of a kernel (:mod:`aotc.vmfb.abi`). It jumps to shared code, which calls the kernel
 and appends a row to the log. Executor and bundle are unchanged, and without a recording there are no thunks. The code
@@ -77,12 +77,12 @@ _STUB = 16  # bytes of a thunk before the shared code
 
 
 def _x86_64_stub(about: int, distance: int) -> bytes:
-    """``mov r10, about; jmp shared``: ``distance`` is relative to the start of the stub."""
+    """Return ``mov r10, about; jmp shared``; ``distance`` is that of the shared code from the start of the stub."""
     return b"\x49\xba" + struct.pack("<Q", about) + b"\xe9" + struct.pack("<i", distance - 15) + b"\x90"
 
 
 def _aarch64_stub(about: int, distance: int) -> bytes:
-    """``ldr x16, about; b shared``, then ``about``."""
+    """Return ``ldr x16, about; b shared``, followed by the word ``about``."""
     return struct.pack("<II", 0x58000050, 0x14000000 | ((distance - 4) >> 2 & 0x3FFFFFF)) + struct.pack("<Q", about)
 
 
@@ -93,7 +93,7 @@ MACHINES = {
 
 
 def code_of(rows: tuple[tuple[str, str], ...]) -> bytes:
-    """Return the machine code of instructions."""
+    """Return the machine code of the instructions ``rows``."""
     return b"".join(bytes.fromhex(code) for _, code in rows)
 
 
@@ -145,7 +145,7 @@ def executable(code: bytes) -> tuple[mmap.mmap, int]:
     Raises
     ------
     OSError
-        If the system refuses.
+        If the system refuses executable memory.
     """
     memory = mmap.mmap(-1, len(code), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)
     memory.write(code)

@@ -1,7 +1,8 @@
-"""Upper bounds of the bytes that a kernel accesses, from its text: of an array updated in one row, only that row.
+"""Upper bounds of the bytes of each array that a kernel accesses, computed from its text.
 
-Each load and store counts once for each iteration of the enclosing loops. The bound is the whole array if that is less,
-if the trip count depends on data, or if the kernel passes the array on as a whole.
+For example, of an array that is updated in one row only that row counts. Each load and store counts once for each
+iteration of the enclosing loops. The bound is the whole array if that is less, if the trip count depends on data, or if
+the kernel passes the array on as a whole.
 """
 
 from __future__ import annotations

@@ -36,14 +36,14 @@ class Parameter(NamedTuple):
 
 
 class KernelText(NamedTuple):
-    """The header of a kernel's text: arrays in order, and names of its dims."""
+    """The header of a kernel's text: its arrays in order, and the names of its dims."""
 
     parameters: tuple[Parameter, ...]
     dims: tuple[str, ...]
 
     @property
     def updated(self) -> int:
-        """The number of outputs updated in place; they come first among the outputs and are inputs too."""
+        """Return the number of outputs that are updated in place. They are the first outputs and are inputs too."""
         reads = [p for p in self.parameters if not p.output]
         return int(reads[0].name.removeprefix("a")) if reads else 0
 
@@ -76,7 +76,7 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
 
 
 def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
-    """Evaluate the expression of a dim for ``dims``."""
+    """Evaluate the expression ``node`` of a dim for the values ``dims``."""
     match node:
         case ast.Constant(value=int(value)):
             return value
@@ -116,7 +116,7 @@ class StepMemory(Protocol):
 
 
 class StepExecutable(Protocol):
-    """An executable whose commands can be run one at a time."""
+    """Interface of an executable whose commands can be run one at a time."""
 
     @property
     def has_callbacks(self) -> bool:
@@ -137,21 +137,21 @@ class StepExecutable(Protocol):
         """Return a call that runs one command ``times`` times and waits for it."""
 
     def origin(self) -> dict[str, str]:
-        """Return compiler and program digest of the bundle, which needs debug information."""
+        """Return the compiler version and program digest of the bundle; the bundle must have debug information."""
 
     def stats(self) -> dict[str, Any]:
         """Return counters and facts to show to users."""
 
 
 class StepRunner(Protocol):
-    """Runs the submissions of a call command by command."""
+    """Interface: run the submissions of a call command by command."""
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``."""
 
 
 class Stepper:
-    """Base for running the submissions of a call command by command; ``_dispatch`` runs a kernel's commands.
+    """Base class: run the submissions of a call command by command; ``_dispatch`` runs a kernel's commands.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ class Stepper:
         return np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
 
     def raw(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        """Return a copy of an array; dtypes unknown to NumPy as unsigned integers of their bits."""
+        """Return a copy of an array; dtypes unknown to NumPy become unsigned integers of the same bits."""
         found = self.array(place, p, dims)
         builtin = found.dtype.kind in "biufc" and found.dtype.isbuiltin
         return found if builtin else found.view(f"u{found.dtype.itemsize}")
@@ -245,8 +245,8 @@ class Stepper:
 class Tracer(Stepper):
     """Run the submissions of a call and write ``NUMBER_KERNEL.npz`` for each dispatch.
 
-    The file of a dispatch that would wait for tiles of others in a normal call has ``tiles``: for each edge the number
-    of the producer's file, the ratio of producer items to own items, and the halo.
+    A dispatch may wait for tiles of other dispatches in a normal call. Its file then contains ``tiles``: for each
+    dependence the number of the producer's file, the ratio of producer items to own items, and the halo.
 
     Parameters
     ----------
@@ -297,6 +297,6 @@ class Tracer(Stepper):
         self.count += 1
 
     def _tile(self, t: TileEdge) -> tuple[int, int, int, int]:
-        """Return the number of the producer's file, and the ratio and halo of the edge."""
+        """Return the number of the producer's file, and the ratio and halo of the tile dependence ``t``."""
         producer = self.graph.commands[t.producer]
         return self.files[id(producer)], t.times, t.over, t.halo

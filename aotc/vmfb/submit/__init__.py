@@ -1,1 +1,1 @@
-"""Asynchronous calls: fences, submissions, queues and dispatcher threads."""
+"""Asynchronous calls: submissions, the fences that wait for them, queues and dispatcher threads."""

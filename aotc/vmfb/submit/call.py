@@ -1,4 +1,4 @@
-"""The call that submissions of a function run."""
+"""The function call that a submission runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SubmittedCall:
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, early: EarlyResults | None = None
     ) -> list[Any]:
-        """Run the call and return its results."""
+        """Run the call and return its results; ``early`` receives results that are complete before the end."""
         if early is not None:
             made = self._function.run_early(values, out, donate, self._wanted, early)
         elif out is None and not donate and not self._wanted:
@@ -73,7 +73,7 @@ class SubmittedCall:
         return on_devices(made, self.results, out, self.home) if self._wraps else made
 
     def early_result(self, early: EarlyResults, number: int) -> Any:
-        """Return a result that is ready, in the form in which the call returns it, but read-only."""
+        """Return a result of a running call that is complete; like the final result, but read-only."""
         found = early.result(number)
         wraps = self._wraps and isinstance(found, np.ndarray)
         return DeviceArray(found, self.results[number].get("device", self.home)) if wraps else found

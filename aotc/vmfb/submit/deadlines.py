@@ -16,14 +16,14 @@ from aotc.vmfb.submit.dispatcher_threads import Bell, start_thread
 
 
 class Mortal(Protocol):
-    """An object with a deadline."""
+    """Interface of an object with a deadline."""
 
     @property
     def done(self) -> object:
         """Return True if the deadline no longer matters."""
 
     def expire(self) -> None:
-        """Handle the deadline's passing."""
+        """Handle that the deadline has passed."""
 
 
 Row = tuple[float, int, ref[Mortal]]
@@ -34,7 +34,7 @@ DEADLINES = 1000
 
 
 def _expire(late: Mortal) -> None:
-    """Call ``late.expire()``; print its error: without this thread no later submission would be woken."""
+    """Call ``late.expire()`` and print its error, because the thread must survive to handle later deadlines."""
     try:
         late.expire()
     except BaseException:
@@ -42,7 +42,7 @@ def _expire(late: Mortal) -> None:
 
 
 class Clock:
-    """Call ``expire`` when a deadline passes.
+    """The process's deadlines, and the thread that calls ``expire`` when one passes.
 
     Only the clock's thread reads the heap; other threads append to a deque.
     """

@@ -19,7 +19,7 @@ _LOCK = new_recursive_lock()  # a signal handler may submit while this thread ho
 
 
 class DeviceLane(Lane):
-    """Queue of ready submissions for a set of logical devices, in the order in which they became ready."""
+    """A lane, or queue, of ready submissions for a set of logical devices, in the order in which they became ready."""
 
     def __init__(self, devices: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class DeviceLane(Lane):
         self._running = 0
 
     def enter(self) -> bool:
-        """Start one more submission if the devices have a core for it, or other devices leave one unused."""
+        """Start one more submission if these devices have a core for it, or other devices leave one unused."""
         with _LOCK:
             free = sum(lane._running for lane in list(_LANES.values())) < self._cores
             if not free and self._running >= max(share_of(self._devices, self._cores), 1):
@@ -36,7 +36,7 @@ class DeviceLane(Lane):
             return True
 
     def leave(self) -> None:
-        """End a submission, and start the next one of the devices with the lowest load relative to their share."""
+        """End a submission, and start the next one on the devices with the lowest load relative to their share."""
         with _LOCK:
             self._running -= 1
         for lane in sorted(_LANES.values(), key=DeviceLane._use):

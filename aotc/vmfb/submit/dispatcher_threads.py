@@ -1,8 +1,8 @@
 """Dispatcher threads, which run submissions: a small pool for the process, started on demand.
 
 No lock is held: threads communicate through atomic operations of lists and deques, so that a signal handler may submit
-and signal at any point. A *box* is a list with one submission. The thread that pops it owns the submission and decides
-what happens to it; an empty box is skipped.
+and signal at any point. A *box* is a list with one submission. The thread that pops the submission owns it; threads
+skip empty boxes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Task(Protocol):
     """A unit of work for a dispatcher."""
 
     def run(self) -> None:
-        """Run it; must not raise."""
+        """Run the unit of work; must not raise."""
 
 
 class Queue(Protocol):
-    """A queue with its own submissions for dispatchers."""
+    """Interface of a queue that has its own submissions for dispatchers."""
 
     def go_on(self) -> None:
-        """Request a dispatcher if any submission is ready."""
+        """Request a dispatcher if any submission of the queue is ready."""
 
 
 Box = list[Task]
@@ -122,15 +122,15 @@ class Dispatchers:
             pass
 
     def are_enough(self) -> bool:
-        """Return True if enough threads are on their way for all that is ready."""
+        """Return True if enough threads have been woken for all ready submissions."""
         return len(self._coming) >= len(self.ready)
 
     def finish(self, end: Callable[..., None], *arguments: Any) -> None:
-        """Report the end of this thread's task by calling ``end``; it wakes no thread for the first successor.
+        """Report the end of this thread's task by calling ``end``, without waking a thread for its first successor.
 
         This thread runs the successor itself. The successor's data is in this core's cache, and a sleeping thread would
-        start 50 us later (300 us on a virtual machine). For further ready submissions it wakes others before it
-        continues.
+        start 50 us later (300 us on a virtual machine). For further ready submissions other threads are woken before
+        this one continues.
         """
         me = threading.get_ident()
         if me in self._idents:
@@ -141,14 +141,17 @@ class Dispatchers:
             self._settling.pop(me, None)
 
     def defer(self, queue: Queue) -> bool:
-        """Return True if this thread is reporting the end of a task; it then polls ``queue`` itself."""
+        """Return True if this thread is just reporting the end of a task.
+
+        The thread then polls ``queue`` itself, so that no other thread needs to be woken for it.
+        """
         queues = self._settling.get(threading.get_ident())
         if queues is not None:
             queues.append(queue)
         return queues is not None
 
     def stop_settling(self) -> None:
-        """Wake others for ready submissions, because this thread may be busy for long."""
+        """Wake other threads for ready submissions now, because this thread may be busy for long."""
         queues = self._settling.pop(threading.get_ident(), None)
         if queues is not None:
             for queue in queues:
@@ -160,7 +163,7 @@ class Dispatchers:
         return True
 
     def release(self) -> None:
-        """Report that such a thread has finished."""
+        """Report that a waiting thread has finished the submission that it ran itself."""
 
     def withdraw(self, box: Box) -> None:
         """Remove an empty box if it was queued last; other empty boxes are skipped later."""
@@ -237,7 +240,7 @@ class Dispatchers:
             del box, task  # results belong to the user: do not keep them alive while this thread sleeps
 
     def _linger(self, bell: Bell) -> bool:
-        """Pause after a wake-up for nothing, during which no submission wakes this thread again.
+        """Pause after a wake-up without work; during the pause no submission wakes this thread again.
 
         A caller that waits for each submission runs it itself, so that every wake-up would be in vain. After the pause,
         or :meth:`hurry`, the thread polls by itself. Return True if anything was submitted meanwhile.
@@ -252,7 +255,7 @@ class Dispatchers:
         return self._posted != posted or bool(self.ready)
 
     def hurry(self) -> None:
-        """Wake a pausing thread: a waiting caller cannot run the submission itself."""
+        """End the pause of :meth:`_linger`: a waiting caller cannot run the submission itself."""
         if self._lingering:
             with suppress(IndexError):
                 self._lingering.pop().ring()

@@ -30,13 +30,13 @@ _SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it 
 
 
 def quick(callback: Told) -> Told:
-    """Mark an internal callback that never blocks: its thread need not wake others before it calls it."""
+    """Mark an internal callback as fast: a dispatcher need not wake other threads before it calls the callback."""
     callback.is_quick = True  # type: ignore[attr-defined]
     return callback
 
 
 class Flag(int):
-    """True or False, as a value and as a method without arguments, as which a ``Future`` has it."""
+    """A boolean that can also be called without arguments, as the ``done()`` of a ``Future``."""
 
     def __call__(self) -> bool:
         return bool(self)
@@ -96,15 +96,18 @@ class Fence:
 
     @property
     def done(self) -> Flag:
-        """True if it has been settled, with results or an error: ``fence.done()``, as of a ``Future``."""
+        """True if the fence has been settled, with results or an error.
+
+        May be called as of a ``Future``: ``fence.done()``.
+        """
         return YES if self._outcome is not None else NO
 
     def cancelled(self) -> bool:
-        """Return True if it was cancelled."""
+        """Return True if the fence was cancelled."""
         return self._outcome is not None and isinstance(self._outcome[1], FenceCancelled)
 
     def running(self) -> bool:
-        """Return True if its call has started and not ended."""
+        """Return True if the call of the fence has started and not ended."""
         return False
 
     @property
@@ -185,7 +188,10 @@ class Fence:
         return self._outcome is not None and self._outcome[1] is None
 
     def _wait_for_part(self, number: int, timeout: float | None) -> None:
-        """Wait until a result is complete, or the fence is settled: poll, because the running call does not notify."""
+        """Wait until a result is complete, or the fence is settled.
+
+        This polls, because the running call does not notify waiters of single results.
+        """
         bell, pause = Bell(), PART_FIRST_PAUSE
         end = None if timeout is None else monotonic() + timeout
 
@@ -286,7 +292,7 @@ class Fence:
         return True
 
     def _resolve_all(self, results: tuple[Any, ...], error: BaseException | None) -> None:
-        """Settle the fence; only the thread that popped it from its box may call this."""
+        """Settle the fence and notify its waiters; only the thread that popped the fence from its box may call this."""
         if error is not None and self._root is None:
             self._root = self.label, error
         self._outcome = results, error
@@ -298,7 +304,7 @@ class Fence:
             self._tell()
 
     def _tell(self) -> None:
-        """Call the callbacks, iteratively: a chain of fences that fail one after the other needs no recursion."""
+        """Call the callbacks in a loop: a chain of fences that fail one after the other needs no recursion."""
         me = threading.get_ident()
         queue = _SETTLING.get(me)
         if queue is not None:
@@ -329,7 +335,7 @@ class Fence:
             self._callbacks.remove(function)
 
     def _abandon(self) -> None:
-        """Handle the cancellation of a coroutine that awaited it: nothing to do, others may wait for a user's fence."""
+        """Handle the cancellation of a coroutine that awaited this fence: do nothing, others may wait for it."""
 
     def __repr__(self) -> str:
         if self._outcome is None:
@@ -350,7 +356,7 @@ def _check_timeout(timeout: Any) -> None:
 
 
 class _Telling:
-    """Dispatcher task that calls the callbacks of a fence."""
+    """Dispatcher task that calls the callbacks of a settled fence."""
 
     __slots__ = ("_fence",)
 
@@ -397,15 +403,15 @@ class FenceResult:
 
     @property
     def done(self) -> Flag:
-        """True if it can be read, or never will be because the fence failed before it was complete."""
+        """True if the result can be read, or never will be because the fence failed before it was complete."""
         return YES if self.fence.done or self.ready() else NO
 
     def ready(self) -> bool:
-        """Return True if it can be read now. The call may still compute its other results."""
+        """Return True if the result can be read now; the call may still compute other results."""
         return self.fence.has(self.number)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it can be read, or the fence has failed.
+        """Wait until the result can be read, or the fence has failed.
 
         Raises
         ------
@@ -433,7 +439,7 @@ class FenceResult:
         return self.read()
 
     def read(self) -> Any:
-        """Return this result if it can be read, else wait for the fence."""
+        """Return the result if it can be read, else wait for the fence."""
         found = self.fence.part(self.number)
         if found:
             return found[0]

@@ -16,7 +16,7 @@ from aotc.vmfb.submit.stream_queue import Lane, lane_of
 
 
 class LimitedLane(Lane):
-    """Queue of a module with a limit: at most ``count`` of its submissions run at a time, on any threads."""
+    """Queue of the submissions of a module with a limit: at most ``count`` run at a time, on any threads."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -57,7 +57,7 @@ def _limited_lane(executable: object, most: int) -> LimitedLane:
 def counted_lane(executable: object, limits: Limits) -> LimitedLane | None:
     """Return the lane that counts concurrent GPU calls; None if calls are not limited, or have a deadline.
 
-    A deadline needs a submission; a limit of the number alone does not.
+    A call with a deadline must be a submission; a call that is only counted need not be.
     """
     if not limits.in_flight or limits.seconds is not None:
         return None

@@ -95,7 +95,7 @@ class OutputRegions:
         self._out = out
 
     def touches(self, result: int, writes: bool) -> list[MemoryAccess]:
-        """Return the memory of the caller that a reader of this result accesses in addition to the result."""
+        """Return the caller's memory that a reader of result number ``result`` accesses in addition to the result."""
         found = [self._out[result]] if result in self._out else self._given
         return [t.behind(self._number, writes) for t in found]
 
@@ -103,7 +103,7 @@ class OutputRegions:
 def touched(
     number: int, values: Sequence[Any], given: Sequence[bool], buffers: Sequence[Any]
 ) -> tuple[list[MemoryAccess], OutputRegions | None]:
-    """Return the ranges that submission ``number`` accesses, and its :class:`Lies` if it writes memory of the caller.
+    """Return the ranges that submission ``number`` accesses, and its :class:`OutputRegions` if it writes such memory.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def touched(
 
 
 class Turn:
-    """The position of a submission in the order.
+    """The position of a submission in the order of all submissions, and the memory that it has registered.
 
     Attributes
     ----------
@@ -154,8 +154,9 @@ class Turn:
     def enter(self, fence: Fence, touches: Iterable[MemoryAccess]) -> tuple[list[Fence], list[Fence]]:
         """Register the memory that a submission accesses, and return the earlier submissions that it waits for.
 
-        The first list has those that write data that it reads: it fails with them. The second has those that access
-        memory that it overwrites, and earlier writes of its input that a later write replaces.
+        The first list has the submissions that write data which this one reads: this one fails if they fail. The second
+        list has those that only order it: they access memory that it overwrites, or their writes of its input are
+        replaced by later writes.
         """
         needed: list[Fence] = []
         before: list[Fence] = []
@@ -176,7 +177,7 @@ class Turn:
         return needed, before
 
     def _overlapping(self, table: _Rows, t: MemoryAccess) -> list[_Found]:
-        """Return earlier submissions that access part of the range, the latest first."""
+        """Return earlier submissions that access a part of the range ``t``, the latest first."""
         users = table.get(t.key)
         if users is None or not any(n > t.after for n in islice(reversed(users), 1)):
             return []
@@ -200,9 +201,9 @@ class Turn:
 
 
 def _last_that_covers(writers: Sequence[_Found], t: MemoryAccess) -> int:
-    """Return the number of these writers, latest first, that determine the final content of the range.
+    """Return how many of ``writers``, latest first, determine the final content of the range ``t``.
 
-    The first that covers the whole range ends the count.
+    The first writer that covers the whole range is the last one to count.
     """
     for number, (_, _, begin, end) in enumerate(writers, 1):
         if begin <= t.begin and t.end <= end:
@@ -221,7 +222,10 @@ def _forget(number: int, keys: Iterable[Any]) -> None:
 
 
 def place(fence: Fence, results: Sequence[Any]) -> None:
-    """Register the memory of new results before the fence is settled: submissions may have them as arguments."""
+    """Register the memory of a submission's results, before its fence is settled.
+
+    Other submissions may have these results as arguments, and were registered by fence until now.
+    """
     me = id(fence)
     if not any((me, number) in _READERS or (me, number) in _WRITERS for number in range(len(results))):
         return
@@ -249,7 +253,7 @@ def give_away(value: Any, label: str) -> None:
 
 
 def taker(value: Any) -> str:
-    """Return the label of the submission to which an array was donated, or an empty string."""
+    """Return a label of the submission to which an array was donated, or an empty string."""
     if not _GIVEN:
         return ""
     holder, key = _identity(value)
@@ -258,7 +262,7 @@ def taker(value: Any) -> str:
 
 
 def still_owned(value: Any) -> Any:
-    """Return a result of the caller; if its object was donated as an argument, a new object of the same memory."""
+    """Return a result that the caller may use: a new object of the same memory if the object was donated."""
     found = value.numpy() if isinstance(value, DeviceArray) and value.ordinal < 0 else value
     if not isinstance(found, np.ndarray) or not taker(found):
         return value
@@ -267,7 +271,10 @@ def still_owned(value: Any) -> Any:
 
 
 def _identity(value: Any) -> tuple[Any, Any]:
-    """Return the object whose lifetime a value has, and its key. A fence result is a new object on each access."""
+    """Return the object that identifies a value and lives as long, and a key.
+
+    For a fence result it is the fence, because a fence creates a new result object on each access.
+    """
     if isinstance(value, FenceResult):
         return value.fence, (id(value.fence), value.number)
     return value, id(value)

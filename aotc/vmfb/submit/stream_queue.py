@@ -1,4 +1,4 @@
-"""Lanes: queues of submissions that need the same streams and so occupy few dispatchers."""
+"""Queues (lanes) of submissions that need the same GPU streams, so that they occupy few dispatcher threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Lane:
         return True
 
     def release(self) -> None:
-        """Report that such a thread has finished."""
+        """Report that a waiting thread has finished the submission that it ran."""
 
     def keeps(self) -> bool:
         """Return True if a dispatcher may continue here: enough threads are coming for all other ready submissions."""

@@ -128,11 +128,11 @@ class Submission(Fence):
         return self._outcome is None and not self._box
 
     def signal(self) -> bool:
-        """Raise: only the call settles this fence."""
+        """Refuse: only the call settles this fence."""
         raise CallError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
 
     def fail(self, error: BaseException) -> bool:
-        """Raise: only the call settles this fence."""
+        """Refuse: only the call settles this fence."""
         raise CallError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
 
     def cancel(self) -> bool:
@@ -144,7 +144,7 @@ class Submission(Fence):
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until it is done; run it on this thread if it is ready and no dispatcher has started."""
+        """Wait until the submission is settled; run it on this thread if it is ready and no dispatcher has started."""
         if self._generation != PROCESS.generation:
             raise foreign(self._where, self)
         if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
@@ -183,7 +183,7 @@ class Submission(Fence):
         return fate is not None
 
     def _leave_behind(self, error: CallError) -> None:
-        """Fail the fence while GPUs finish launched work; the thread of the call waits for them and frees arrays."""
+        """Fail the fence while GPUs finish work in progress; the thread of the call waits for them and frees arrays."""
         turn = self._turn
         if turn is not None:
             turn.leave()
@@ -194,9 +194,10 @@ class Submission(Fence):
     def start_when(
         self, fences: Collection[Fence], before: Collection[Fence], results: Collection[FenceResult]
     ) -> None:
-        """Become ready when all fences are settled and all results can be read.
+        """Let the submission become ready when all fences are settled and all results can be read.
 
-        If one of ``fences`` fails, or a call before its result is complete, so does this one; ``before`` only orders.
+        The submission fails if one of ``fences`` fails, or a call fails before its result is complete. Failures of the
+        submissions ``before`` do not matter: they only order.
         """
         needed = [f for f in dict.fromkeys(fences) if f._outcome is None or f._root is not None] if fences else []
         others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
@@ -217,7 +218,7 @@ class Submission(Fence):
 
     @quick
     def hear(self, fence: Fence) -> None:
-        """Handle a settled fence: fail with it, or count it."""
+        """Handle a settled fence: fail with its error, or count it as done."""
         if fence._root is not None:
             if take(self._box) is not None:
                 self._root = fence._root
@@ -227,12 +228,12 @@ class Submission(Fence):
 
     @quick
     def go_on(self, _: Fence) -> None:
-        """Handle a result that can be read, or the end of a submission that accessed memory that this one writes."""
+        """Count a result that can be read, or the end of a submission that accessed memory that this one writes."""
         if self._tokens.pop() == 0:
             self._post()
 
     def output_regions(self, result: int, writes: bool) -> list[MemoryAccess]:
-        """Return the memory of the caller that a reader of this result accesses in addition to the result."""
+        """Return the memory of the caller that a reader of this result accesses in addition."""
         regions = self._lent
         return [] if regions is None else regions.touches(result, writes)
 
@@ -328,7 +329,10 @@ class Submission(Fence):
             self._early = None
 
     def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
-        """Record that an argument exists as ``value``, in memory registered under ``key`` in :mod:`.memory_order`."""
+        """Record that an argument now exists as ``value``.
+
+        Its memory is registered under ``key`` in :mod:`.memory_order`.
+        """
         turn, call = self._turn, self._call
         if turn is None or call is None:
             return
@@ -341,7 +345,7 @@ class Submission(Fence):
 
 
 class ResultWait:
-    """A submission that waits for a result of a running call: polls, because the call does not notify.
+    """Makes a submission wait for a single result of a running call; polls, because the call does not notify.
 
     Parameters
     ----------
@@ -380,14 +384,14 @@ class ResultWait:
 
     @quick
     def finish(self, fence: Fence) -> None:
-        """Notify the waiter: the result can be read, or the call has ended."""
+        """Notify the waiter that the result can be read, or that the call has ended."""
         waiter = take(self._box)
         if waiter is not None:
             (waiter.go_on if fence.has(self._number) else waiter.hear)(fence)
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
-    """Return True if nobody else can see what the call writes: its own arrays, and arguments donated on a GPU."""
+    """Return True if only the caller of this call can see what it writes: new arrays, or arguments donated on a GPU."""
     given = [v for v, a in zip(values, call.arguments) if donate and a.donated]
     return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
@@ -457,7 +461,7 @@ def submit(
 
 
 def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
-    """Return the ``out=`` arrays of results, None for those without one; refuse donated ones."""
+    """Return the ``out=`` array of each result, or None; refuse donated arrays."""
     if out is None:
         return []
     from aotc.vmfb.devices.cuda.foreign import buffer_of  # imported only for calls with ``out=``
@@ -471,7 +475,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
 
 
 def _record_donated(call: SubmittedCall, values: Sequence[Any]) -> None:
-    """Record donated arguments, including the array that a fence result has become."""
+    """Record which arguments were donated, including arrays that are results of fences."""
     for argument, value in zip(call.arguments, values):
         if argument.donated:
             give_away(value, call.where)
@@ -496,7 +500,7 @@ def _check_fence(where: str, fence: Fence) -> None:
 
 
 def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
-    """Return the only result of a fence that was passed as an argument."""
+    """Return the only result of a fence that was passed as an argument, or raise an error."""
     results = fence.results
     if len(results) != 1:
         hint = "fence[0], fence[1]..." if results else "wait=[fence]"
@@ -506,7 +510,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
 
 
 def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
-    """Return an argument as an array or a future result, with its known dtype and shape checked."""
+    """Return an argument as an array or a future result; its dtype and shape are checked as far as they are known."""
     label = taker(value)
     if label:
         what = f"{argument.label} was given to {label} with donate=True"

@@ -35,7 +35,7 @@ class Buffers:
 
     @property
     def kernels(self) -> list[Interface]:
-        """The interface of each kernel, computed at the first call: a process that only loads does not need it."""
+        """Return the interface of each kernel, computed on first use: loading alone does not need it."""
         if not self._kernels:  # cached_property would take a lock, 1 us
             self._kernels = [Interface(row) for row in self._entries]
         return self._kernels
@@ -78,12 +78,12 @@ def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
 
 
 def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
-    """Compare the digest in the machine code with that of the manifest's description of it.
+    """Compare the digest of kernel declarations in the machine code, ``sealed``, with that of the manifest.
 
     Raises
     ------
     BundleError
-        If they differ.
+        If the digests differ.
     """
     said = digest(variant)
     if said != sealed:
@@ -112,7 +112,7 @@ def read_buffer(bundle: OpenedBundle, row: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 def _fewest_slots(bundle: OpenedBundle, variant: dict[str, Any]) -> list[int]:
-    """Return for each command buffer the slot count of the smallest function that submits it."""
+    """Return for each command buffer the smallest slot count of the functions that submit it."""
     submit = BY_NAME["submit"].opcode
     spaces = len(variant.get("spaces", ())) or 1
     fewest: dict[int, int] = {}

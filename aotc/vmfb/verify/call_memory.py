@@ -1,6 +1,6 @@
 """Bounds checks of a call's memory accesses: every range that a command accesses is within its slot.
 
-Checks that depend on the sizes of a call are made when these are known. For a program whose control flow depends on
+Checks that depend on the sizes of a call run when the sizes are known. For a program whose control flow depends on
 shapes only, that is once for each tuple of shapes, when its trace is recorded; for a program that reads sizes from
 memory, before each submission.
 """
@@ -19,7 +19,7 @@ from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 
 
 class TooLarge(Invalid):
-    """A call needs more bytes than the address space has, which valid programs do for some argument sizes."""
+    """A call needs more bytes than the address space has; valid programs may do so for some argument sizes."""
 
     def __init__(self, message: str, size: int) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class CallMemory:
         Raises
         ------
         Invalid
-            If it is already allocated, does not match the signature, or is too large.
+            If the result is already allocated, does not match the signature, or is too large.
         """
         entry = self._results[number]
         if number in self._made:
@@ -98,7 +98,7 @@ class CallMemory:
         Raises
         ------
         Invalid
-            If it is already allocated, or the argument is not donated, or another result has its memory.
+            If the result is already allocated, the argument is not donated, or another result has its memory.
         """
         if number in self._made:
             raise Invalid(f"result {number} is made twice")
@@ -113,7 +113,7 @@ class CallMemory:
         Raises
         ------
         Invalid
-            If it is too large.
+            If the arena is too large.
         """
         if size < 0:
             raise Invalid(f"an arena of {size} bytes")
@@ -127,7 +127,7 @@ class CallMemory:
         Raises
         ------
         Invalid
-            Its message has the slot and the range.
+            The message has the slot and the range.
         """
         if not 0 <= offset <= self.sizes[slot] - size:
             raise Invalid(f"{self._place_text(slot, offset, size)}")
@@ -145,7 +145,7 @@ class CallMemory:
         Raises
         ------
         Invalid
-            Its message has the command and the violated rule.
+            The message has the command and the violated rule.
         """
         known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
         for node in all_nodes(nodes):
@@ -167,7 +167,9 @@ class CallMemory:
         parameters: Sequence[int],
         known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
     ) -> None:
-        """Refuse an invalid dispatch; ``known`` caches the accesses of kernels by their dims.
+        """Refuse a dispatch that would access memory outside of its slots.
+
+        ``known`` caches accesses by kernel and dims.
 
         Most of the time of a check is spent here, so operands are decoded inline.
         """

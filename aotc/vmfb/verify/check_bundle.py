@@ -1,4 +1,4 @@
-"""The checks of loading, without a device."""
+"""All checks of loading a bundle, without a device."""
 
 from __future__ import annotations
 

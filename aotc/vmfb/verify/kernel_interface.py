@@ -39,16 +39,16 @@ MAP_ELEMENT_BYTES = {
 
 
 class Invalid(Exception):
-    """A program, a command buffer or an interface violates a rule; the loader adds the bundle's name."""
+    """A program, a command buffer or a kernel declaration violates a rule; the loader adds the bundle's name."""
 
 
 def evaluate(size: Size, dims: Sequence[int]) -> int:
-    """Evaluate a size for a kernel's ``dims``.
+    """Evaluate a size of the manifest for a kernel's ``dims``.
 
     Raises
     ------
     Invalid
-        If it is not a size, or divides by 0.
+        If ``size`` is malformed, or divides by 0.
     """
     try:
         return _value(size, dims)
@@ -106,7 +106,7 @@ def _is_empty(size: Size, dims: Sequence[int]) -> bool:
 
 
 def digest(variant: Mapping[str, Any]) -> bytes:
-    """Return the sha256 of the declarations about machine code in a variant's entry."""
+    """Return the sha256 of a variant's kernel declarations, for comparison with the digest in the machine code."""
     calls = [
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
         for c in variant.get("custom_calls", ())
@@ -134,14 +134,14 @@ class Interface:
     aliases : set of (int, int)
         Pairs of output and input that may be the same memory.
     sizes : set of tuple of int
-        Tuples of dims that it supports, if it represents several kernels; else empty.
+        Tuples of dims that the kernel supports, if it dispatches to several kernels of static sizes; else empty.
     maps : sequence of dict
         Its tensor maps.
 
     Raises
     ------
     Invalid
-        If it has too few arrays, or a tensor map of static size exceeds its array.
+        If the kernel has too few arrays, or a tensor map of static size exceeds its array.
     """
 
     __slots__ = ("aliases", "dims", "extents", "grid", "inputs", "maps", "name", "sizes", "static")
@@ -168,7 +168,7 @@ class Interface:
         Raises
         ------
         Invalid
-            If the kernel does not support them, or a tensor map exceeds its array.
+            If the kernel does not support these dims, or a tensor map exceeds its array.
         """
         if self.sizes and tuple(dims) not in self.sizes:
             raise Invalid(f"kernel {self.name!r} is not made for the sizes {', '.join(map(str, dims))}")

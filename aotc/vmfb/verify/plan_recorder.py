@@ -1,4 +1,4 @@
-"""The recorder of plans, and the test whether a host program has a plan.
+"""The recorder that turns a run of a host program into a plan, and the test whether a program has a plan.
 
 A program has a plan if its control flow depends on shapes only. It may read memory for assertions: bytes as their
 conditions, and integers for their messages.
@@ -44,7 +44,7 @@ def _touches(line: Sequence[Any], read: set[int]) -> bool:
 
 
 class Recorder:
-    """Record and verify the device operations of a program.
+    """A session that records and verifies the device operations of a program, in place of a device.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Recorder:
         self.submissions.append((number, tuple(parameters)))
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Unread:
-        """Return the location of a value in memory."""
+        """Return the location of a value in memory: the value itself is not known during recording."""
         self._memory.read(slot, offset, size_of(dtype))
         return Unread(slot, offset, dtype)
 
@@ -98,5 +98,5 @@ class Recorder:
         self.judgements.append(Judgement(self._where, len(self.submissions), condition, message, values))
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Check that an array is within its slot."""
+        """Check that a debug block is within its slot."""
         self._memory.read(slot, offset, size)

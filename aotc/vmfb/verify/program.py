@@ -1,4 +1,4 @@
-"""Checks of programs and command buffers that are made once, at load.
+"""Checks of host programs and command buffers that run once, at load.
 
 After these checks the interpreter and the native executor trust their input.
 """
@@ -80,7 +80,7 @@ def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 
 
 def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check the consistency of the two programs of each function with bound arguments."""
+    """Check that the two programs of each function with bound arguments, ``prepare`` and ``call``, agree."""
     prepared = variant.get("prepared", {})
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
     if len(set(names)) < len(names):
@@ -189,7 +189,7 @@ def check_program(
 
 
 def _may_take(signature: dict[str, Any], result: int, argument: int) -> bool:
-    """Return True if an argument is donated and has the type of a result."""
+    """Return True if a result may share an argument's memory: the argument is donated and has the result's type."""
     one, other = signature["results"][result], signature["arguments"][argument]
     return other["donated"] and (one["dtype"], one["dims"]) == (other["dtype"], other["dims"])
 
@@ -215,7 +215,7 @@ def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int)
 
 
 class _Limits:
-    """Numbers of kernels, slots, cells and parameters that a command buffer may refer to."""
+    """The numbers of kernels, slots, cells and parameters to which a command buffer may refer."""
 
     def __init__(self, kernels: int, slots: int, states: int, parameters: int) -> None:
         self.kernels, self.slots, self.states, self.parameters = kernels, slots, states, parameters
@@ -281,7 +281,7 @@ def _check_graph(graph: abi.Graph, limits: _Limits) -> None:
 
 
 def _check_tiles(graph: abi.Graph, waits: list[int]) -> None:
-    """Check dependences on tiles, and count them in ``waits``."""
+    """Check the tile dependences of a graph, and count them in ``waits``."""
     if graph.serial:
         raise Invalid("a serial graph with tiles")
     followers: list[list[int]] = [[] for _ in graph.commands]

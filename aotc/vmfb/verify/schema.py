@@ -95,7 +95,7 @@ def acceptor(schema: Any) -> Accept:
 
 
 def _late(schema: Any) -> Accept:
-    """Return an acceptor that is built on first use: a manifest has few of the optional fields."""
+    """Return an acceptor that is built on first use: most manifests lack most optional fields."""
     built: list[Accept] = []
 
     def accepts(value: Any) -> bool:
@@ -107,7 +107,7 @@ def _late(schema: Any) -> Accept:
 
 
 def _types(schema: Any) -> frozenset[type]:
-    """Return the types that a schema allows, if it has no other constraints; else an empty set."""
+    """Return the Python types that a schema accepts if it has no other constraints; else an empty set."""
     every = schema if isinstance(schema, tuple) else (schema,)
     return frozenset(every if all(isinstance(one, type) for one in every) else ())
 
@@ -134,7 +134,7 @@ def _map(accepts: Accept) -> Accept:
 
 
 def _record(schema: dict[str, Any]) -> Accept:
-    """Return an acceptor of a map; required fields of a single type are tested in one operation."""
+    """Return an acceptor of a map; one operation tests all required fields of a single type."""
     rows = list(_fields(schema))
     together = [row for row in rows if row[2] and isinstance(row[1], type)]
     together.sort(key=lambda row: row[1] is not int)

@@ -14,7 +14,7 @@ def trusted(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None,
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
-    """Return the bundle whose code may run, and True if it is signed; then all of it has been verified."""
+    """Return the bundle whose code may run, and True if a trusted key signed it: then all of it has been verified."""
     approve = None if keys is None else extra("sign").approval(keys)
     try:
         if approve is not None:
@@ -33,7 +33,7 @@ def check_keys(keys: Sequence[Any]) -> None:
     Raises
     ------
     BundleError
-        If one cannot be parsed.
+        If a key cannot be parsed.
     """
     extra("sign").approval(keys)
 

@@ -1,1 +1,1 @@
-"""Constants of bundles, inside and outside of the file."""
+"""Constants and weights of bundles, inside the file and in separate files."""

@@ -13,12 +13,12 @@ from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand
 
 
 def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
-    """Check the places of compressed constants, and that their sizes are possible.
+    """Check the offsets and sizes of compressed constants in the manifest entry.
 
     Raises
     ------
     BundleError
-        Its message has the first row that is wrong.
+        The message has the first invalid row.
     """
     stored, end, at = bundle.segment(entry["segment"]).nbytes, 0, 0
     if entry["size"] > MAX_BYTES:
@@ -35,8 +35,8 @@ def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
 def _row_problem(row: list[int], begin: int, end: int, first: int, stored: int) -> str:
     """Return the problem of a row of compressed constants, or an empty string.
 
-    It must lie between the offsets ``begin`` and ``end``; its stored bytes begin at ``first``, where those of the row
-    before end. So no bytes are expanded twice.
+    The row must be between the offsets ``begin`` and ``end``. Its stored bytes begin at ``first``, where those of the
+    previous row end, so that no bytes are expanded twice.
     """
     if len(row) != 6:
         return f"are {len(row)} numbers, expected 6"
@@ -53,7 +53,7 @@ def _row_problem(row: list[int], begin: int, end: int, first: int, stored: int) 
 
 
 def write_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -> None:
-    """Copy or expand each row to its place in ``whole``; the entry has been checked.
+    """Copy or expand the constants of each row into ``whole``; the entry has been checked.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The constants (weights) of a bundle in memory.
 
 Inline constants, and external ones whose file has the layout that the program needs, are used in place in the mapped
-file. Otherwise they are copied once, when the bundle is loaded, and those that are stored compressed are expanded.
+file. Other constants are copied once, when the bundle is loaded; compressed ones are expanded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ConstantMemory:
     address, size : int
     copied : bool
     owner : object
-        Keeps the memory alive.
+        The object that keeps the memory alive.
     file : MappedFile or None
-        The mapped file from which calls read them.
+        The mapped file from which calls read the constants, if any.
     """
 
     __slots__ = ("address", "copied", "file", "owner", "size")

@@ -1,7 +1,7 @@
-"""Arrays that compress to little: words or their differences, in a zlib stream.
+"""Difference coding of arrays that compress well: words, or differences of words, in a zlib stream.
 
-Of a progression all differences of neighbours are equal. Words that repeat at a fixed ``distance``, as the rows of a
-matrix may, have differences of zero. :func:`expand` undoes both in the memory where the array belongs.
+All differences of neighbours in a progression are equal. Words that repeat at a fixed ``distance``, as the rows of a
+matrix may, have differences of zero. :func:`expand` undoes compression and differences in the memory of the array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ EXPANDED_BYTES = 1 << 20
 
 
 def differences(elements: memoryview | np.ndarray, word: int, distance: int = 1) -> memoryview:
-    """Return the words minus those ``distance`` words before, modulo their range; the first ones as they are.
+    """Return each word minus the word ``distance`` words before, modulo the word's range.
+
+    The first words are unchanged.
 
     A ``distance`` of 0 returns all words as they are.
     """
@@ -36,7 +38,7 @@ def differences(elements: memoryview | np.ndarray, word: int, distance: int = 1)
 
 
 def expand(packed: memoryview | bytes, word: int, distance: int, into: np.ndarray) -> None:
-    """Write the bytes whose :func:`differences`, compressed by zlib, are ``packed`` to ``into``, an array of u8.
+    """Decompress ``packed``, undo :func:`differences`, and write the bytes to ``into``, an array of u8.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def expand(packed: memoryview | bytes, word: int, distance: int, into: np.ndarra
 
 
 def from_differences(packed: bytes, word: int, size: int) -> memoryview:
-    """Return the ``size`` bytes whose :func:`differences` of neighbours, compressed by zlib, are ``packed``.
+    """Return the ``size`` bytes whose :func:`differences` at distance 1 are compressed in ``packed``.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def from_differences(packed: bytes, word: int, size: int) -> memoryview:
 
 
 def _pieces(packed: memoryview | bytes) -> Iterator[bytes]:
-    """Yield the contents of a zlib stream in pieces, so that little memory is allocated for them."""
+    """Yield the content of a zlib stream in pieces, so that little memory is needed."""
     stream = zlib.decompressobj()
     try:
         for begin in range(0, len(packed), READ_BYTES):
@@ -92,7 +94,7 @@ ROW_WORDS = 128
 
 
 def _accumulate(items: np.ndarray, distance: int) -> None:
-    """Add to each word the one ``distance`` words before, in order, block by block: blocks fit a cache."""
+    """Undo :func:`differences` in place, block by block, so that a block fits a cache."""
     step = distance * max(EXPANDED_BYTES // (distance * items.itemsize), 1)
     for begin in range(0, len(items), step):
         block = items[begin : begin + step]

@@ -1,6 +1,6 @@
 """A bundle's own weights for arguments of its functions: named arrays, in a segment or in a separate file.
 
-They are the arguments that the bundle was compiled to bind (``prepared`` in the manifest), by path:
+Weights are the arguments that the bundle was compiled to bind (``prepared`` in the manifest). They are named by path:
 ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``. A digest of names, types and bytes identifies the file
 that belongs to the bundle.
 """
@@ -48,12 +48,12 @@ class WeightPlaces(NamedTuple):
 
 
 def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
-    """Return the arguments of a variant's functions that are weights.
+    """Return which arguments of a variant's functions are weights.
 
     Raises
     ------
     BundleError
-        If none are, or functions disagree about one.
+        If no argument is a weight, or functions disagree about the type of one.
     """
     found = WeightPlaces({}, {}, {})
     for name in variant["functions"]:
@@ -85,7 +85,7 @@ def own_weights(
     Raises
     ------
     BundleError
-        If they are missing, have other types, or are not the bundle's own.
+        If the weights are missing, have other types, or belong to another bundle.
     """
     entry = bundle.manifest[WEIGHTS]
     where = bundle.where
@@ -119,7 +119,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool = True) -> dict[str, np.ndarray]:
-    """Return given weights by path, or raise one error for all that do not fit.
+    """Return ``values`` by path, as weights of the functions; raise one error for all that do not fit.
 
     Parameters
     ----------
@@ -200,7 +200,10 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
 
 
 def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
-    """Return a bundle with another manifest entry for its weights, and, with ``parts``, another segment."""
+    """Return a bundle whose manifest entry for weights is ``entry``.
+
+    With ``parts``, also replace the weights' segment.
+    """
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
         (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])

@@ -43,14 +43,14 @@ def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
 
 
 def encode_header(rows: Mapping[str, Row]) -> bytes:
-    """Return the start of a file; the bytes of the tensors follow, aligned like constants."""
+    """Return the start of a safetensors file: length and header. The tensors' bytes follow, aligned like constants."""
     text = json.dumps(rows, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
-    """Return the rows of a file by tensor name, and the offset of the tensors' bytes.
+    """Return the rows of a safetensors file by tensor name, and the offset of the tensors' bytes.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
 
 
 def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
-    """Return the rows of a file, its metadata, and the offset of the tensors' bytes.
+    """Return the rows of a safetensors file, its metadata, and the offset of the tensors' bytes.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
 
 
 def _check_characters(rows: Any) -> None:
-    """Reject halves of surrogate pairs, which cannot be printed or written, in any string of a header."""
+    """Refuse halves of surrogate pairs in strings of a header: they cannot be printed or written."""
     try:
         json.dumps(rows, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

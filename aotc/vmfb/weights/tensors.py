@@ -19,7 +19,7 @@ Types = Mapping[str, tuple[str, Sequence[int]]]
 
 
 def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return the bytes of a file, in parts, with optional ``metadata``."""
+    """Return a safetensors file in parts, with optional ``metadata``."""
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at, parts = 0, []
     for name, array in arrays.items():
@@ -52,7 +52,7 @@ def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The arrays of a file, memory-mapped.
+    """The arrays of a safetensors file, memory-mapped.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Tensors(Mapping[str, np.ndarray]):
         self._data, self._where, self.file = data, where, file
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array of a dtype of safetensors; :meth:`array` returns arrays of other dtypes.
+        """Return an array whose dtype safetensors has; :meth:`array` returns arrays of other dtypes.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return found.view(to_numpy(dtype)).reshape(shape)
 
     def problems(self, types: Types) -> list[str]:
-        """Return the differences from arrays of these dtypes and shapes: missing, unexpected, or of another type."""
+        """Return how the file differs from arrays of these types: missing, unexpected, or of another dtype or shape."""
         found = [f"{name} is missing" for name in types if name not in self.rows]
         found += [f"there is no {name}" for name in self.rows if name not in types]
         for name in types:

@@ -338,9 +338,10 @@ class CpuExecutable:
     def _states(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
     ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
-        """Return the bytes of arena and scratch memory, the bytes of the arena, and a constructor of call states.
+        """Return the bytes of arena and scratch memory, the bytes of the arena alone, and a constructor of states.
 
-        A state is a pointer table of ``count`` slots, scratch memory, and the native calls.
+        A state is what one concurrent call needs: a pointer table of ``count`` slots, scratch memory, and the native
+        calls.
         """
         arena_bytes = -(-plan.arena // abi.ALIGNMENT) * abi.ALIGNMENT
         stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
@@ -358,7 +359,7 @@ class CpuExecutable:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True if a result may be complete long before the others, unlike in a few serial commands."""
+        """Return True if some results may be complete long before the call ends: not for a few serial commands."""
         nodes = (node for nodes in self.buffers.nodes for node in nodes)
         return self.has_callbacks or any(not isinstance(node, abi.Graph) or not node.serial for node in nodes)
 
@@ -404,9 +405,10 @@ class CpuExecutable:
         return run if self._callbacks is None else self._callbacks.around(run)
 
     def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
-        """Return command buffers with marks in slot ``table``, the stage that each result needs, and unwritten results.
+        """Return the plan's command buffers with marks, the stage that each result needs, and unwritten results.
 
-        A result whose submission is followed by assertions can be read only after these have been checked.
+        A mark is a copy to slot ``table`` that shows that a result is complete. A result whose submission is followed
+        by assertions can be read only after these have been checked.
         """
         from aotc.vmfb.devices.early import with_marks  # only for submissions
 
@@ -436,7 +438,10 @@ class CpuExecutable:
         return buffers, needed, unwritten
 
     def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
-        """Return a command buffer with kernel addresses in place of kernel numbers."""
+        """Return an encoded command buffer with kernel addresses in place of kernel numbers.
+
+        ``like`` is the original.
+        """
         words = np.array(encoded, np.int64)
         patches = kernel_words(read_commands(encoded))
         words[patches] = self._addresses[words[patches]]

@@ -1,7 +1,7 @@
-"""Executor trials, for tests and benchmarks: shuffled order, no stealing, slow threads or commands, a trace of claims.
+"""Executor trials: modified scheduling for tests and benchmarks, such as shuffled order, no stealing or slow threads.
 
-``AOTC_SHUFFLE=SEED`` starts one for a whole process; it records no claims (``docs/debugging.md``). The layout of its
-words is in :mod:`aotc.vmfb.abi`.
+A trial can also record the claims of threads. ``AOTC_SHUFFLE=SEED`` starts a trial for a whole process; it records no
+claims (``docs/debugging.md``). The layout of the trial's words is in :mod:`aotc.vmfb.abi`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Claim(NamedTuple):
 
 
 class Trial:
-    """A trial; it is active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
+    """Settings and log of a trial, active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
 
     Parameters
     ----------

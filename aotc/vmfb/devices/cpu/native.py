@@ -124,7 +124,7 @@ class Executor:
         self.hold(_PROCESS.trial)
 
     def hold(self, trial: int) -> None:
-        """Attach calls to the trial at address ``trial``; 0 for none."""
+        """Let calls take part in the trial at address ``trial``; 0 ends this."""
         if self._counts:
             self[abi.POOL_TRIAL] = trial
 
@@ -208,8 +208,10 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
 
 
 def hold_trial(trial: int) -> None:
-    """Let all calls be part of the trial whose words are at this address
-    (:class:`aotc.vmfb.devices.cpu.executor_trials.Trial`)."""
+    """Let all calls of this process take part in the trial at address ``trial``; 0 ends this.
+
+    See :class:`aotc.vmfb.devices.cpu.executor_trials.Trial`.
+    """
     with _PROCESS.lock:
         _PROCESS.trial = trial
         for executor in _PROCESS.executors.values():
@@ -248,7 +250,10 @@ def _begin_again() -> None:
 
 
 def _ask_calls() -> None:
-    """Let all running calls check for cancellation; one that misses it checks when its interval has passed."""
+    """Make all running calls check for cancellation soon.
+
+    A call that misses this request checks when its interval has passed.
+    """
     for executor in list(_PROCESS.executors.values()):
         executor[abi.POOL_ASK] += 1
 

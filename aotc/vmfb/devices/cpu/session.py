@@ -1,4 +1,4 @@
-"""An interpreted call on the CPU, instruction by instruction, for data-dependent control flow."""
+"""An interpreted call on the CPU, for programs whose control flow depends on data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.profile.trace import StepExecutable, Stepper
 
     class SessionExecutable(StepExecutable, Protocol):
-        """What a session needs of a :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable`."""
+        """Interface: the parts of a :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable` that a session uses."""
 
         constants_bytes: int
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class HostMemory:
-    """Host memory for step-by-step execution: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
+    """Access to host memory for step-by-step execution: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
         """Read bytes of a slot."""
@@ -48,8 +48,7 @@ class HostMemory:
 
 
 class CpuSession:
-    """One call of a function whose course depends on its data, on a
-    :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable`."""
+    """One call of a function whose control flow depends on data."""
 
     def __init__(self, executable: SessionExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
         self._executable = executable
@@ -70,7 +69,7 @@ class CpuSession:
         self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
 
     def arena(self, size: int) -> None:
-        """Allocate an arena of ``size`` bytes; the content of an earlier one is copied."""
+        """Allocate an arena of ``size`` bytes; the content of an earlier arena of this call is copied."""
         mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
         found = self._pool.grow(size, sum(mine))
         if self._arena is not None:
@@ -86,7 +85,10 @@ class CpuSession:
         self._slots[slot] = address_of(array if array.size else EMPTY)
 
     def stepper(self, make: Callable[..., Stepper]) -> Stepper:
-        """Return a stepper for this call's submissions, constructed from executable, pointer table and memory."""
+        """Return a stepper for this call's submissions.
+
+        ``make`` constructs it from executable, pointer table and memory.
+        """
         return make(self._executable, self._slots, self._scratch, HostMemory())
 
     def submit(self, number: int, parameters: list[int]) -> None:
@@ -98,7 +100,7 @@ class CpuSession:
         return read_scalar(self._slots, slot, offset, dtype)
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """Make a block of the arena or the constants accessible; all of it outside such blocks is protected."""
+        """Make a block of the arena or the constants accessible; memory outside such blocks is protected."""
         constant = slot != self._arena_slot
         memory = self._fenced.get(slot)
         if memory is None and constant:  # a copy for this call: others start and end meanwhile

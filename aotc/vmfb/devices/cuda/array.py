@@ -24,7 +24,7 @@ _WAITS_ITSELF = -1  # a stream value of DLPack: the consumer synchronises itself
 
 
 class Owner(Protocol):
-    """The allocator of an array's memory, to which it returns."""
+    """Interface of the allocator of an array's memory, to which the memory returns."""
 
     gpu: Gpu
     ordinal: int
@@ -52,25 +52,25 @@ class Keeper:
         return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Free the memory of an array, on any thread; the driver waits until the GPU no longer uses it."""
+        """Free the memory of an array on any thread; the driver waits until the GPU no longer uses the memory."""
         self.gpu.free([address])
 
     def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
-        """Copy elements to a host array, and wait."""
+        """Copy the elements of a GPU array to a host array, after the work that writes them, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_for_writer(self.gpu)
             self.fetch(array, buffer.address)
 
     def fetch(self, array: np.ndarray, address: int) -> None:
-        """Copy elements that the GPU has computed to a host array, and wait."""
+        """Copy elements that are already complete from a GPU address to a host array, and wait."""
         with self._lock:
             self.gpu.enter()
             download(self.gpu, address_of(array), address, array.nbytes)
             self.gpu.wait()
 
     def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
-        """Copy elements from a host array, and wait."""
+        """Copy a host array to a GPU array, after all work that accesses it, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -78,7 +78,7 @@ class Keeper:
             self.gpu.wait()
 
     def copy(self, to: CudaBuffer, source: CudaBuffer, size: int) -> None:
-        """Copy on the GPU, and wait."""
+        """Copy between two arrays on the GPU, after the work that accesses them, and wait."""
         with self._lock:
             self.gpu.enter()
             to.wait_on(self.gpu)
@@ -116,7 +116,7 @@ def keeper(ordinal: int) -> Keeper:
 
 
 class CudaBuffer(Tracked):
-    """GPU memory that returns to its owner with the last reference; at interpreter exit it is left to the driver.
+    """GPU memory that returns to its owner when the last reference is dropped; at exit it is left to the driver.
 
     Attributes
     ----------
@@ -125,8 +125,8 @@ class CudaBuffer(Tracked):
     size : int
         In bytes.
     shared : bool
-        True if other libraries may access it: calls that use it wait for the GPU, and at the end it is freed instead of
-        reused, because their work may still be running.
+        True if other libraries may access the memory. Calls that use it then wait for the GPU, and at the end it is
+        freed, not reused, because work of these libraries may still be running.
     """
 
     __slots__ = ("__weakref__", "address", "owner", "shared", "size")
@@ -223,7 +223,7 @@ class CudaArray(DeviceArray):
 
     @property
     def donated(self) -> bool:
-        """True if it was donated to a call, which has overwritten it."""
+        """Return True if the array was donated to a call, which has overwritten it."""
         return self._buffer is None
 
     @property
@@ -246,7 +246,7 @@ class CudaArray(DeviceArray):
 
     @property
     def read_only(self) -> bool:
-        """True if the memory must not be written."""
+        """Return True if the memory must not be written."""
         return bool(getattr(self.buffer, "read_only", False))
 
     def wait(self) -> CudaArray:
@@ -274,15 +274,15 @@ class CudaArray(DeviceArray):
             keeper(self.ordinal).write(self.buffer, value)
 
     def lose(self) -> None:
-        """Record that the memory was donated."""
+        """Record that the memory was donated, which makes this array unusable."""
         self._buffer = self.kind = None
         super().lose()
         changed()
 
     def early(self, is_running: bool) -> CudaArray:
-        """Return a read-only array of the same memory, which a call has computed and may still read.
+        """Return a read-only array of the same memory: a result of a call that may still read it.
 
-        If the call is running, readers do not wait for its other work; who writes to the memory does.
+        If the call is running, readers of the array do not wait for the rest of the call; writers of the memory do.
         """
         made = EarlyArray(self)
         if is_running:
@@ -295,7 +295,7 @@ class CudaArray(DeviceArray):
         return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
     def _share(self) -> CudaBuffer:
-        """Return the memory, and record that another library may access it."""
+        """Return the memory, and record that other libraries may access it from now on."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
         if self._reader is not None:
@@ -333,7 +333,7 @@ class CudaArray(DeviceArray):
 
 
 class EarlyArray(CudaArray):
-    """A result on a GPU that was read before its call ended: read-only, so a call that it is donated to copies it."""
+    """A result that was read before its call ended. It is read-only, so a call to which it is donated copies it."""
 
     __slots__ = ("_result",)
 
@@ -344,11 +344,11 @@ class EarlyArray(CudaArray):
 
     @property
     def read_only(self) -> bool:
-        """True: the call may still read the memory."""
+        """Return True: the running call may still read the memory."""
         return True
 
     def wait(self) -> CudaArray:
-        """Return this array, whose elements have been computed."""
+        """Return this array at once: its elements are complete."""
         return self
 
     def _twin(self) -> CudaArray:

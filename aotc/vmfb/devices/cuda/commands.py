@@ -1,7 +1,7 @@
 """GPU commands: launches and copies with their addresses filled in, which can be changed later.
 
-A command recorded in a graph knows its node. When an argument or a result has another address in a later call, the
-address is written to the command's parameters, and the graph's node is updated from them.
+A command that is recorded in a graph stores its node. When an argument or a result has another address in a later call,
+the address is written to the command's parameters, and the graph's node is updated from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GpuCommand:
     Attributes
     ----------
     asked : tuple
-        The name and arguments of a method that both a GPU and a graph have.
+        Name and arguments of the method that runs the command on a GPU, or adds it to a graph.
     cells : list of (ctypes array, int)
         For each array the position of its address in the command's parameters.
     change : callable or None
@@ -41,7 +41,7 @@ class GpuCommand:
         self.change: Change | None = None
 
     def record(self, recording: Recording, node: int) -> None:
-        """Record the graph and the node of this command; they do not change afterwards."""
+        """Store the graph and the node of this command."""
         self._node = recording, node
 
     def setter(self) -> Change:

@@ -18,7 +18,7 @@ _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
-    """Return the compute capability that a variant was compiled for, and its compatibility.
+    """Return the compute capability that a variant was compiled for, and its kind of compatibility.
 
     ``cuda:sm_80`` is (8, 0, "sm") and also runs on later capabilities of the same generation. ``cuda:sm_90a`` is (9, 0,
     "a") and runs on this capability only. ``cuda:compute_80`` is (8, 0, "compute") and runs on all later ones.
@@ -31,7 +31,7 @@ def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Return why no GPU of this machine can run the variant, or an empty string."""
+    """Return the reason why no GPU of this machine can run the variant, or an empty string."""
     missing = cuda_driver.missing()
     if missing:
         return missing
@@ -53,7 +53,10 @@ def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
 
 
 def _driver_problem(variant: dict[str, Any]) -> str:
-    """Return why the driver cannot compile the variant's PTX, or an empty string; cubins need no compilation."""
+    """Return the reason why the driver cannot compile the variant's PTX, or an empty string.
+
+    Cubins need no compilation.
+    """
     needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
     if have >= needed:
         return ""
@@ -94,7 +97,7 @@ def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
     Raises
     ------
     BundleError
-        Its message has the number and the name of the GPU.
+        The message has the number and the name of the GPU.
     """
     count = cuda_driver.device_count()
     if not 0 <= ordinal < count:

@@ -72,7 +72,10 @@ def page_locked(size: int) -> int:
 
 
 class PageLock:
-    """Page-locks part of ``memory`` for direct GPU access, and keeps ``memory`` alive, as long as it exists itself."""
+    """Page-lock of a part of ``memory`` for direct GPU access; the lock ends when this object is freed.
+
+    The object keeps ``memory`` alive.
+    """
 
     def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
         self._memory = memory
@@ -103,7 +106,10 @@ def device_name(ordinal: int) -> str:
 
 @contextmanager
 def _within(context: c_void_p) -> Iterator[None]:
-    """Make ``context`` current in this thread temporarily, in relaxed capture mode: a recording is not disturbed."""
+    """Make ``context`` current in this thread for the block.
+
+    The capture mode is relaxed, so that the block does not disturb a recording.
+    """
     mode, found = c_int(_RELAXED), c_void_p()
     call("cuCtxPushCurrent_v2", context)
     try:
@@ -115,7 +121,7 @@ def _within(context: c_void_p) -> Iterator[None]:
 
 
 class _Resources:
-    """Resources of a GPU, released by the process that allocated them; a forked child has none of them.
+    """Resources of a GPU. Only the process that allocated them releases them; a forked child has none.
 
     Finalizers call its methods, on any thread and at any time, so they must not raise.
     """
@@ -148,7 +154,7 @@ class _Resources:
                     attempt("cuMemFree_v2", address)
 
     def word(self) -> int:
-        """Return the address of a host word that the GPU reads; words are reused after :meth:`close`."""
+        """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
         if not _WORDS:
             begin = page_locked(_WORDS_BYTES)
             _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
@@ -156,7 +162,7 @@ class _Resources:
         return self.words[-1]
 
     def close(self) -> None:
-        """Release everything but the context."""
+        """Release all resources except the context."""
         _WORDS.extend(self.words)
         if os.getpid() == self.process:
             with suppress(CallError), _within(self.context):
@@ -176,7 +182,7 @@ class _Resources:
 class Gpu(GraphStream):
     """The primary context of a GPU with one stream; methods use the calling thread's current context.
 
-    Resources are released with the last reference, at process exit by the driver.
+    Resources are released with the last reference; at process exit the driver releases them.
 
     Attributes
     ----------
@@ -189,7 +195,7 @@ class Gpu(GraphStream):
     enter_quickly : callable
         The operation of :meth:`enter`; returns the driver's status.
     has_ended_loops : bool
-        True if loops were stopped, so that later work of the stream has computed on incomplete values.
+        True if loops were stopped; later work of the stream then computed on incomplete values.
     """
 
     has_ended_loops = False
@@ -214,7 +220,7 @@ class Gpu(GraphStream):
         return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
-        """Return the same GPU, modules and memory with another stream; resources are released with the last of them."""
+        """Return the same GPU, modules and memory with a stream of its own."""
         self.enter()
         other = copy(self)
         other._first, other._loops = self._first or self, None
@@ -278,7 +284,7 @@ class Gpu(GraphStream):
         call("cuMemsetD32Async", address, 1, 1, self.stream)
 
     def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
-        """Copy from memory of ``other``, possibly the same GPU, on this GPU's stream."""
+        """Copy from memory of the GPU ``other``, possibly the same GPU, on this GPU's stream."""
         if size and other.ordinal == self.ordinal:
             self.copy(to, source, size)
         elif size:
@@ -333,7 +339,7 @@ class Gpu(GraphStream):
         self.give_events([event])  # the wait has captured it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
-        """Wait on the host for an event of this stream; if the call is stopped, also stop the stream's loops."""
+        """Wait on the host for an event of this stream; if the call is to stop, also stop the stream's loops."""
         if self.is_turning:
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
@@ -348,7 +354,7 @@ class Gpu(GraphStream):
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
-        """Wait on the host for the stream; if the call is stopped, also stop its loops."""
+        """Wait on the host for the stream; if the call is to stop, also stop the stream's loops."""
         if self.is_turning:
             self._watch("cuStreamQuery", self.stream)
             self._have_swapped()
@@ -362,7 +368,7 @@ class Gpu(GraphStream):
 
     @property
     def loops(self) -> Loops:
-        """The state that loops on this stream need."""
+        """Return the state that loops on this stream need."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
@@ -372,7 +378,7 @@ class Gpu(GraphStream):
 
     @property
     def is_turning(self) -> bool:
-        """True if loops may be running on the stream."""
+        """Return True if loops may be running on the stream."""
         return self.stream.value in self._held.turning
 
     def note_loops(self) -> None:

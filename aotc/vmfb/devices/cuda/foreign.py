@@ -1,8 +1,8 @@
 """Zero-copy import of GPU arrays of other libraries: DLPack, else ``__cuda_array_interface__``.
 
-The producer's kernels may still write the array. With DLPack, the producer is given a stream of aotc and makes it wait;
-with the interface, a stream of aotc waits for the producer's stream. A call that accesses the array makes its own
-streams wait for that one, and returns only when the GPU is done, because the producer's later work does not know the
+The producer's kernels may still write the array. With DLPack, the producer makes an aotc stream wait for them. With the
+interface, an aotc stream waits for the producer's stream. A call that accesses the array makes its streams wait for
+this aotc stream. The call returns only when the GPU is done, because the producer's later work does not wait for the
 call's streams.
 """
 
@@ -23,7 +23,7 @@ _LEGACY = 1  # the legacy default stream in both protocols: it orders itself wit
 
 
 class _Borrowed(CudaBuffer):
-    """Memory of another library; ``kept`` is the object that keeps it alive."""
+    """Owner of memory of another library; ``kept`` is the object that keeps the memory alive."""
 
     __slots__ = ("kept", "read_only")
 
@@ -50,7 +50,7 @@ def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
     Raises
     ------
     BufferError
-        If it is not C-contiguous, must not be written, or has an unknown dtype.
+        If the array is not C-contiguous, is read-only but would be written, or has an unknown dtype.
     """
     found = _seen(value, writes)
     if found is None or found.address % GPU_ALIGNMENT == 0:
@@ -62,7 +62,7 @@ def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _seen(value: Any, writes: bool = False) -> CudaArray | None:
-    """Return a GPU array of another library as a :class:`CudaArray` of any alignment; see :func:`taken`."""
+    """Return a GPU array of another library as a :class:`CudaArray` of any alignment; see :func:`imported_array`."""
     device = getattr(value, "__dlpack_device__", None)
     if device is not None:
         type_, ordinal = device()
@@ -90,7 +90,7 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _capsule(value: Any, stream: int) -> Any:
-    """Request a capsule from the producer; ``stream`` waits for its work up to now, not for later work."""
+    """Request a DLPack capsule; ``stream`` will wait for the producer's work up to now, not for later work."""
     try:
         return value.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:  # the producer is older than DLPack 1.0
@@ -98,7 +98,7 @@ def _capsule(value: Any, stream: int) -> Any:
 
 
 def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
-    """Return an ``out=`` buffer as an array whose memory the order of submissions can track."""
+    """Return an ``out=`` buffer as an array whose memory can be tracked to order submissions."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
     found = _seen(out)
@@ -106,7 +106,7 @@ def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
 
 
 def as_array(value: Any) -> np.ndarray | DeviceArray:
-    """Return an array as a :class:`DeviceArray` if it is one or is on a GPU, else as a NumPy array."""
+    """Return ``value`` as a :class:`DeviceArray` if it is one or is on a GPU, else as a NumPy array."""
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     found = imported_array(value)

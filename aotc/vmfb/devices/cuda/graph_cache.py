@@ -1,8 +1,8 @@
-"""Cache of a plan's recorded CUDA graphs on a set of streams, by the addresses of the GPU arrays that it accesses.
+"""Cache of a plan's recorded CUDA graphs, one per set of addresses of the GPU arrays that the plan accesses.
 
-Recurring addresses get graphs of their own. For other addresses a few sets of graphs are retargeted: nodes that use an
-array at a new address are updated. On an NVIDIA H200 an update takes 1 us a node. The alternative, a table of pointers
-in GPU memory through which kernels find their arrays, takes 2 us to fill, and another read in each kernel.
+Addresses that recur get graphs of their own. For other addresses a few graphs are retargeted: nodes that use an array
+at a new address are updated. On an NVIDIA H200 an update takes 1 us a node. The alternative, a table of pointers in GPU
+memory through which kernels find their arrays, takes 2 us to fill, and another read in each kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = tuple[Any, ...]
 
 
 class AddressedPrograms:
-    """Programs recorded for arrays at certain addresses.
+    """The programs of a plan, recorded for arrays at certain addresses.
 
     Attributes
     ----------
@@ -29,13 +29,13 @@ class AddressedPrograms:
     programs : list of PlacedProgram
         The programs, in the order of the plan's submissions.
     graphs : list of Recording
-        The graphs that they run, if they consist of graphs of one GPU only.
+        The graphs that the programs run, if the programs consist of graphs of one GPU only.
     launches : list of callable
         Calls that launch these graphs, created by :mod:`aotc.vmfb.devices.cuda.resident_calls`.
     used : int
         Time of the last use, in calls.
     fixed : set of int
-        Slots whose addresses cannot be changed in its graphs.
+        Slots whose addresses cannot be changed in the graphs.
     """
 
     __slots__ = ("addresses", "fixed", "graphs", "key", "launches", "programs", "used")
@@ -71,7 +71,7 @@ class RecordedPrograms:
     submissions : sequence
         The plan's submissions, each with the results that it marks.
     slots : sequence of int
-        For each address its slot in the pointer table.
+        The slot of each address in the pointer table.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RecordedPrograms:
         self._clock = 0
 
     def clear(self) -> None:
-        """Drop everything: working memory has moved."""
+        """Drop all graphs: the working memory has moved."""
         self._rows.clear()
         self._moving.clear()
 
@@ -97,7 +97,10 @@ class RecordedPrograms:
         return found
 
     def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        """Return programs for these addresses, which must also be in the pointer table."""
+        """Return programs for these addresses, cached, retargeted or new.
+
+        The pointer table must contain the addresses.
+        """
         return self.get(key) or self._new(key, addresses)
 
     def _new(self, key: Key, addresses: Addresses) -> AddressedPrograms:
@@ -124,7 +127,7 @@ class RecordedPrograms:
         return [self._make(number=n, parameters=values, marked=marked, record=record) for n, values, marked in rows]
 
     def _note(self, key: Key) -> None:
-        """Record that a key occurred without getting its own graphs."""
+        """Record that a key occurred; if it recurs, it gets graphs of its own."""
         self._seen[key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
@@ -138,7 +141,7 @@ class RecordedPrograms:
     def _moved(
         self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
-        """Retarget graphs to other addresses; runs in progress keep the old ones."""
+        """Retarget the programs ``found`` to other addresses; running calls are not affected."""
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)
@@ -148,7 +151,7 @@ class RecordedPrograms:
         return self._add(found)
 
     def _has_room(self) -> bool:
-        """Return True if another graph set may be recorded, after evicting a stale one if necessary."""
+        """Return True if another set of graphs may be recorded; evict a stale one if necessary."""
         rows = [row for row in self._rows.values() if any(row.addresses) and row not in self._moving]
         if len(rows) < RECORDED_ADDRESSES:
             return True

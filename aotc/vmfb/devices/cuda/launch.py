@@ -32,13 +32,13 @@ _CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERA
 
 
 class _Attribute(Structure):
-    """CUlaunchAttribute: the shape of a cluster, or a cooperative launch."""
+    """ctypes form of CUlaunchAttribute: the shape of a cluster, or a cooperative launch."""
 
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
 
 class _Config(Structure):
-    """CUlaunchConfig."""
+    """ctypes form of CUlaunchConfig."""
 
     _fields_ = (
         ("blocks", c_uint * 3),
@@ -76,7 +76,7 @@ class LaunchShape:
 
     @property
     def attributes(self) -> list[tuple[int, Any]]:
-        """The driver's number and the value of each launch attribute."""
+        """Return the driver's number and the value of each launch attribute."""
         found: list[tuple[int, Any]] = [] if self.cluster == (1, 1, 1) else [(_CLUSTER, self.cluster)]
         return [*found, (_COOPERATIVE, (1,))] if self.cooperative else found
 
@@ -88,7 +88,7 @@ class LaunchShape:
 
     @property
     def is_empty(self) -> bool:
-        """True if the grid has no blocks."""
+        """Return True if the grid has no blocks."""
         return not all(self.blocks)
 
 

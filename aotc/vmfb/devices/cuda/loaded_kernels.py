@@ -1,4 +1,4 @@
-"""The kernels of one target on one GPU, with their constants, and arrays in its memory."""
+"""The kernels and constants of one target, loaded on one GPU, and the allocation of arrays in its memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _IdleMemory(NamedTuple):
     writer: Mark | None
 
     def is_of(self, mark: Mark) -> bool:
-        """Return True if no other stream may access it."""
+        """Return True if no stream but that of ``mark`` may access the memory."""
         return not self.users or (mark in self.users and len(self.users) == 1)
 
 
@@ -78,7 +78,7 @@ class LoadedGpu:
     constants : ConstantMemory
         The variant's constants.
     pieces : sequence of (int, int, int), optional
-        Ranges of the constants that it needs: source offset, bytes, target offset; None for all.
+        Ranges of the constants to load: source offset, bytes, target offset; None for all.
     ordinal : int
         The number of the GPU.
 
@@ -133,7 +133,7 @@ class LoadedGpu:
         return address
 
     def on_another_stream(self) -> LoadedGpu:
-        """Return the same kernels, constants and memory with a stream of its own."""
+        """Return the same kernels, constants and memory, with a stream of its own."""
         other = copy(self)
         other.gpu = self.gpu.another()
         return other
@@ -166,7 +166,7 @@ class LoadedGpu:
         return made
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Cache or free the memory of an array; any thread may call this, and the garbage collector."""
+        """Cache or free the memory of an array; any thread and the garbage collector may call this."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
         few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
@@ -198,7 +198,7 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     Raises
     ------
     BundleError
-        Its message has the kernel's name.
+        The message has the kernel's name.
     """
     for kernel in part["kernels"]:
         maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))

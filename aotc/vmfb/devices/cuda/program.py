@@ -1,4 +1,4 @@
-"""Command buffers on one GPU: memory of the pointer table's slots, and CUDA graphs."""
+"""Execution of command buffers on one GPU: memory of the pointer table's slots, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[], None]
 class CudaMemory:
     """GPU memory of the slots of a pointer table.
 
-    It is freed with the last reference to this object.
+    The memory is freed with the last reference to this object.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class CudaMemory:
             self._executable.usage.count(-size)
 
     def grow(self, slot: int, size: int) -> None:
-        """Allocate other memory for a slot and copy the content."""
+        """Allocate new memory of ``size`` bytes for a slot and copy the old content."""
         old, held = self._held.pop(slot, (0, 0))
         gpu = self._executable.gpu
         self.take(slot, size)
@@ -85,7 +85,7 @@ def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
 
 
 class Recordings:
-    """Recorded graphs of a GPU, and events; released with the last reference to this object."""
+    """Owner of a GPU's recorded graphs and events, which are released with the last reference to this object."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -110,12 +110,13 @@ class CudaProgram:
     The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Older
     drivers lack conditional nodes: then each graph between loops and branches is recorded separately, and the host
     reads the conditions. ``record=False`` launches commands directly, for addresses that are used only once. A recorded
-    graph can be retargeted to other addresses. Copies in slot ``marks`` are marks of early results.
+    graph can be retargeted to other addresses. Copies to slot ``marks`` are marks: they show that a result is complete
+    before the call ends.
 
     Attributes
     ----------
     graphs : list of Recording
-        The recorded graph, if there are no loops and it is the whole program; else empty.
+        The recorded graph, if it is the whole program and has no loops; else empty.
     fixed : set of int
         Slots whose addresses cannot be changed in recorded graphs, because loops, branches or conditions use them.
     """
@@ -181,7 +182,7 @@ class CudaProgram:
         return steps
 
     def _graph(self, graph: Graph) -> Step:
-        """Return a step that runs a graph; the order of its commands respects the edges."""
+        """Return a step that runs a graph by direct launches, in an order that respects the edges."""
         if self._record:
             return self._recorded([graph])
         gpu = self._executable.gpu
@@ -228,7 +229,7 @@ class CudaProgram:
         return run
 
     def _work(self, command: Command) -> GpuCommand | None:
-        """Return the GPU command of a command; None for an empty copy or launch."""
+        """Return the GPU command of a dispatch or copy; None if there is nothing to do."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY and command.places[1][0] == self._marks:
@@ -242,7 +243,7 @@ class CudaProgram:
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
     def _read(self, place: Place, dtype: str) -> Callable[[], int]:
-        """Return a function that reads an integer."""
+        """Return a function that reads the integer at ``place``."""
         gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not self: self references the steps
         to, source = found.ctypes.data, self._address(place)
 

@@ -1,9 +1,9 @@
 """Fast path for calls whose arguments and results are all on the GPU: the only driver call is the launch.
 
-A call on the general path that accessed no host memory creates a :class:`ResidentCall` for its argument types. Later
-calls find it by one lookup, reuse cached memory for results, and launch the graph recorded for these addresses
-(:mod:`aotc.vmfb.devices.cuda.graph_cache`). They return before the GPU is done; readers of a result wait for it
-(:mod:`aotc.vmfb.devices.cuda.stream_order`). A call that does not fit takes the general path.
+A call on the general path that accessed no host memory creates a fast path (:class:`ResidentCall`) for its argument
+types. Later calls find it by one lookup, reuse cached memory for results, and launch the graph recorded for these
+addresses (:mod:`aotc.vmfb.devices.cuda.graph_cache`). They return before the GPU is done; readers of a result wait for
+it (:mod:`aotc.vmfb.devices.cuda.stream_order`). A call that does not fit takes the general path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BoundArrays:
     open : list of int
         The numbers of the other arguments.
     token : object
-        Represents the addresses of bound arrays in cache keys.
+        Stands for the addresses of bound arrays in cache keys.
     """
 
     def __init__(self, arrays: Mapping[int, CudaArray], count: int) -> None:
@@ -60,7 +60,7 @@ class BoundArrays:
         return True
 
     def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
-        """Return the memory of all arguments, given that of the other ones."""
+        """Return the memory of all arguments of a call; ``buffers`` is that of the open ones."""
         found = self._all.copy()
         for number, buffer in zip(self.open, buffers):
             found[number] = buffer
@@ -68,7 +68,7 @@ class BoundArrays:
 
 
 class ResidentCalls:
-    """The fast paths of a function."""
+    """The fast paths of a function, by argument types."""
 
     def __init__(self, executable: PlacedExecutable) -> None:
         self._executable = executable
@@ -78,7 +78,10 @@ class ResidentCalls:
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
         bound: BoundArrays | None = None,
     ) -> list[Any] | None:  # fmt: skip
-        """Run a call on the fast path, or return None if there is none. With bound arrays ``values`` are the others."""
+        """Run a call on the fast path, or return None without one.
+
+        With bound arrays ``values`` are the other arguments.
+        """
         try:
             given = None if out is None else tuple([x.kind for x in out])
             rows = self._rows if bound is None else bound.calls
@@ -92,7 +95,10 @@ class ResidentCalls:
     def key(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str
     ) -> tuple[Any, list[Any]] | None:
-        """Return the key of a new fast path, and the arguments' memory; None if it exists or is not possible."""
+        """Return the key of the fast path to create, and the arguments' memory.
+
+        None if it exists or is not possible.
+        """
         kinds = tuple([getattr(x, "kind", None) for x in values])
         given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
         key = kinds, given, donate, results
@@ -132,7 +138,7 @@ class ResidentCalls:
     def bind(
         self, bound: BoundArrays, kinds: Sequence[ArrayType], given: Any, donate: Any, results: str
     ) -> None:
-        """Create a fast path for calls with bound arrays, if there is one for arguments of all these types."""
+        """Create a fast path for calls with bound arrays from the fast path for all arguments, if there is one."""
         found = self._rows.get((tuple(kinds), given, donate, results))
         if found is not None:
             opened = tuple([kinds[number] for number in bound.open])
@@ -208,7 +214,7 @@ class ResidentCall:
     def _aimed(
         self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
-        """Return programs for addresses that are new here; None if the call must take the general path."""
+        """Return programs for addresses without cached programs; None if the call must take the general path."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
         if not _are_apart(every, written, donated):
@@ -243,7 +249,7 @@ class ResidentCall:
 
 
 def _are_apart(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
-    """Return True if the memory that a call writes does not overlap any other memory of the call."""
+    """Return True if the memory that a call writes does not overlap other memory of the call."""
     if any(every.count(b) != 1 for b in donated):
         return False
     others = [b for b in written if b not in every]

@@ -2,7 +2,7 @@
 
 The driver copies pageable memory through its own staging buffer, with one thread. Here large arrays are copied in
 blocks: while one block is in transit to or from the GPU, threads copy others. Each thread has two buffers, so that it
-need not wait for the transfer that it has just launched.
+can fill one while the other is in transit.
 
 Host working memory that GPUs access within a call is page-locked in place, once, when it is allocated.
 """
@@ -34,7 +34,7 @@ STAGED_BYTES = 4 << 20
 
 
 class _Stage:
-    """The staging threads and the unused buffers, created on first use."""
+    """The staging threads and the unused staging buffers, created on first use."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -95,7 +95,7 @@ def download(gpu: Gpu, to: int, source: int, size: int) -> None:
 
 
 def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
-    """Run ``copy`` on several threads, including this one; each thread takes the next free block."""
+    """Run ``copy`` on blocks of ``size`` bytes, on several threads including this one."""
     places = iter(range(0, size, STAGED_BLOCK))  # advancing it is atomic: a single operation of the interpreter
     count = min(COPIERS, usable_cores(), -(-size // STAGED_BLOCK)) - 1
     helpers: list[Future[None]] = [_STAGE.threads().submit(copy, places) for _ in range(count)]
@@ -108,7 +108,7 @@ def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
 
 
 class _Buffers:
-    """A thread's two buffers, used in turn, each with an event that occurs when the GPU no longer uses it."""
+    """The two staging buffers of a thread, used alternately, each with an event at the end of the GPU's use."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -123,7 +123,7 @@ class _Buffers:
         return self._rows[0][0]
 
     def used(self, after: Callable[[], None]) -> None:
-        """Record that a transfer of it was launched, and a callback for its completion."""
+        """Record that a transfer of the current buffer was launched; ``after`` is called when it is complete."""
         row = self._rows.pop(0)
         self._rows.append(row)
         self._gpu.record(row[1])

@@ -18,12 +18,12 @@ CHANGES = count()  # incremented whenever the recorded state of some memory beco
 
 
 def changes() -> int:
-    """Return a number that changes when memory used by a stream is written by another stream, or donated."""
+    """Return a counter that increases when memory used by a stream is written by another stream, or donated."""
     return _LAST[0]
 
 
 def changed() -> None:
-    """Change that number."""
+    """Increase the counter of :func:`changes`."""
     _LAST[0] = next(CHANGES)
 
 
@@ -31,7 +31,7 @@ _LAST = [next(CHANGES)]
 
 
 class Mark:
-    """Identifies a stream as a user of memory; it outlives the stream, whose work is complete when it ends.
+    """Identifies a stream as a user of memory; the mark outlives the stream.
 
     Attributes
     ----------
@@ -64,11 +64,11 @@ class Mark:
 
 
 class MarkedStream(Protocol):
-    """The stream of a GPU: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+    """Interface of a GPU's stream: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
 
     @property
     def mark(self) -> Mark:
-        """The stream's mark on memory that it may access."""
+        """Return the stream's mark on memory that it may access."""
 
     def follow(self, stream: int) -> None:
         """Let the stream wait for the current work of another stream."""
@@ -83,9 +83,9 @@ class Tracked:
     Attributes
     ----------
     writer : Mark or None
-        The last stream that wrote it, unless the host has waited for it.
+        The last stream that wrote the memory, unless the host has waited for that stream.
     users : set of Mark
-        Streams that have accessed it since: the writer, and those that have read it.
+        Streams that have accessed the memory since: the writer, and all readers.
     """
 
     __slots__ = ("users", "writer")
@@ -108,7 +108,7 @@ class Tracked:
             changed()
 
     def wait_on(self, gpu: MarkedStream) -> bool:
-        """Let a stream wait for the accesses of all others; return True if there are any."""
+        """Let a stream wait for the accesses of all other streams; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
             mark.lead(gpu)

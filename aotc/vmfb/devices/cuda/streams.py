@@ -30,7 +30,7 @@ Space = LoadedGpu | HostPart
 
 
 class Recorded(Protocol):
-    """An object with graphs recorded over working memory."""
+    """Interface of an object with graphs recorded over working memory."""
 
     def forget(self) -> None:
         """Drop the graphs."""
@@ -51,16 +51,16 @@ class Workspace:
 
     @property
     def address(self) -> int:
-        """The start address, 0 if nothing is allocated."""
+        """Return the start address, 0 if nothing is allocated."""
         return self._held[0][0] if self._held else 0
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """Return the size in bytes."""
         return self._held[0][1] if self._held else 0
 
     def take(self, size: int) -> None:
-        """Allocate at least ``size`` bytes, exactly ``size`` with a memory limit; the old content is lost."""
+        """Allocate at least ``size`` bytes, with a memory limit exactly ``size``; the old content is lost."""
         more = 0 if self.loaded.usage.limit else int(self.size * WORKSPACE_GROWTH)
         self.release()
         try:
@@ -132,7 +132,7 @@ class CallStreams:
         self.busy = False
 
     def abandon(self) -> None:
-        """Stop loops and wait for all work, whose results are no longer needed."""
+        """Stop loops and wait for all work, whose results nobody needs."""
         for gpu in self.gpus:
             with suppress(CallError):
                 gpu.enter()
@@ -206,7 +206,7 @@ class StreamPool:
         return streams
 
     def _preferred(self, me: int) -> CallStreams:
-        """Return the streams that this thread used last, else streams without pending work, else new or other ones."""
+        """Return the streams that this thread used last, else idle ones, else new ones, else any."""
         for streams in sorted(self._idle, key=lambda s: (s.user != me, s.busy)):
             if streams.user != me and streams.busy:
                 break
@@ -283,7 +283,10 @@ class StreamPool:
             self._pause()
 
     def _reserved(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
-        """Allocate the working memory if it fits, if necessary after freeing cached memory."""
+        """Allocate the working memory if it fits, after freeing cached memory if necessary.
+
+        Return False if it does not fit.
+        """
         with self._memory_lock:
             rows = _too_small(streams, sizes)
             if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
@@ -336,7 +339,7 @@ class StreamPool:
             loaded.trim()
 
     def _pause(self) -> None:
-        """Wait until another call ends, at most a few milliseconds."""
+        """Wait until another call ends, at most for a few milliseconds."""
         gate = new_lock()
         gate.acquire()
         self._waiting.append(gate)

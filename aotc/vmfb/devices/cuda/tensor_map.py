@@ -1,6 +1,6 @@
 """Tensor maps: array descriptors of the tensor memory accelerator; see :mod:`aotc.vmfb.devices.cuda.launch`.
 
-A map contains the array's address, so it is encoded when a plan has its memory; it is a parameter of the launch.
+A map is a parameter of a launch. It contains the array's address, so it is encoded when the memory of a plan is known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
 
 
 def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the pixel offsets of the first window, and of the last one relative to the array's end (im2col)."""
+    """Return the corners of an im2col map: offset of the first window, and of the last one from the array's end."""
     rows = zip(window["low"], window["pixels"], window["strides"], sizes[1:-1], strict=True)
     high = [(pixels - 1) * stride - low - extent + 1 for low, pixels, stride, extent in rows]
     return [-low for low in window["low"]], high
@@ -57,7 +57,7 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
 def move_map(
     where: str, row: Mapping[str, Any], made: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
 ) -> None:
-    """Replace the array's address in a tensor map that :func:`encode_map` returned.
+    """Replace the array's address in the tensor map ``made``, which :func:`encode_map` returned.
 
     Raises
     ------

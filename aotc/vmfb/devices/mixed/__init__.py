@@ -1,1 +1,1 @@
-"""Programs that run partly on a GPU and partly on the host."""
+"""Programs with GPU memory: on one GPU, or on the CPU and several GPUs together."""

@@ -1,4 +1,4 @@
-"""A plan on a set of streams: its pointer table, the offsets of its arrays in working memory, and its CUDA graphs."""
+"""A plan on one set of streams: its pointer table, the offsets of its arrays in working memory, and its CUDA graphs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlacedCall:
     recorded : RecordedPrograms
         Recorded graphs, by the addresses of GPU arrays.
     me : weak reference
-        To this object; the streams identify it by this.
+        A reference to this object, by which the streams identify it.
     """
 
     def __init__(self, executable: CallContext, streams: CallStreams, plan: Plan, marked: bool = False) -> None:
@@ -136,7 +136,7 @@ class PlacedCall:
     # ------------------------------------------------------------ early results
 
     def _begin_early(self, early: EarlyResults, results: Sequence[Array]) -> Downloads:
-        """Let results be read from now on, each when it is marked; return those to be copied to the host."""
+        """Allow results to be read from now on, each when it is marked; return the results to copy to the host."""
         assert self._marks is not None
         self._marks.set_all(0)
         gpus = self._streams.gpus
@@ -153,7 +153,7 @@ class PlacedCall:
         return downloads
 
     def _finish_early(self, early: EarlyResults, downloads: Downloads) -> None:
-        """Wait for the GPUs, and copy each one's results to the host when it is done."""
+        """Wait for each GPU, and copy its results to the host when it is done."""
         assert self._marks is not None
         for gpu in self._streams.gpus:
             gpu.enter()
@@ -171,7 +171,7 @@ class PlacedCall:
     # ------------------------------------------------------------ addresses
 
     def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
-        """Return programs for these addresses, with all arguments and results on the GPU; ``key`` identifies them."""
+        """Return programs for arguments and results that are all on the GPU; ``key`` identifies their ``addresses``."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
@@ -183,7 +183,8 @@ class PlacedCall:
     def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
         """Write the addresses of all arrays to the pointer table.
 
-        Return the addresses of GPU arrays, 0 for others; and True if other libraries may access some of them.
+        Return the addresses of GPU arrays, 0 for other arrays; and True if other libraries may access some of the
+        arrays.
         """
         rows: list[tuple[int, Any]] = [*zip(self._slots, (*arrays, *results), strict=True)]
         addresses, ours, shared = [], [], False
@@ -227,7 +228,7 @@ class PlacedCall:
             self._call.slots[slot] = workspace.address + offset
 
     def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """Return memory and offset of each slot in working memory, and the bytes needed in each memory."""
+        """Return the memory and the offset of each slot in working memory, and the bytes needed in each memory."""
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
         arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
@@ -282,7 +283,7 @@ class PlacedCall:
             gpu.record(event)
 
     def _download(self, results: Sequence[Array]) -> bool:
-        """Copy results to the host where requested; return True if there were any."""
+        """Copy results that the caller wants on the host; return True if there were any."""
         fetched = False
         for slot, x in zip(self._places, results, strict=True):
             loaded = self._gpus[slot]

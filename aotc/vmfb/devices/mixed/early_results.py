@@ -1,8 +1,8 @@
 """Early results of calls with GPU memory: marks that GPUs store, and results that are copied to the host early.
 
 A GPU stores a mark in page-locked memory behind the last work that writes a result: a node of its graph, or work of its
-stream. Results that stay on the GPU are read there. Others are in working memory, which belongs to the call until it
-ends: who reads such a result first copies it to the host, else the call does at its end.
+stream. Results that stay on the GPU are read there. Other results are in working memory, which belongs to the call
+until it ends. The first reader copies such a result to the host; otherwise the call copies it at its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ after_fork(_IDLE.clear)  # not valid in a child
 
 
 class LockedMarks:
-    """A table of marks in page-locked memory, for one call at a time; the memory is reused when this object goes.
+    """A table of marks in page-locked memory, for one call at a time; freeing this object returns the memory for reuse.
 
     Attributes
     ----------
@@ -92,12 +92,12 @@ class Downloads:
             del self._rows[number]
 
     def finish(self, gpu: Gpu) -> None:
-        """Copy the other results of a GPU, which has completed its work."""
+        """Copy the remaining results of a GPU, which has completed its work."""
         with self._lock:
             self._copy([number for number, row in self._rows.items() if row.gpu is gpu])
 
     def close(self, is_ready: Callable[[int], bool]) -> None:
-        """Copy the results that are ready: the call has failed, and its memory will be reused."""
+        """Copy the results that are ready, because the call has failed and their memory will be reused."""
         with self._lock:
             try:
                 for number in [number for number in self._rows if is_ready(number)]:

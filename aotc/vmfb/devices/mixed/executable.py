@@ -105,7 +105,7 @@ class PlacedExecutable:
 
     @property
     def is_one_gpu(self) -> bool:
-        """Return True if it uses the memory of a single GPU only."""
+        """Return True if the variant uses the memory of a single GPU only."""
         return len(self.spaces) == len(self.gpus) == 1
 
     def replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array]], None]:
@@ -117,7 +117,7 @@ class PlacedExecutable:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True: each device of a call completes its results in its own time."""
+        """Return True: each device of a call completes its results independently."""
         return True
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array], EarlyResults], None]:
@@ -137,7 +137,7 @@ class PlacedExecutable:
 
     @contextmanager
     def streams(self) -> Iterator[CallStreams]:
-        """Reserve streams for the caller; at the end all GPU work on them has completed.
+        """Reserve streams for the block; at its end all GPU work on them has completed.
 
         With a memory limit, only one call that allocates step by step runs at a time; two could wait for each other.
         """
@@ -167,7 +167,7 @@ class PlacedExecutable:
         return origin(self._bundle)
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
-        """Return the error of a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
+        """Return the error for a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
         from aotc.vmfb.devices.mixed.out_of_memory import report  # only for this error
 
         return report(self._bundle, self._variant, plan, own, arrays)
@@ -226,7 +226,7 @@ class PlacedPlan:
         self._calls: dict[int, PlacedCall] = {}  # by id of the streams, which live as long as the executable
 
     def on(self, streams: CallStreams) -> PlacedCall:
-        """Return the plan on these streams."""
+        """Return the plan prepared for these streams."""
         call = self._calls.get(id(streams))
         if call is None:
             call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan, self._marked)

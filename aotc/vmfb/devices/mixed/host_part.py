@@ -1,4 +1,4 @@
-"""The CPU part of a mix: a call runs some nodes of a command buffer."""
+"""The part of a mixed variant that runs on the CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 
 class HostPart(CpuExecutable):
-    """CPU kernels of a variant, without command buffers of their own."""
+    """The CPU kernels of a mixed variant; the command buffers belong to the variant."""
 
     def keep_within(self, limit: int, arenas: int) -> None:
-        """Reduce the threads so that ``arenas`` bytes and scratch memory fit in ``limit`` bytes; 0 is no limit."""
+        """Reduce the number of threads so that ``arenas`` bytes and scratch memory fit in ``limit`` bytes.
+
+        0 means no limit.
+        """
         self._limit, self._arenas = limit, arenas
         self.threads = self._threads_within(arenas, self._stride)
 
@@ -46,10 +49,10 @@ class HostPart(CpuExecutable):
 
     @property
     def constants_address(self) -> int:
-        """The address of the constants."""
+        """Return the address of the constants."""
         return self._constants.address
 
     @property
     def scratch_bytes(self) -> int:
-        """The scratch memory in bytes that a call of these kernels needs."""
+        """Return the bytes of scratch memory that a call of these kernels needs."""
         return self._stride * self.threads

@@ -25,7 +25,7 @@ _KINDS = {"cpu": cpu, "cuda": cuda}
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Return why this machine cannot run the variant, or an empty string."""
+    """Return the reason why this machine cannot run the variant, or an empty string."""
     parts = [{**part, "targets": variant.get("targets", {})} for part in variant.get("parts", ())]
     found = [f"{part['target']}: {why}" for part in parts if (why := _obstacle(part))]
     return "; ".join(found)

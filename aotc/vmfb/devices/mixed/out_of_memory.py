@@ -20,7 +20,7 @@ LARGEST_SHOWN = 4
 def report(
     bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
 ) -> CallError:
-    """Return the error of a call.
+    """Return the error for a call that exceeds the memory of a GPU.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def report(
 
 
 def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
-    """Yield the buffers in GPU working memory, each with the kernel that writes it and its source line.
+    """Yield the buffers in GPU working memory, each with the kernel that writes it and the kernel's source line.
 
     Yields nothing without debug information, or if a size depends on the call.
     """
@@ -65,7 +65,7 @@ def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> It
 
 
 def _function(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
-    """Return the name of the function that a plan belongs to: its program submits the plan's command buffers."""
+    """Return the name of the function that a plan belongs to: the function that submits the plan's command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}
     for name, (_, program) in programs_of(bundle.manifest, variant).items():

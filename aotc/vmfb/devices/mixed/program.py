@@ -4,7 +4,8 @@ Consecutive nodes of one memory become one native call on the CPU, or work on th
 memories is work on a stream too. A stream runs in order; work that depends on another stream waits for an *event*. The
 host waits only before it accesses bytes that a copy still reads or writes.
 
-Marks of early results (:mod:`aotc.vmfb.devices.early`) are stored by what runs the last step that writes the result.
+Marks of early results (:mod:`aotc.vmfb.devices.early`) are stored by the device or host that runs the last step that
+writes the result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from aotc.vmfb.verify.buffers import Buffers
 
 
 class HostBytes(NamedTuple):
-    """A byte range of a slot in host memory, and whether it is written."""
+    """A byte range of a slot in host memory that a node accesses, and whether it is written."""
 
     slot: int
     begin: int
@@ -48,7 +49,7 @@ class HostBytes(NamedTuple):
     writes: bool
 
     def meets(self, other: HostBytes) -> bool:
-        """Return True if one of two accesses must wait for the other."""
+        """Return True if two accesses must run in order: they overlap, and one of them writes."""
         same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
         return same and (self.writes or other.writes)
 
@@ -60,12 +61,12 @@ class Pending:
         self._copies: dict[HostBytes, tuple[Gpu, ctypes.c_void_p]] = {}
 
     def add(self, touch: HostBytes, gpu: Gpu, event: ctypes.c_void_p) -> None:
-        """Record a copy, which is complete when the event has occurred."""
+        """Record a copy; ``touch`` is the host memory that it accesses until the event has occurred."""
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
 
     def wait_for_bytes(self, touches: Sequence[HostBytes]) -> None:
-        """Wait until the bytes may be accessed."""
+        """Wait until no pending copy conflicts with accesses to these bytes."""
         for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
             gpu.finish(event)
@@ -112,7 +113,7 @@ class CallState:
 
 
 class CallContext(Protocol):
-    """What a call needs of its :class:`~aotc.vmfb.devices.mixed.executable.PlacedExecutable`.
+    """Interface: the parts of a :class:`~aotc.vmfb.devices.mixed.executable.PlacedExecutable` that a call uses.
 
     Attributes
     ----------
@@ -150,7 +151,7 @@ class CallContext(Protocol):
         """Return counters and facts to show to users."""
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
-        """Return the error of a call that exceeds the GPU memories numbered ``own``."""
+        """Return the error for a call that exceeds the GPU memories numbered ``own``."""
 
 
 class PlacedProgram:
@@ -167,8 +168,8 @@ class PlacedProgram:
     record : bool
         Record CUDA graphs, for later calls with the same addresses.
     marked : dict of int to int
-        By number the slots of results to mark as soon as they are complete, as far as the program writes them. A result
-        in host memory that a loop over several memories writes last has no mark.
+        Slots, by number of the result, of the results to mark as soon as they are complete, if the program writes them.
+        A result in host memory that a loop over several memories writes last has no mark.
 
     Attributes
     ----------
@@ -240,7 +241,7 @@ class PlacedProgram:
         return step
 
     def _gpu_behind(self, node: Node, slot: int) -> Gpu | None:
-        """Return the GPU whose stream completes a slot after a node of several memories; None if no single one does."""
+        """Return the GPU whose stream completes a slot after a node of several memories; None if no single GPU does."""
         gpu = self._gpu(self._call.layout.home(slot))
         if gpu is None and isinstance(node, Graph):  # a copy to the host is on the stream of the GPU that it reads
             gpu = self._gpu(self._call.layout.home(node.leaves[0].places[0][0]))
@@ -296,7 +297,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ host accesses
 
     def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
-        """Yield the byte ranges that nodes of host memory access."""
+        """Yield the byte ranges of host memory that nodes access."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
@@ -319,7 +320,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ copies
 
     def _move(self, source: Place, target: Place, size: int) -> Step:
-        """Return a step that copies from one memory to another."""
+        """Return a step that copies ``size`` bytes from one memory to another."""
         slots, layout = self._call.slots, self._call.layout
         begin, end = self._touch(source, size, False), self._touch(target, size, True)
         giver, taker = (self._gpu(layout.home(place[0])) for place in (source, target))

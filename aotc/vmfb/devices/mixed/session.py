@@ -1,4 +1,4 @@
-"""An interpreted call, instruction by instruction, on GPU memory or several memories."""
+"""An interpreted call on GPU memory or several memories, for programs whose control flow depends on data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PlacedSession:
-    """A call of a function with data-dependent control flow; it reserves streams of a ``PlacedExecutable``."""
+    """One call of a function with data-dependent control flow, on reserved streams of a ``PlacedExecutable``."""
 
     def __init__(self, executable: CallContext, layout: Slots) -> None:
         self._executable, self._layout = executable, layout
@@ -57,11 +57,11 @@ class PlacedSession:
                 self._call.scratch.value = self._scratch.address
 
     def arena(self, size: int) -> None:
-        """Allocate an arena in the first memory; the content of an earlier one is copied."""
+        """Allocate an arena in the first memory; the content of an earlier arena is copied."""
         self.arena_in(0, size)
 
     def arena_in(self, space: int, size: int) -> None:
-        """Allocate an arena in a memory; the content of an earlier one is copied."""
+        """Allocate an arena in the memory ``space``; the content of an earlier arena there is copied."""
         slot = self._layout.arena_of(space)
         loaded = self._streams.loaded(self._layout, slot)
         if loaded is not None:
@@ -104,7 +104,7 @@ class PlacedSession:
         self._bring_home(number)
 
     def stepper(self, make: Callable[..., Stepper]) -> SteppedCall:
-        """Return a stepper for this call's submissions, constructed from executable, pointer table and memory."""
+        """Return a stepper for this call; ``make`` constructs it from executable, pointer table and memory."""
         from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # only for debugging and measuring
 
         steps = PlacedSteps(self._executable, self._streams, self._call)

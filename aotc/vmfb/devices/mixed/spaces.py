@@ -1,4 +1,4 @@
-"""The memories of a variant with several: host memory, and one for each GPU device."""
+"""The memories of a variant that uses several: host memory, and the memory of each GPU device."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Spaces:
         return str(self.parts[self.rows[number]["part"]]["kind"])
 
     def homes(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the number of the memory of each argument and result of a function.
+        """Return the number of the memory in which each argument and result of a function is.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Spaces:
 
 
 def space_of(node: Node, layout: Slots) -> int:
-    """Return the number of the only memory that a node accesses, or -1 if there are several."""
+    """Return the number of the only memory that a node accesses, or -1 if it accesses several."""
     found = set(_spaces(node, layout))
     return found.pop() if len(found) == 1 else -1 if found else 0
 

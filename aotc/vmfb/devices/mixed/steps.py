@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PlacedSteps:
-    """The executable and memory interfaces that :class:`aotc.vmfb.profile.trace.Stepper` uses.
+    """Executable and memory for :class:`aotc.vmfb.profile.trace.Stepper` in a call with GPU memory.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class PlacedSteps:
 
 
 class SteppedCall:
-    """Run submissions by a stepper, and copy the arrays that they write to the host."""
+    """Runs submissions by a stepper, and copies the arrays that they write to the host."""
 
     def __init__(self, stepper: StepRunner, bring_home: Callable[[int], None]) -> None:
         self._stepper, self._bring_home = stepper, bring_home

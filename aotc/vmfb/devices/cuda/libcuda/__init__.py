@@ -1,1 +1,1 @@
-"""Bindings of libcuda by ctypes: functions, graphs and device-side loops."""
+"""ctypes bindings of libcuda: driver functions, graphs, and loops that run on the GPU."""

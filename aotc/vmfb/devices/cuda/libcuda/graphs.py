@@ -1,9 +1,9 @@
 """CUDA graphs built node by node: kernels and copies with edges, and loops and branches that the GPU decides.
 
-A loop or a branch is a *conditional node* with graphs of its own; a number selects the graph to run, or decides whether
-the loop continues. A kernel of one thread reads a value in GPU memory and sets that number. It runs before the node,
-and for a loop also at the end of the body. These kernels are the only GPU code that is not in a bundle: the driver
-compiles :data:`DECISIONS` when a process first needs them.
+A loop or a branch is a *conditional node* with graphs of its own. Its number selects the graph to run, or decides
+whether the loop continues. A *decision kernel* of one thread reads a value in GPU memory and sets that number. It runs
+before the node, and for a loop also at the end of the body. These kernels are the only GPU code that is not in a
+bundle: the driver compiles :data:`DECISIONS` when a process first needs them.
 
 The host can stop a loop: the loop's kernel polls a word in host memory at intervals, and stores time and result of the
 last poll in GPU memory.
@@ -70,7 +70,7 @@ Cell: TypeAlias = "tuple[Any, int]"  # a ctypes array and the index of an addres
 
 
 class _Kernel(Structure):
-    """CUDA_KERNEL_NODE_PARAMS."""
+    """ctypes form of CUDA_KERNEL_NODE_PARAMS."""
 
     _fields_ = (
         ("function", c_void_p),
@@ -85,7 +85,7 @@ class _Kernel(Structure):
 
 
 class _End(Structure):
-    """One end of a copy, the first half of CUDA_MEMCPY3D."""
+    """One end of a copy: the fields for the source or the destination of CUDA_MEMCPY3D."""
 
     _fields_ = (
         ("begin", c_size_t * 4),
@@ -100,7 +100,7 @@ class _End(Structure):
 
 
 class CopyParameters(Structure):
-    """CUDA_MEMCPY3D."""
+    """ctypes form of CUDA_MEMCPY3D."""
 
     _fields_ = (("source", _End), ("target", _End), ("extent", c_size_t * 3))
 
@@ -111,13 +111,13 @@ class CopyParameters(Structure):
         return cls(*ends, (c_size_t * 3)(size, 1, 1))
 
     def cells(self) -> list[Cell]:
-        """Return the positions of the source and target addresses."""
+        """Return the positions of the source and target addresses in the structure."""
         rows = CopyParameters.source, CopyParameters.target
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
 
 class _Fill(Structure):
-    """CUDA_MEMSET_NODE_PARAMS."""
+    """ctypes form of CUDA_MEMSET_NODE_PARAMS."""
 
     _fields_ = (
         ("target", c_uint64),
@@ -135,7 +135,7 @@ def kernel_parameters(function: c_void_p, shape: LaunchShape, table: ctypes.Arra
 
 
 class _Condition(Structure):
-    """CUgraphNodeParams of a conditional node."""
+    """ctypes form of CUgraphNodeParams for a conditional node."""
 
     _fields_ = (
         ("type", c_int),
@@ -165,7 +165,7 @@ class Recording(NamedTuple):
 
 
 class LoopState(Protocol):
-    """State on a GPU for the loops of one stream: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
+    """Interface of the loops' state on a GPU: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
 
     kernels: Mapping[str, c_void_p]
     word: int
@@ -173,14 +173,14 @@ class LoopState(Protocol):
 
 
 class GraphGpu(Protocol):
-    """A GPU for which graphs are made: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+    """Interface of a GPU for graphs: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
 
     stream: c_void_p
     context: c_void_p
 
     @property
     def loops(self) -> LoopState:
-        """The state that loops on this stream need."""
+        """Return the state that loops on this stream need."""
 
     def load(self, image: bytes) -> c_void_p:
         """Load a module from PTX."""
@@ -193,7 +193,7 @@ class GraphGpu(Protocol):
 
 
 class GraphMaker:
-    """A graph under construction; each method adds a node, which starts after the nodes in ``after``.
+    """A CUDA graph under construction; each method adds a node, which starts after the nodes in ``after``.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ class GraphMaker:
         return self._add("cuGraphAddEmptyNode", after)
 
     def condition(self) -> int:
-        """Return a handle of the number that a conditional node of this graph depends on."""
+        """Return a handle of the number on which a conditional node of this graph depends."""
         found = c_uint64()
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
@@ -241,12 +241,15 @@ class GraphMaker:
         return self._decide(after, CHOSEN, handle, number, count - 1)
 
     def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
-        """Add a loop that runs the returned graph as long as the number of ``handle`` is 1."""
+        """Add a loop, and return its body, a graph that runs as long as the number of ``handle`` is 1."""
         node, (body,) = self._conditional(after, handle, _WHILE, 1)
         return node, body
 
     def switch(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
-        """Add a branch that runs that of the ``count`` returned graphs whose number is that of ``handle``."""
+        """Add a branch, and return its ``count`` graphs.
+
+        The number of ``handle`` selects the graph to run.
+        """
         return self._conditional(after, handle, _SWITCH, count)
 
     def _decide(self, after: After, kernel: str, *values: int) -> Node:
@@ -273,7 +276,7 @@ def _list(after: After) -> ctypes.Array[c_void_p]:
 
 
 class GraphStream:
-    """Graph operations on a GPU's stream.
+    """Mixin: graph operations on a GPU's stream.
 
     Attributes
     ----------
@@ -284,11 +287,11 @@ class GraphStream:
     context: c_void_p
 
     def new_graph(self: GraphGpu) -> GraphMaker:
-        """Return an empty graph."""
+        """Return an empty graph under construction."""
         return GraphMaker(self, handle_of("cuGraphCreate", 0))
 
     def ready(self, graph: GraphMaker) -> Recording:
-        """Instantiate a graph."""
+        """Instantiate a graph, so that it can be launched."""
         return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
 
     def drop(self, graph: GraphMaker) -> None:
@@ -300,7 +303,7 @@ class GraphStream:
         call("cuGraphLaunch", graph.ready, self.stream)
 
     def prepared(self, graph: Recording) -> Callable[[], int]:
-        """Return a function that launches a graph on the stream and returns the driver's status."""
+        """Return a function that launches the graph on the stream and returns the driver's status."""
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(

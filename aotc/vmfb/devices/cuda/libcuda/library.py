@@ -15,7 +15,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 
 
 class Driver:
-    """libcuda, loaded and initialised once."""
+    """The library libcuda, loaded and initialised once."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -63,21 +63,21 @@ def _name(library: ctypes.CDLL | None, status: int) -> str:
 
 
 class OutOfGpuMemory(CallError):
-    """A GPU has not enough free memory."""
+    """A GPU does not have enough free memory."""
 
 
 def missing() -> str:
-    """Return why this machine cannot use CUDA, or an empty string."""
+    """Return the reason why this machine cannot use CUDA, or an empty string."""
     return DRIVER.load()
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a driver function.
+    """Call the driver function ``name``.
 
     Raises
     ------
     CallError
-        If it fails; the message has the function's name and the driver's error.
+        If the function fails; the message has its name and the driver's error.
     """
     library: Any = DRIVER.library
     status = getattr(library, name)(*arguments)
@@ -86,7 +86,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def failure(name: str, status: int) -> CallError:
-    """Return the exception for a failed function."""
+    """Return the exception for the driver function ``name`` that failed with ``status``."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
         return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
@@ -94,7 +94,7 @@ def failure(name: str, status: int) -> CallError:
 
 
 def is_done(name: str, handle: c_void_p) -> bool:
-    """Return True if the event or stream that a query function tests is complete."""
+    """Return True if an event or stream is complete; ``name`` is the driver's query function."""
     library: Any = DRIVER.library
     status = getattr(library, name)(handle)
     if status not in (0, _NOT_READY):
@@ -110,6 +110,6 @@ def handle_of(name: str, *arguments: Any) -> c_void_p:
 
 
 def attempt(name: str, *arguments: Any) -> None:
-    """Call a function and ignore its failure."""
+    """Call a driver function and ignore an error."""
     with suppress(CallError):
         call(name, *arguments)

@@ -52,7 +52,7 @@ class Loops:
 
 
 def load_decisions(gpu: GraphGpu) -> dict[str, c_void_p]:
-    """Load the decision kernels; return them by name."""
+    """Load the decision kernels, which set the numbers of conditional nodes; return them by name."""
     module = gpu.load(DECISIONS)
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
 

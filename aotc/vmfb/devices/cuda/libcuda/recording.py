@@ -1,4 +1,7 @@
-"""Conversion of a command buffer to a CUDA graph: edges of commands become edges of nodes, loops and branches nodes."""
+"""Conversion of a command buffer to a CUDA graph.
+
+Edges between commands become edges between graph nodes; loops and branches become conditional nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ After: TypeAlias = "tuple[int, ...]"
 
 
 def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
-    """Return True if all the nodes can be recorded as one graph."""
+    """Return True if all the nodes of a command buffer can be recorded as one graph."""
     return bool(nodes) and (all(isinstance(node, Graph) for node in nodes) or gpu.has_conditions())
 
 
 class GraphRecorder:
-    """Fill graphs; ``work`` converts a command, ``address`` resolves a place.
+    """Adds the commands of a command buffer to graphs; ``work`` converts a command, ``address`` resolves a place.
 
     ``added`` is called for each command that has become a node, with the graph that contains it.
     """
@@ -31,7 +34,7 @@ class GraphRecorder:
         self._work, self._address, self._added = work, address, added
 
     def nodes(self, maker: GraphMaker, nodes: Sequence[Node], after: After = ()) -> After:
-        """Add nodes in sequence; return the graph's nodes that a successor must wait for."""
+        """Add command buffer nodes in sequence; return the graph nodes that a successor must wait for."""
         for node in nodes:
             match node:
                 case Graph():
@@ -43,7 +46,7 @@ class GraphRecorder:
         return after
 
     def _graph(self, maker: GraphMaker, graph: Graph, after: After) -> After:
-        """Add the commands of a graph, each after its predecessors, or after the previous command if serial."""
+        """Add the commands of a graph, each after its predecessors, or one after the other if the graph is serial."""
         commands = graph.leaves
         waits: list[list[int]] = [[] for _ in commands]
         for n, command in enumerate(commands):
