@@ -149,7 +149,7 @@ class Elements:
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
     def hold_starts(self, values: Iterable[Value]) -> None:
-        """Bind where the dynamic slices begin of which ``values`` are moved elements, for all blocks inside this one."""
+        """Bind the starts of the dynamic slices behind ``values`` and their moves, for all blocks inside this one."""
         for v in values:
             while (op := self.ops.get(v)) is not None and (op.name in MOVES or op.name == "dynamic_slice"):
                 if op.name == "dynamic_slice" and v not in self._starts:
