@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aotc.pipeline import compile
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
+    from aotc.tools.bench import bench
     from aotc.tools.check import check
     from aotc.tools.inspect import inspect
     from aotc.tools.lint import lint
@@ -60,6 +61,7 @@ _HOMES = {
     "LoadedModule": "aotc.vmfb.module",
     "Options": "aotc.options",
     "asgi": "aotc.serve.asgi",
+    "bench": "aotc.tools.bench",
     "check": "aotc.tools.check",
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
@@ -90,6 +92,7 @@ __all__ = [
     "Options",
     "__version__",
     "asgi",
+    "bench",
     "check",
     "compile",
     "diff",

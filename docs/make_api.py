@@ -40,6 +40,9 @@ SECTIONS = (
     ("Checking a model", [("aotc/tools/check.py", "check"), ("aotc/tools/check.py", "CheckReport"),
                           ("aotc/tools/check.py", "Difference"), ("aotc/tools/agreement.py", "Mismatch"),
                           ("aotc/tools/largest_error.py", "LargestError"), ("aotc/tools/agreement.py", "Tolerance")]),
+    ("Measuring a bundle", [("aotc/tools/bench.py", "bench"), ("aotc/tools/bench.py", "BenchSettings"),
+                            ("aotc/tools/bench.py", "BenchResult"), ("aotc/tools/bench.py", "BenchedBundle"),
+                            ("aotc/tools/bench.py", "Throughput")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

@@ -134,3 +134,19 @@ def test_check():
     assert "agrees with XLA" in str(random)
     with pytest.raises(aotc.ArgumentValueError, match="no such oracle"):
         aotc.check(jnp.sin, X, oracle="torch")
+
+
+# ---------------------------------------------------------------- bench
+
+
+def test_bench(bundle):
+    found = aotc.bench(bundle, bundle, seconds=0.02, rounds=2, callers=(2,), per_dispatch=True, inputs=[X])
+    first, second = found.bundles
+    assert first.latency["p50"].value > 0
+    assert second.throughput[0].callers == 2
+    assert found.ratio is not None
+    assert {row.kernel for row in first.dispatches} <= {k.name for k in aotc.inspect(bundle).variants[0].kernels}
+    assert "import and load" in str(found)
+    assert "2 callers, calls/s" in found._repr_html_()
+    with pytest.raises(TypeError):
+        aotc.bench(bundle, second=1)
