@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aotc.serve.asgi import asgi
     from aotc.tools.bench import bench
     from aotc.tools.check import check
+    from aotc.tools.explain.explain import explain
     from aotc.tools.inspect import inspect
     from aotc.tools.lint import lint
     from aotc.tools.page.compare import diff
@@ -65,6 +66,7 @@ _HOMES = {
     "check": "aotc.tools.check",
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
+    "explain": "aotc.tools.explain.explain",
     "inspect": "aotc.tools.inspect",
     "lint": "aotc.tools.lint",
     "load": "aotc.vmfb.module",
@@ -96,6 +98,7 @@ __all__ = [
     "check",
     "compile",
     "diff",
+    "explain",
     "inspect",
     "lint",
     "load",

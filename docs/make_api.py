@@ -43,6 +43,17 @@ SECTIONS = (
     ("Measuring a bundle", [("aotc/tools/bench.py", "bench"), ("aotc/tools/bench.py", "BenchSettings"),
                             ("aotc/tools/bench.py", "BenchResult"), ("aotc/tools/bench.py", "BenchedBundle"),
                             ("aotc/tools/bench.py", "Throughput")]),
+    ("Reasons of the compiler", [("aotc/tools/explain/explain.py", "explain"),
+                                 ("aotc/tools/explain/affinity.py", "AffinityReport"),
+                                 ("aotc/tools/explain/affinity.py", "AffinityRow"),
+                                 ("aotc/tools/explain/fusion.py", "FusionReport"),
+                                 ("aotc/tools/explain/fusion.py", "FusionRegion"),
+                                 ("aotc/tools/explain/fusion.py", "FusionNeighbour"),
+                                 ("aotc/tools/explain/fusion.py", "FusionRow"),
+                                 ("aotc/tools/explain/schedule.py", "ScheduleReport"),
+                                 ("aotc/tools/explain/schedule.py", "ScheduleRow"),
+                                 ("aotc/tools/explain/memory.py", "MemoryReport"),
+                                 ("aotc/tools/live_values.py", "MemoryRow")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 
@@ -57,9 +68,14 @@ def page() -> str:
     for title, rows in SECTIONS:
         parts.append(f"## {title}\n")
         for file, name in rows:
-            node = next(n for n in ast.parse((ROOT / file).read_text()).body if getattr(n, "name", "") == name)
+            node = _definition(file, name)
             parts += _described(node, file)
     return "\n".join(parts)
+
+
+def _definition(file: str, name: str) -> ast.AST:
+    """Return the definition of a name; of an overloaded function the last one, which has the docstring."""
+    return [n for n in ast.parse((ROOT / file).read_text()).body if getattr(n, "name", "") == name][-1]
 
 
 def _described(node: ast.AST, file: str) -> list[str]:

@@ -13,6 +13,9 @@ PIPE_COLUMNS = 80
 # Minimum width of columns that fold within names while optional columns remain, and after these are left out: lines of
 # fewer characters are harder to read than a table without its least important column.
 FOLDED, NARROW = 16, 8
+# Columns of at most so many characters do not fold where leaving out a minor column suffices, one of a priority number
+# of at least MINOR: a table whose rows are all two lines is harder to read.
+SHORT, MINOR = 24, 3
 # Length of a name without separators that is displayed whole if columns could otherwise not fit.
 LONGEST_PIECE = 12
 GAP = 2  # spaces between two columns
@@ -138,9 +141,16 @@ def layout(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the numbers of the columns to display in ``width``, and the width of each.
 
-    Columns fold at spaces; then within names, down to 16 characters; then the column with the highest priority number
-    is left out, and so on; then names fold down to 8 characters; then the middle of long names is left out.
+    Long columns fold at spaces, and minor columns are left out. If that does not suffice, all columns are displayed and
+    fold at spaces; then within names, down to 16 characters; then the column with the highest priority number is left
+    out, and so on; then names fold down to 8 characters; then numbers fold, and the middle
+    of long names is left out.
     """
+    minor = sorted((n for n, c in enumerate(columns) if c.priority >= MINOR), key=lambda n: columns[n].priority)
+    for count in range(len(minor), -1, -1):
+        kept = [n for n in range(len(columns)) if n not in minor[count:]]
+        if found := _fitted(columns, cells, kept, width, _least_short):
+            return tuple(kept), found
     kept = list(range(len(columns)))
     while True:
         for least in (_least_at_spaces, _least_folded):
@@ -171,6 +181,11 @@ def _fitted(
     return tuple(widths)
 
 
+def _least_short(column: Column, cells: Sequence[str]) -> int:
+    whole = max(map(len, (column.heading, *cells)))
+    return whole if whole <= SHORT else max(SHORT, _least_at_spaces(column, cells))
+
+
 def _least_at_spaces(column: Column, cells: Sequence[str]) -> int:
     return _longest(column, cells, str.split)
 
@@ -184,8 +199,8 @@ def _least_narrow(column: Column, cells: Sequence[str]) -> int:
 
 
 def _least_elided(column: Column, cells: Sequence[str]) -> int:
-    longest = _longest(column, cells, _PIECE.findall)
-    return longest if column.right else max(NARROW, min(longest, LONGEST_PIECE))
+    parts = [len(part) for cell in cells for word in cell.split() for part in _PIECE.findall(word)]
+    return max(NARROW, min(max(parts, default=0), LONGEST_PIECE))
 
 
 def _longest(column: Column, cells: Sequence[str], split: Callable[[str], Sequence[str]]) -> int:

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import size_text, time_text
-from aotc.tools.inspect import short
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
@@ -186,7 +186,7 @@ def _dispatch_blocks(one: BenchedBundle, roofline: bool) -> list[Block]:
         sizes = ", ".join(f"{name}={n}" for name, n in d.sizes.items())
         times = f"{d.runs:.4g}", time_text(d.ns.value / 1e9), f"{100 * d.share:.1f} %", f"{d.threads:.1f}"
         roof = f"{100 * d.roofline:.0f} %" if roofline else ""
-        rows.append((d.kernel, sizes, *times, f"{d.gflops:.1f}", f"{d.gbs:.1f}", roof, short(d.loc)))
+        rows.append((d.kernel, sizes, *times, f"{d.gflops:.1f}", f"{d.gbs:.1f}", roof, short_place(d.loc)))
     columns = [
         Column("kernel"), Column("sizes", priority=2), Column("runs", True, 5), Column("p50", True),
         Column("share", True), Column("threads", True, 6), Column("GFLOP/s", True, 4), Column("GB/s", True, 3),

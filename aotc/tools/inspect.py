@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.display.document import Block, Column, Document, Line, facts, table
+from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import bytes_text, count_text, size_text, time_text
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
@@ -343,7 +344,9 @@ def _summary(variant: InspectedVariant, details: int) -> list[Block]:
         right, kinds = Column("share", right=True), "measured" if all(k.measured for k in shown) else "predicted"
         columns = [Column("kernel"), Column(kinds, right=True), right, Column("bound", priority=2),
                    Column("from", priority=1)]  # fmt: skip
-        table_rows = [(k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short(k.loc)) for k in shown]
+        table_rows = [
+            (k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short_place(k.loc)) for k in shown
+        ]
         blocks += [Line(f"slowest kernels of {variant.timed}:"), table(columns, table_rows)]
     elif variant.kernels:
         largest = sorted(variant.kernels, key=lambda k: -(k.code_bytes or 0))
@@ -366,11 +369,6 @@ def _shortened(notes: Sequence[str], details: int) -> list[str]:
     return shown
 
 
-def short(loc: str) -> str:
-    """Return a location with the file's name in place of its path."""
-    return loc.rpartition("/")[2] if re.search(r"\.\w+(:\d+)+$", loc) else loc
-
-
 def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
     known = RESOURCES if any(k.resources for k in kernels) else ()
     columns = [Column("kernel"), Column("bytes", right=True), *(Column(name, True, 2) for name in known),
@@ -381,7 +379,7 @@ def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
             "" if k.code_bytes is None else f"{k.code_bytes:,}",
             *(f"{k.resources.get(name, 0):,}" if k.resources else "" for name in known),
             k.target,
-            short(k.loc),
+            short_place(k.loc),
         )
         for k in kernels
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,9 +29,13 @@ from aotc_cli.shared.compile_options import (
 from aotc_cli.shared.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
+    from aotc.tools.explain.affinity import AffinityReport
+    from aotc.tools.explain.fusion import FusionReport
     from aotc.tools.explain.memory import MemoryReport
     from aotc.tools.explain.schedule import ScheduleReport
     from aotc.vmfb.bundle import OpenedBundle
+
+    Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport
 
 SUMMARY = "Tell why the compiler fuses, places, schedules and stores as it does."
 EXAMPLES = """
@@ -111,13 +116,10 @@ def command(
         said[option[2:].replace("-", "_")] = parse_bytes(text, option) if text else None
     flags = {name: value for name, value in said.items() if value not in ("", None, {})}
     with warnings_as_sentences():
-        match subject:
-            case Subject.affinity:
-                _affinity(source, {**flags, "function": function}, picture, as_json)
-            case Subject.fusion:
-                _fusion(source, {**flags, "function": function}, as_json)
-            case _:
-                _bundle(subject, source, flags, function, dims, picture, as_json)
+        if subject in (Subject.affinity, Subject.fusion):
+            _model(subject, source, {**flags, "function": function}, picture, as_json)
+        else:
+            _bundle(subject, source, flags, function, dims, picture, as_json)
 
 
 def _check_picture(picture: Path | None, subject: Subject) -> None:
@@ -133,84 +135,37 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
     check_output(picture, option="--picture")
 
 
-def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    """Print the device of each argument, op and result of a model with its reason, and the transfers."""
+def _model(subject: Subject, source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+    """Print the report on the fusion or the affinities of a model."""
     from aotc.tools.explain.affinity import explain_affinity
-    from aotc.vmfb.host.files import write_atomically
-
-    report = explain_affinity(source, **flags)
-    if picture is not None:
-        write_atomically(str(picture), [report.picture.encode()])
-    if as_json:
-        import json
-
-        rows, moved = ([asdict(row) for row in some] for some in (report.rows, report.transfers))
-        facts = {"devices": report.devices, "targets": report.targets, "transfers": moved, "rows": rows}
-        print(json.dumps(facts, indent=1))
-        return
-    if not report.devices:
-        print("the model names no device")
-        return
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text
-
-    several = len({r.function for r in report.rows}) > 1
-    names = ("function",) if several else ()
-    rows_ = [
-        (*((r.function,) if several else ()), r.device, ", ".join(r.candidates), r.name, r.reason, r.loc)
-        for r in report.rows
-    ]
-    print_table((*names, "device", "candidates", "what", "why", "from"), rows_)
-    print_line(f"\n{count_text(len(report.transfers), 'transfer')}{_devices(report.targets)}", 2)
-
-
-def _devices(targets: Mapping[str, str]) -> str:
-    """Return the end of a summary line: the target of each device, if the model names any."""
-    return "; " + ", ".join(f"{name} is {target}" for name, target in targets.items()) if targets else ""
-
-
-def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     from aotc.tools.explain.fusion import explain_fusion
 
-    report = explain_fusion(source, **flags)
+    if subject is Subject.fusion:
+        _print(explain_fusion(source, **flags), as_json)
+        return
+    report = explain_affinity(source, **flags)
+    _draw(picture, report.picture)
+    _print(report, as_json, {"transfers": [asdict(row) for row in report.transfers]})
+
+
+def _draw(picture: Path | None, svg: str) -> None:
+    from aotc.vmfb.host.files import write_atomically
+
+    if picture is not None:
+        write_atomically(str(picture), [svg.encode()])
+
+
+def _print(report: Report, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Print a report as text, or as JSON without its picture."""
+    from aotc_cli.shared.tables import show
+
     if as_json:
         import json
 
-        print(json.dumps(asdict(report), indent=1))
-        return
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text
-
-    right = ("bytes in", "bytes out", "work")
-    several, gpu = any(r.device for r in report.regions), any(r.threads for r in report.regions)
-    rows = [
-        (r.name, *((r.device,) if several else ()), r.kind, r.bytes_in, r.bytes_out, r.work,
-         _memory(r.memory) or "none", *((f"{r.occupancy} %, {r.threads} threads",) if gpu else ()), _some(r.lines))
-        for r in report.regions
-    ]  # fmt: skip
-    own = (("device",) if several else ()), (("occupancy",) if gpu else ())
-    print_table(("kernel", *own[0], "kind", *right, "memory", *own[1], "from"), rows, right)
-    for region in report.regions:
-        print()
-        print_line(f"{region.name}: {', '.join(region.ops)}", 2)
-        if region.plan:
-            print_line(f"  plan: {region.plan}", 4)
-        for n in region.neighbours:
-            verdict = "took" if n.taken else "refused"
-            print_line(f"  {verdict} {', '.join(n.ops)} ({_some(n.lines)}): {n.reason}", 4)
-    for row in report.rows:
-        form = "read once, in parts" if row.taken else "not read in parts"
-        print_line(f"\nrows of {_some(row.lines)}, {form}: {row.reason}", 2)
-    print_line(f"\n{count_text(len(report.regions), 'kernel')} for {report.target}{_devices(report.devices)}", 2)
-
-
-def _memory(memory: Mapping[str, tuple[int, int]]) -> str:
-    return ", ".join(f"{used:,} of {limit:,} B of {name}" for name, (used, limit) in memory.items())
-
-
-def _some(lines: tuple[str, ...]) -> str:
-    """Return the first line, and the number of further lines."""
-    return lines[0] if len(lines) == 1 else f"{lines[0]} and {len(lines) - 1} more" if lines else ""
+        facts = {key: value for key, value in asdict(report).items() if key != "picture"}
+        print(json.dumps({**facts, **more}, indent=1))
+    else:
+        show(report.document())
 
 
 def _bundle(
@@ -221,105 +176,24 @@ def _bundle(
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
-    from aotc.vmfb.host.files import write_atomically
     from aotc_cli.shared.inputs import parse_sizes
 
     opened, target = _opened(source, flags)
     name = entry_of(opened, function)
     sizes = parse_sizes(dims, opened.manifest["functions"][name]["arguments"])
     explain = explain_schedule if subject is Subject.schedule else explain_memory
-    report: Any = explain(opened, name, sizes, target)
-    if picture is not None:
-        write_atomically(str(picture), [report.picture.encode()])
-    if as_json:
-        import json
-
-        print(json.dumps({key: value for key, value in asdict(report).items() if key != "picture"}, indent=1))
-    elif subject is Subject.schedule:
-        _print_schedule(report)
-    else:
-        _print_memory(report)
+    report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
+    _draw(picture, report.picture)
+    _print(report, as_json)
 
 
 def _opened(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
     """Return the bundle from ``source``, compiled if it is a model, and the target to explain."""
-    import aotc
+    from aotc.tools.explain.explain import bundle_of
     from aotc.tools.fetch_model import is_bundle
-    from aotc.vmfb.bundle import open_bundle
 
-    if not is_bundle(source):
-        made = open_bundle(aotc.compile(source, **flags))
-        made.where = str(source) if isinstance(source, Path) else "<model>"
-        return made, ""
-    target = flags.pop("target", "")
-    if flags:
-        options = ", ".join(f"--{name.replace('_', '-').replace('devices', 'device')}" for name in flags)
+    others = [name for name in flags if name != "target"]
+    if others and is_bundle(source):
+        options = ", ".join(f"--{name.replace('_', '-').replace('devices', 'device')}" for name in others)
         raise typer.BadParameter("the bundle is compiled already: give its model", param_hint=options)
-    return open_bundle(str(source) if isinstance(source, Path) else source), target
-
-
-_WORKERS = {("cpu",): "on one core", ("cuda",): "on GPUs", ("cpu", "cuda"): "on one core and GPUs"}
-
-
-def _print_schedule(report: ScheduleReport) -> None:
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text, size_text, time_text
-
-    def shown(ns: float | None) -> str:
-        return "" if ns is None else time_text(ns / 1e9)
-
-    rows = []
-    several, loops = len({r.device for r in report.rows}) > 1, any("loop" in r.within for r in report.rows)
-    for r in report.rows:
-        claims = "serial" if r.serial else f"{r.items} by {r.claim}"
-        mark = " *" if r.critical else ""
-        after = ", ".join(f"{n} by tiles, halo {r.halos[n]}" if n in r.halos else str(n) for n in r.after)
-        times = (shown(r.predicted), shown(r.measured))
-        known = (*times, r.bound, size_text(r.bytes), claims, after, r.loc)
-        runs = (f"{'~' * r.guessed}{r.runs:,}",) if loops else ()
-        rows.append((f"{r.number}{mark}", r.within, *runs, *((r.device,) if several else ()), r.kernel, *known))
-    times = ("predicted", "measured")
-    device = ("device",) if several else ()
-    transposed = ("runs",) if loops else ()
-    headings = ("step", "within", *transposed, *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
-    print_table(headings, rows, right=(*transposed, *times, "bytes"))
-    what = f"{count_text(len(rows), 'command')} of @{report.function} for {report.target}"
-    where = _WORKERS[tuple(sorted(report.kinds))]
-    least = f"at least {shown(report.path)} if all that can overlaps (*)"
-    print_line(f"\n{what}: {shown(report.work)} {where}, {least}{_devices(report.devices)}", 2)
-    if report.measured_on:
-        print_line(f"measured on {report.measured_on}", 2)
-    if report.unknown:
-        names = ", ".join(report.unknown)
-        print_line(f"{count_text(len(report.unknown), 'measured kernel')} of other code, not counted: {names}", 2)
-
-
-def _print_memory(report: MemoryReport) -> None:
-    from aotc_cli.shared.tables import print_line, print_table
-    from aotc_cli.shared.units import count_text, size_text
-
-    rows = []
-    for r in report.rows:
-        mark = " *" if r.first <= report.at <= r.last else ""
-        steps, readers = f"{r.first}-{r.last}{mark}", ", ".join(r.read_by)
-        space = (r.space,) if len(report.arenas) > 1 else ()
-        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.producer, readers, r.loc))
-    several = ("space",) if len(report.arenas) > 1 else ()
-    headings = ("steps", *several, "offset", "bytes", "value", "made by", "read by", "from")
-    print_table(headings, rows, right=("offset", "bytes"))
-    what = f"{count_text(len(rows), 'value')} in {report.steps} steps of @{report.function} for {report.target}"
-    peak = f"{size_text(report.peak)} alive at step {report.at} (*), {_arenas(report)}"
-    thread = f"scratch memory {size_text(report.scratch)} for each worker"
-    print_line(f"\n{what}: {peak}; {thread}{_devices(report.devices)}", 2)
-    if report.spills:
-        print_line(f"{count_text(len(report.spills), 'transfer')} for the memory limit:", 2)
-    for row in report.spills:
-        print_line(f"  {row}", 4)
-
-
-def _arenas(report: MemoryReport) -> str:
-    from aotc_cli.shared.units import size_text
-
-    if len(report.arenas) == 1:
-        return f"the arena has {size_text(report.arena)}"
-    return "the arenas have " + ", ".join(f"{size_text(size)} on {name}" for name, size in report.arenas.items())
+    return bundle_of(source, **flags)

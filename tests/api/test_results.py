@@ -136,6 +136,23 @@ def test_check():
         aotc.check(jnp.sin, X, oracle="torch")
 
 
+# ---------------------------------------------------------------- explain
+
+
+def test_explain(bundle):
+    for subject, title in (("schedule", "on one core"), ("memory", "alive at step"), ("fusion", "for cpu:")):
+        found = aotc.explain(subject, bundle)
+        assert {"schedule": "rows", "memory": "steps", "fusion": "regions"}[subject] in dir(found)
+        assert title in " ".join(str(found).split())
+        assert "<table>" in found._repr_html_()
+    assert str(aotc.explain("affinity", jnp.sin, X)) == "the model names no device"
+    assert aotc.explain("schedule", jnp.sin, X).rows
+    with pytest.raises(aotc.ArgumentValueError, match="compiled already"):
+        aotc.explain("memory", bundle, opt_level=1)
+    with pytest.raises(aotc.ArgumentValueError, match="no such subject"):
+        aotc.explain("weather", bundle)
+
+
 # ---------------------------------------------------------------- bench
 
 

@@ -51,7 +51,8 @@ def test_explain(subject, bundle):
     assert run("explain", subject, bundle).exit_code == 0
 
 
-def test_explain_affinity(model, bundle):
+def test_explain_affinity(model, bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     for source, target in ((model, ("--target=cuda:sm_90",)), (bundle, ())):
         said = " ".join(run("explain", "affinity", source, *target).output.split())
         assert WHAT in said

@@ -93,11 +93,11 @@ def test_command():
     model = str(INPUTS / "softmax_mul.mlir")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90a"])
     assert shown.exit_code == 0, shown.output
-    assert f"rows of {model}:4:24 and 1 more, read once, in parts: 1,048,576 bytes of a row >" in shown.output
-    assert " threads " in shown.output
+    text = " ".join(shown.output.split())
+    assert "rows of softmax_mul.mlir:4:24 and 1 more, read once, in parts: 1,048,576 bytes of a row >" in text
     assert shown.output.endswith("\n3 kernels for cuda:sm_90a\n")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cpu:x86-64-v4"])
-    assert f"refused mul ({model}:10:8): {NEEDED}" in shown.output
+    assert f"refused mul (softmax_mul.mlir:10:8): {NEEDED}" in " ".join(shown.output.split())
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--shared-memory-limit=9", "--json"])
     facts = json.loads(shown.output)
     assert [r["kind"] for r in facts["regions"]] == ["row", "loop"]

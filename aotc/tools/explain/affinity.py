@@ -9,6 +9,10 @@ from html import escape
 from typing import Any
 
 from aotc.diagnostics import size_text
+from aotc.display.document import Column, Document, Line, table
+from aotc.display.places import short_place, targets_text
+from aotc.display.shown import Shown
+from aotc.display.units import count_text
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, walk
@@ -40,8 +44,8 @@ class AffinityRow:
     candidates: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AffinityReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class AffinityReport(Shown):
     """The placement of a model.
 
     Attributes
@@ -64,6 +68,20 @@ class AffinityReport:
     def transfers(self) -> tuple[AffinityRow, ...]:
         """Return the rows of transfers, from ``source`` to ``device``."""
         return tuple(row for row in self.rows if row.source)
+
+    def document(self) -> Document:
+        """Return a table of the rows, and the number of transfers."""
+        if not self.devices:
+            return Document("", (Line("the model names no device"),))
+        several = len({r.function for r in self.rows}) > 1
+        columns = [Column("function"), Column("device"), Column("candidates", priority=2), Column("what"),
+                   Column("why"), Column("from", priority=1)]  # fmt: skip
+        rows = [
+            (r.function if several else "", r.device, ", ".join(r.candidates), r.name, r.reason, short_place(r.loc))
+            for r in self.rows
+        ]
+        summary = f"{count_text(len(self.transfers), 'transfer')}{targets_text(self.targets)}"
+        return Document("", (table(columns, rows), Line(summary)))
 
 
 def explain_affinity(

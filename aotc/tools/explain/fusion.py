@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.places import first_place, targets_text
+from aotc.display.shown import Shown
+from aotc.display.units import count_text
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.forms.attention import shared_of
@@ -99,8 +103,8 @@ class FusionRow:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FusionReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class FusionReport(Shown):
     """The regions of a model for one target, or a mix of several.
 
     ``devices`` maps devices to targets; ``rows`` has the decisions about long rows.
@@ -110,6 +114,37 @@ class FusionReport:
     regions: tuple[FusionRegion, ...]
     devices: Mapping[str, str]
     rows: tuple[FusionRow, ...] = ()
+
+    def document(self) -> Document:
+        """Return a table of the kernels, and for each its ops and the reason for each neighbour."""
+        columns = [
+            Column("kernel"), Column("device"), Column("kind", priority=3), Column("bytes in", True),
+            Column("bytes out", True), Column("work", True), Column("memory", priority=4),
+            Column("occupancy", priority=5),
+            Column("from", priority=1),
+        ]  # fmt: skip
+        table_rows = [
+            (r.name, r.device, r.kind, r.bytes_in, r.bytes_out, r.work, _memory_text(r.memory) or "none",
+             f"{r.occupancy} %, {r.threads} threads" if r.threads else "", first_place(r.lines))
+            for r in self.regions
+        ]  # fmt: skip
+        blocks: list[Block] = [table(columns, table_rows)]
+        for region in self.regions:
+            blocks.append(Line(f"{region.name}: {', '.join(region.ops)}"))
+            blocks += [Line(f"plan: {region.plan}", 2)] if region.plan else []
+            for n in region.neighbours:
+                verdict = "took" if n.taken else "refused"
+                blocks.append(Line(f"{verdict} {', '.join(n.ops)} ({first_place(n.lines)}): {n.reason}", 2))
+            blocks.append(Line(""))
+        for row in self.rows:
+            form = "read once, in parts" if row.taken else "not read in parts"
+            blocks += [Line(f"rows of {first_place(row.lines)}, {form}: {row.reason}"), Line("")]
+        summary = f"{count_text(len(self.regions), 'kernel')} for {self.target}{targets_text(self.devices)}"
+        return Document("", (*blocks, Line(summary)))
+
+
+def _memory_text(memory: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{used:,} of {limit:,} B of {name}" for name, (used, limit) in memory.items())
 
 
 def explain_fusion(

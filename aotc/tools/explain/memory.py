@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.places import short_place, targets_text
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, size_text
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, flow_of
 from aotc.tools.live_values import MemoryRow, live_rows
@@ -13,9 +17,9 @@ from aotc.vmfb.bundle import OpenedBundle
 HEIGHT = 600  # pixels: height of the arena in a drawing
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """The memory report of a call.
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryReport(Shown):
+    """The memory of a call.
 
     Attributes
     ----------
@@ -54,6 +58,32 @@ class MemoryReport:
     def at_peak(self) -> tuple[MemoryRow, ...]:
         """Return the values that are live at the peak, the largest first."""
         return tuple(sorted(_alive(self.rows, self.at), key=lambda r: -r.bytes))
+
+    def document(self) -> Document:
+        """Return a table of the values and their peak."""
+        several = len(self.arenas) > 1
+        columns = [
+            Column("steps"), Column("space"), Column("offset", True, 3), Column("bytes", True), Column("value"),
+            Column("made by"), Column("read by", priority=4), Column("from", priority=1),
+        ]  # fmt: skip
+        rows = [
+            (f"{r.first}-{r.last}{' *' * (r.first <= self.at <= r.last)}", r.space if several else "", f"{r.offset:,}",
+             size_text(r.bytes), r.type, r.producer, ", ".join(r.read_by), short_place(r.loc))
+            for r in self.rows
+        ]  # fmt: skip
+        what = f"{count_text(len(rows), 'value')} in {self.steps} steps of @{self.function} for {self.target}"
+        peak = f"{size_text(self.peak)} alive at step {self.at} (*), {self._arenas_text()}"
+        thread = f"scratch memory {size_text(self.scratch)} for each worker"
+        blocks: list[Block] = [table(columns, rows)]
+        blocks.append(Line(f"{what}: {peak}; {thread}{targets_text(self.devices)}"))
+        if self.spills:
+            blocks.append(Line(f"{count_text(len(self.spills), 'transfer')} for the memory limit:"))
+        return Document("", (*blocks, *(Line(row, 2) for row in self.spills)))
+
+    def _arenas_text(self) -> str:
+        if len(self.arenas) == 1:
+            return f"the arena has {size_text(self.arena)}"
+        return "the arenas have " + ", ".join(f"{size_text(size)} on {name}" for name, size in self.arenas.items())
 
 
 def explain_memory(

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from aotc.display.document import Column, Document, Line, table
+from aotc.display.places import short_place, targets_text
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.cost_model.model import Cost, Costs
@@ -83,8 +87,11 @@ class ScheduleRow:
 Command = TypeVar("Command", FlowStep, ScheduleRow)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleReport:
+_WORKERS = {("cpu",): "on one core", ("cuda",): "on GPUs", ("cpu", "cuda"): "on one core and GPUs"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScheduleReport(Shown):
     """The commands of a call in order; commands in loops are listed once, with ``runs``.
 
     Attributes
@@ -113,6 +120,39 @@ class ScheduleReport:
     measured_on: str
     picture: str
     devices: Mapping[str, str]
+
+    def document(self) -> Document:
+        """Return a table of the commands and their total time."""
+        several, loops = len({r.device for r in self.rows}) > 1, any("loop" in r.within for r in self.rows)
+        columns = [
+            Column("step"), Column("within", priority=2), Column("runs", True), Column("device"), Column("kernel"),
+            Column("predicted", True), Column("measured", True), Column("bound", priority=4), Column("bytes", True, 5),
+            Column("items", priority=6), Column("after", priority=3), Column("from", priority=1),
+        ]  # fmt: skip
+        rows = [
+            (f"{r.number}{' *' * r.critical}", r.within, f"{'~' * r.guessed}{r.runs:,}" if loops else "",
+             r.device if several else "", r.kernel, _nanoseconds_text(r.predicted), _nanoseconds_text(r.measured),
+             r.bound, size_text(r.bytes), "serial" if r.serial else f"{r.items} by {r.claim}", _after_text(r),
+             short_place(r.loc))
+            for r in self.rows
+        ]  # fmt: skip
+        what = f"{count_text(len(rows), 'command')} of @{self.function} for {self.target}"
+        least = f"at least {_nanoseconds_text(self.path)} if all that can overlaps (*)"
+        where = _WORKERS[tuple(sorted(self.kinds))]
+        lines = [f"{what}: {_nanoseconds_text(self.work)} {where}, {least}{targets_text(self.devices)}"]
+        lines += [f"measured on {self.measured_on}"] if self.measured_on else []
+        if self.unknown:
+            names = ", ".join(self.unknown)
+            lines.append(f"{count_text(len(self.unknown), 'measured kernel')} of other code, not counted: {names}")
+        return Document("", (table(columns, rows), *map(Line, lines)))
+
+
+def _nanoseconds_text(ns: float | None) -> str:
+    return "" if ns is None else time_text(ns / 1e9)
+
+
+def _after_text(row: ScheduleRow) -> str:
+    return ", ".join(f"{n} by tiles, halo {row.halos[n]}" if n in row.halos else str(n) for n in row.after)
 
 
 def explain_schedule(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.frontend.importer import import_raw
@@ -20,7 +21,7 @@ from aotc.ir.tensor.ir import walk
 from aotc.recompile import model_of
 from aotc.source.restore import restore
 from aotc.tools.flow import entry_of
-from aotc.tools.inspect import short, signature_text
+from aotc.tools.inspect import signature_text
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.arguments import Signature, type_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
@@ -127,7 +128,7 @@ class BundleDiff(Shown):
             blocks.append(table(
                 [Column("kernel"), Column("is"), *right, Column("from", priority=1)],
                 [(k.kernel, k.state, *(time_text(ns / 1e9) if ns else "" for ns in (k.first, k.second)),
-                  _ratio(k.first, k.second), short(k.loc)) for k in changed],
+                  _ratio(k.first, k.second), short_place(k.loc)) for k in changed],
             ))  # fmt: skip
         same = len(self.kernels) - len(changed)
         blocks.append(Line(f"{count_text(same, 'kernel')} the same, {len(changed)} not"))

@@ -1,0 +1,102 @@
+"""The four explanations by subject, for a model or a bundle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from aotc.pipeline import compile
+from aotc.tools.explain.affinity import AffinityReport, explain_affinity
+from aotc.tools.explain.fusion import FusionReport, explain_fusion
+from aotc.tools.explain.memory import MemoryReport, explain_memory
+from aotc.tools.explain.schedule import ScheduleReport, explain_schedule
+from aotc.tools.fetch_model import is_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
+from aotc.vmfb.errors import ArgumentValueError
+
+SUBJECTS = ("affinity", "fusion", "schedule", "memory")
+
+
+@overload
+def explain(subject: Literal["affinity"], model: Any, *example_args: Any, **flags: Any) -> AffinityReport: ...
+@overload
+def explain(subject: Literal["fusion"], model: Any, *example_args: Any, **flags: Any) -> FusionReport: ...
+@overload
+def explain(
+    subject: Literal["schedule"], model: Any, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
+) -> ScheduleReport: ...
+@overload
+def explain(
+    subject: Literal["memory"], model: Any, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
+) -> MemoryReport: ...
+def explain(
+    subject: str,
+    model: Any,
+    *example_args: Any,
+    function: str = "",
+    sizes: Mapping[str, int] | None = None,
+    **flags: Any,
+) -> AffinityReport | FusionReport | ScheduleReport | MemoryReport:
+    """Explain why a model runs as it does: in which kernels, where, when, and in which memory.
+
+    Parameters
+    ----------
+    subject : str
+        ``affinity``: on which device each op runs, and what is moved. ``fusion``: which ops are one kernel.
+        ``schedule``: the time and the dependencies of each command. ``memory``: the values in the arena.
+    model, *example_args
+        As for :func:`aotc.compile`, or a bundle: its path or its bytes.
+    function : str
+        Of a schedule or memory the only function or ``main`` by default, otherwise all.
+    sizes : mapping of str to int
+        Of a schedule or memory: sizes of symbolic dims; others are assumed to be 16.
+    **flags
+        Options of :func:`aotc.compile`; ``target`` selects one of a bundle's targets.
+
+    Returns
+    -------
+    AffinityReport, FusionReport, ScheduleReport or MemoryReport
+        ``print`` displays it as ``aotc explain`` does.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be compiled.
+    BundleError
+        If the bundle cannot be read.
+    ArgumentValueError
+        If there is no such subject, or a bundle is given with options of its compilation.
+    """
+    match subject:
+        case "affinity":
+            return explain_affinity(model, *example_args, function=function, **flags)
+        case "fusion":
+            return explain_fusion(model, *example_args, function=function, **flags)
+        case "schedule":
+            opened, target = bundle_of(model, *example_args, **flags)
+            return explain_schedule(opened, function, sizes, target)
+        case "memory":
+            opened, target = bundle_of(model, *example_args, **flags)
+            return explain_memory(opened, function, sizes, target)
+    raise ArgumentValueError("", "there is no such subject", repr(subject), " or ".join(SUBJECTS))
+
+
+def bundle_of(model: Any, *example_args: Any, **flags: Any) -> tuple[OpenedBundle, str]:
+    """Return a bundle and its target to explain, or the bundle that a model compiles to.
+
+    Raises
+    ------
+    ArgumentValueError
+        If a bundle is given with other options than ``target``.
+    """
+    if not is_bundle(model):
+        made = open_bundle(compile(model, *example_args, **flags))
+        made.where = os.fspath(model) if isinstance(model, Path) else "<model>"
+        return made, ""
+    target = flags.pop("target", "")
+    if flags:
+        expected = "its model, with these options"
+        raise ArgumentValueError("", "the bundle is compiled already", ", ".join(flags), expected)
+    return open_bundle(str(model) if isinstance(model, Path) else model), target
