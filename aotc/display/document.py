@@ -35,10 +35,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line, wrapped to the width; ``indent`` spaces precede it, and four more its continuation."""
+    """A line, wrapped to the width; ``indent`` spaces precede it, and ``hang`` more its continuation."""
 
     text: str
     indent: int = 0
+    hang: int = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ _FILE = re.compile(r"\.\w+(:\d+)+$")
 
 def short_place(loc: str) -> str:
     """Return ``model.py:41`` for a location in a file, with its path and JAX's names before it; others unchanged."""
+    loc = loc.partition(", in ")[0]
     return loc.rpartition("/")[2] if _FILE.search(loc) else loc
 
 

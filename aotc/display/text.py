@@ -61,7 +61,7 @@ def _wrapped(line: Line, width: int) -> list[str]:
     """Return the lines of a block of text, which may contain line ends."""
     out = []
     for text in line.text.split("\n"):
-        first, more = " " * line.indent, " " * (line.indent + 4)
+        first, more = " " * line.indent, " " * (line.indent + line.hang)
         folded = fold(text.strip(), max(width - len(more), NARROW), len(more) - len(first))
         out += [(more if n else first) + part for n, part in enumerate(folded)]
     return out

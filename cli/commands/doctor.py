@@ -48,16 +48,13 @@ _LINKERS = ("ld.lld", "ld", "cc", "gcc")
 
 def command() -> None:
     """Show what this installation can do, and how to get what it lacks. Exit code 1 if it cannot run bundles."""
-    from aotc_cli.shared.tables import print_line
+    from aotc_cli.shared.tables import print_table
 
-    report = list(_report())
-    width = max(len(what) for _, what, _, _ in report)
-    indent = len("MISSING") + width + 2
+    report, rows = list(_report()), []
     for level, what, value, fix in report:
-        mark = {"ok": "ok", "no": "MISSING", "opt": "-"}[level]
-        print_line(f"{mark:<7} {what:<{width}} {value}", indent)
-        if fix:
-            print_line(f"{'':<{indent}}try: {fix}", indent + len("try: "))
+        rows.append(({"ok": "ok", "no": "MISSING", "opt": "-"}[level], what, value))
+        rows += [("", "", f"try: {fix}")] if fix else []
+    print_table(("", "", ""), rows)
     if any(level == "no" for level, *_ in report):
         raise typer.Exit(1)
 

@@ -26,9 +26,10 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: C
     _show(table([Column(heading, heading in right) for heading in headings], rows))
 
 
-def print_line(text: str, indent: int = 0) -> None:
-    """Print a line, wrapped at spaces."""
-    _show(Line(text, indent))
+def print_line(text: str, indent: int) -> None:
+    """Print a line, wrapped at spaces, with later lines indented."""
+    spaces = len(text) - len(text.lstrip(" "))
+    _show(Line(text, spaces, indent - spaces))
 
 
 def _show(block: Block) -> None:
