@@ -27,6 +27,8 @@ CHECK = """<script>
   found.fits = box.x1 >= 0 && box.y1 >= 0 && box.x2 <= cy.width() && box.y2 <= cy.height();
   found.nodes = cy.nodes(".kernel").length; found.edges = cy.edges().length;
   click("none"); found.closed = rows(); click("all"); found.open = rows();
+  const layers = () => [...document.querySelectorAll("tr.scope")].map(e => e.dataset.path);
+  found.layers = layers(); $("merge").click(); click("all"); found.merged = layers(); $("merge").click();
   const before = cy.zoom(); click("closer"); found.zoom = cy.zoom() / before; click("fit");
   choose(last); found.chosen = last; found.marked = cy.nodes(".chosen").length;
   found.summaries = [...document.querySelectorAll("#panel summary")].map(e => e.textContent);
@@ -113,6 +115,8 @@ def test_every_control_of_the_page_acts(page):
         assert found["sizes"] == {"b": 256}
         assert found["larger"] != found["time"]
         assert found["open"] > found["closed"]
+        assert {"blocks", "blocks/0", "blocks/1", "blocks/2", "head"} == set(found["layers"])
+        assert {"blocks/*", "head"} == set(found["merged"])
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -15,7 +15,7 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.page.build import LIBRARY, page_of
 from aotc.tools.page.compare import compare_kernels
-from aotc.tools.page.facts import facts_of, scope_of
+from aotc.tools.page.facts import facts_of
 from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
 
@@ -65,16 +65,17 @@ def test_facts_are_those_of_explain(files):
     assert sum(s["bytes"] for s in facts["segments"]) < facts["bytes"]
 
 
-@pytest.mark.parametrize(("loc", "scope"), [
-    ("jit(f)/blocks/0/mlp/dot_general at /x/models.py:20", "blocks/0/mlp"),
-    ("jit(f)/jit(main)/head/bhqk,bkhd->bqhd/transpose at models.py:16", "head"),
-    ("jit(f)/while/body/closed_call/cell/add at m.py:1:2", "cell"),
-    ("jit(f)/dot_general at m.py:3", ""),
-    ("/x/model.mlir:3", ""),
-    ("", ""),
-])  # fmt: skip
-def test_scope_of_a_location_leaves_out_what_jax_adds(loc, scope):
-    assert scope_of(loc) == scope
+def test_equal_layers_have_their_own_scopes_where_they_share_kernels():
+    def layers(x):
+        for n in range(3):
+            with jax.named_scope(f"blocks/{n}"):
+                x = jnp.sort(jnp.tanh(x @ X), 1)
+        return x
+
+    facts = facts_of(aotc.compile(layers, jax.ShapeDtypeStruct((32, 32), jnp.float32)), "m.vmfb")
+    assert {s["scope"] for s in facts["steps"]} == {"blocks/0", "blocks/1", "blocks/2"}
+    assert len(facts["kernels"]) < len(facts["steps"])
+    assert any(s["place"].startswith("test_report_page.py:") for s in facts["steps"])
 
 
 def test_a_symbolic_model_has_facts_for_other_sizes():

@@ -2,7 +2,7 @@
 // Data of the page, formatting of numbers, and helpers to build elements and SVG.
 const F = JSON.parse(document.getElementById("facts").textContent);
 let N = F;  // the facts that depend on sizes: F itself, or one of F.choices
-const chosen = { kernel: "", scope: "", text: "" };  // selected kernel or layer, and the search text
+const chosen = { kernel: "", scope: "", text: "", merged: false };  // selection, search text, numbered layers as one
 
 const $ = id => document.getElementById(id);
 const make = (tag, text, name) => {
@@ -32,7 +32,7 @@ const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : wh
 const short = (text, most) => text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 
 /** Return where a location points: its file without folders and its line, or else the text. */
-const placeOf = loc => { const place = loc.split(" at ").at(-1); return /:\d+/.test(place) ? place.split("/").at(-1) : place; };
+const placeOf = loc => { const place = loc.split(" at ").at(-1).split(", in ")[0]; return /:\d+/.test(place) ? place.split("/").at(-1) : place; };
 const opsOf = name => F.kernels[name]?.ops ?? [];
 const timed = () => N.steps.filter(s => s.bound !== "control");  // a loop that is a command contains its kernels' time
 const nsOf = steps => steps.reduce((sum, s) => sum + s.runs * s.ns, 0);
@@ -45,5 +45,7 @@ function matches(step) {
   return [step.kernel, step.scope, step.loc, step.device, k?.kind, ...(k?.ops ?? []), ...(k?.lines ?? [])]
     .some(part => part?.toLowerCase().includes(text));
 }
+// The name of a layer: blocks/*/mlp for blocks/3/mlp if numbered layers are merged.
+const layerOf = scope => chosen.merged ? scope.replace(/(^|[/_])\d+(?=\/|$)/g, "$1*") : scope;
 const inScope = (scope, path) => scope === path || scope.startsWith(`${path}/`);
 const linked = (e, name) => { e.addEventListener("click", () => choose(name)); return e; };

@@ -48,7 +48,7 @@ function timeline() {
   axes(c, x, inUnit(ticksOf(end, c.width / TICK), size), `time since the call began (${unit})`,
     lane => y(lane) + high / 2, numbers.map(n => [n, String(n + 1)]), most > 4 ? "at the same time" : "");
   for (const [s, at, lane] of rows) {
-    const width = Math.max(1, s.ns / end * c.width), title = `${s.kernel}, ${time(s.ns)}, ${s.scope || placeOf(s.loc)}`;
+    const width = Math.max(1, s.ns / end * c.width), title = `${s.kernel}, ${time(s.ns)}, ${s.scope || s.place}`;
     const facts = { x: x(at), y: y(lane) + 2, width, height: high - 4, class: (s.critical ? "critical" : "box") + faded(s) };
     linked(draw(c.svg, "rect", facts, title), s.kernel);
     if (width > 7.5 * s.kernel.length && high > 20) draw(c.svg, "text", { x: x(at) + 4, y: y(lane) + 17, "pointer-events": "none" }, s.kernel);

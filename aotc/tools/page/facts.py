@@ -20,14 +20,13 @@ from aotc.tools.flow import entry_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble, kernel_ranges
+from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.trace import flops_of
 
 _ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
 _REFERENCE = re.compile(r"#loc\d*")
 _FILE = re.compile(r'"([^"]+)":(\d+)')
 _NAME = re.compile(r'"([^"]+)"')
-# Segments of a location's name that JAX adds: transformations, bodies of loops, and subscripts of einsum.
-_NO_SCOPE = re.compile(r"p?jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat2?|.*->.*")
 # Sizes that the picker offers, relative to the assumed size: a single sample to a large batch.
 _FACTORS = (1 / 16, 1 / 4, 4, 16)
 _AT = re.compile(r"\s*loc\((#loc\d*|.*)\)$")
@@ -56,14 +55,6 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     }  # fmt: skip
 
 
-def scope_of(loc: str) -> str:
-    """Return the name scope of a kernel's location: ``blocks/0`` of ``jit(f)/blocks/0/dot_general at f.py:3``."""
-    name, _, place = loc.partition(" at ")
-    if not place:
-        return ""
-    return "/".join(part for part in name.split("/")[:-1] if not _NO_SCOPE.fullmatch(part))
-
-
 def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts of a call that depend on its sizes."""
     texts = _texts(opened)
@@ -74,7 +65,9 @@ def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> d
     for row in schedule.rows:
         known = texts.get(f"{schedule.target}/{row.kernel}")
         flops = flops_of(known["text"], row.sizes) if known else 0
-        steps.append({**asdict(row), "scope": scope_of(row.loc), "flops": flops, "ns": row.ns, "copy": not known})
+        place = model_place(row.loc)
+        own = {"scope": place.scope, "place": place.short, "flops": flops, "ns": row.ns, "copy": not known}
+        steps.append({**asdict(row), **own})
     return {
         "sizes": {dim: sizes.get(dim, UNKNOWN_SIZE.value) for dim in names},
         "assumed": [dim for dim in names if dim not in sizes],

@@ -138,7 +138,7 @@ function graph() {
 function mark() {
   const [kernel, scope] = [chosen.kernel, chosen.scope];
   cy.elements().removeClass("chosen unmatched");
-  cy.nodes().filter(n => kernel ? n.data("kernel") === kernel : scope && n.data("scope") === scope).addClass("chosen");
+  cy.nodes().filter(n => kernel ? n.data("kernel") === kernel : scope && n.data("scope") && inScope(layerOf(n.data("scope")), layerOf(scope))).addClass("chosen");
   if (!chosen.text) return;
   const runs = new Map(runsOfLayers().map(run => [run.id, run]));
   cy.nodes().filter(n => !(runs.get(n.id())?.steps ?? [N.steps[n.data("number")]]).some(matches)).addClass("unmatched");

@@ -1,6 +1,7 @@
 // The table of layers: name scopes as a tree, kernels as leaves, each with its share of the time.
-const ROWS = 16;      // rows that a screen shows: the largest layers are open until there are as many
+const ROWS = 24;      // rows that a screen shows: the largest layers are open until there are as many
 const SIBLINGS = 20;  // rows of one layer before the rest folds into one row
+const MERGED = 24;    // layers above which equal names that differ in a number are one row at first
 const open = new Set(), whole = new Set();
 
 /** Return the tree of layers of some commands: {name, path, steps, children}; children with the most time come first. */
@@ -9,7 +10,7 @@ function layerTree(steps) {
   const fill = (node, depth) => {
     const scopes = new Map(), kernels = new Map();
     for (const s of node.steps) {
-      const parts = s.scope ? s.scope.split("/") : [];
+      const parts = layerOf(s.scope).split("/").filter(Boolean);
       const [map, key] = parts.length > depth ? [scopes, parts.slice(0, depth + 1).join("/")] : [kernels, s.kernel];
       if (!map.has(key)) map.set(key, []);
       map.get(key).push(s);
@@ -38,8 +39,9 @@ function openLargest(root) {
     ready.sort((a, b) => b.ns - a.ns);
     const node = ready.shift();
     if (!node.children.length) continue;
-    if (shown + node.children.length > ROWS) break;
-    shown += node.children.length;
+    const added = Math.min(node.children.length, SIBLINGS + 1);
+    if (shown + added > ROWS) break;
+    shown += added;
     open.add(node.path);
     ready.push(...node.children);
   }
@@ -52,7 +54,7 @@ function layerRow(node, depth, searched) {
   name.style.setProperty("--depth", depth);
   name.append(make("span", node.kernel ? "" : folded ? "▸" : "▾", "fold"), node.name);
   if (node.kernel) {
-    const ops = opsOf(node.kernel).length, place = placeOf(first.loc);
+    const ops = opsOf(node.kernel).length, place = first.place;
     name.append(" ", make("small", [ops > 1 ? count(ops, "fused op") : "", place].filter(Boolean).join(" · ")));
     name.append(make("small", ` · ${count(launches, "launch")}`, "phone"));
   } else {
@@ -106,6 +108,12 @@ function layers(first = false) {
   add(root, 0);
   $("table").replaceChildren(...body);
   $("hits").textContent = searched ? `${steps.length} of ${count(timed().length, "command")}` : "";
+}
+function mergeLayers(yes) {
+  chosen.merged = yes;
+  $("merge").checked = yes;
+  open.clear();
+  layers(true);
 }
 function openAll(yes) {
   const visit = node => node.children.forEach(child => { if (!child.kernel) { open.add(child.path); visit(child); } });

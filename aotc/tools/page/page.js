@@ -74,7 +74,7 @@ function panelOfKernel(name) {
   if (k.asm) panel.append(fold("Assembly", make("pre", k.asm)));
 }
 function panelOfLayer(path, group) {
-  const steps = timed().filter(s => inScope(s.scope, path)), ns = nsOf(steps), panel = $("panel"), table = make("table");
+  const steps = timed().filter(s => inScope(layerOf(s.scope), path)), ns = nsOf(steps), panel = $("panel"), table = make("table");
   panel.replaceChildren(make("h3", path), list([
     ["Time", `${time(ns)}, ${percent(ns / total())} of the call`], ["Commands", String(steps.length)],
   ]));
@@ -101,7 +101,7 @@ function choose(kernel, scroll = false) {
 }
 function chooseLayer(scope, group) {
   Object.assign(chosen, { kernel: "", scope });
-  panelOfLayer(scope, group);
+  panelOfLayer(layerOf(scope), group);
   layers(); mark();
 }
 
@@ -137,7 +137,9 @@ $("search").addEventListener("input", () => { chosen.text = $("search").value.tr
 $("all").addEventListener("click", () => openAll(true));
 $("none").addEventListener("click", () => openAll(false));
 addEventListener("resize", () => { charts(); fit(); });
-head(); pickers(); layers(true); startGraph(); charts(); sizes();
+$("merge").addEventListener("change", () => mergeLayers($("merge").checked));
+$("merger").hidden = !N.steps.some(s => /(^|[/_])\d+(\/|$)/.test(s.scope));
+head(); pickers(); mergeLayers(new Set(N.steps.map(s => s.scope)).size > MERGED); startGraph(); charts(); sizes();
 const slowest = timed().filter(s => F.kernels[s.kernel]).sort((a, b) => b.runs * b.ns - a.runs * a.ns)[0];
 if (slowest) { chosen.kernel = slowest.kernel; panelOfKernel(slowest.kernel); layers(); mark(); }
 document.body.dataset.ready = "yes";
