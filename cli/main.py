@@ -7,12 +7,14 @@ line. A command imports its dependencies when it runs, so ``aotc run`` starts wi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from io import TextIOWrapper
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -30,7 +32,38 @@ _NAMES = (
 """The subcommands in the order of the help; each has a module of its name in ``aotc_cli.commands``."""
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
-_STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+_STYLE: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+class _Command(Spelled):
+    """A command whose help lists options in groups, and examples as lines that can be copied."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the groups of options; options without a group come first."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(record)
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples: captions end with a colon and begin a paragraph, commands are indented."""
+        with formatter.section("Examples"):
+            for line in filter(None, (self.epilog or "").splitlines()):
+                if line.endswith(":"):
+                    formatter.write_paragraph()
+                    formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+                    continue
+                command, *notes = re.split(" {3,}", line)
+                indent = " " * (formatter.current_indent + 2)
+                parts = wrap(command, formatter.width - len(indent) - 2, break_on_hyphens=False, break_long_words=False)
+                formatter.write(f" \\\n{indent}  ".join([indent + parts[0], *parts[1:]]) + "\n")
+                for note in notes:
+                    formatter.write(f"{indent}{note}\n")
 
 
 class _Subcommands(Mapping[str, Any]):
@@ -40,8 +73,8 @@ class _Subcommands(Mapping[str, Any]):
         if name not in _NAMES:
             raise KeyError(name)
         module = import_module(f"aotc_cli.commands.{name.replace('-', '_')}")
-        alone = typer.Typer(**_STYLE)
-        alone.command(name, cls=Spelled, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
+        alone = typer.Typer(add_completion=False, **_STYLE)
+        alone.command(name, cls=_Command, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
         return get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
@@ -76,7 +109,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "-V", "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     pass
 

@@ -33,6 +33,7 @@ from aotc_cli.shared.compile_options import (
     STACK_HELP,
     STATE_HELP,
     TRANSFERS_HELP,
+    complete_targets,
     costs_of,
     devices_of,
     parse_bytes,
@@ -53,70 +54,123 @@ SUMMARY = "Compile a model to a bundle."
 ASSIGN = "assign-devices"
 ANNOTATE_HELP = "Print the IR with the device of each op, and why; see `aotc explain`."
 EXAMPLES = """
+Compile for this machine:
+
 aotc compile model.mlir -o model.vmfb
 
-aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
+Compile for all CPUs; each machine uses the best code that it can run:
 
 aotc compile model.jax -o model.vmfb --portable
 
-aotc compile model.mlir -o model.vmfb -O3 --timings
+Compile for two kinds of CPU, or for a GPU:
 
-aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
 
-aotc compile model.mlir -o model.vmfb --kernel k3_row=my_kernel.py
+aotc compile model.jax -o model.vmfb --target=cuda:sm_90
 
-aotc compile prefill=prefill.mlir decode=decode.mlir -o model.vmfb
+Also compile kernels for batch 1 and 8:
 
 aotc compile model.jax -o model.vmfb --specialize b=1,8
 
+Prepare the weights once, and keep a cache between calls:
+
 aotc compile model.jax -o model.vmfb --bind=params --state=result[0]=cache
 
+Put several models into one bundle:
+
+aotc compile prefill=prefill.mlir decode=decode.mlir -o model.vmfb
+
+Print the time of each pass:
+
+aotc compile model.mlir -o model.vmfb -O3 --timings
+
+Write and verify the IR after each pass:
+
+aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+
+Print the IR after fusion:
+
 aotc compile model.mlir -o - --stop-after=fuse
+
+Replace a kernel by a function of your own:
+
+aotc compile model.mlir -o model.vmfb --kernel k3_row=my_kernel.py
 """
+_TARGET, _NUMBERS, _DYNAMIC = "Target", "Numbers", "Dynamic shapes"
+_WEIGHTS, _DEVICES, _LIMITS, _DEBUG = "Weights and state", "Several devices", "Memory limits", "Debug"
 
 
 def command(
     context: typer.Context,
     models: list[str] = typer.Argument(..., metavar=METAVAR, help=MODEL_HELP),
-    output: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
-    target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
-    portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
+    output: Path = typer.Option(..., "-o", "--output", metavar="FILE", help="The bundle to write."),
     opt_level: int = typer.Option(
-        2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
+        2, "-O", "--opt-level", min=0, max=3, metavar="LEVEL",
+        help="0: one op per kernel; 1: fuse elementwise ops; 2: all optimizations; 3: fuse more aggressively.",
     ),
-    matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
-    quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
-    specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
-    bind: list[str] = typer.Option([], help=BIND_HELP),
-    state: list[str] = typer.Option([], help=STATE_HELP),
-    weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
-    debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
-    keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Kernels compiled at the same time; 0: one per core."),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
-    jobs: int = typer.Option(0, min=0, help="Kernels compiled at the same time; 0 is one per core."),
-    dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
-    print_after: str = typer.Option("", help="Print the IR after this pass."),
-    stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),
-    reproducer: str = typer.Option("", help=REPRODUCER_HELP),
-    verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
-    bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
-    timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
-    device: list[str] = typer.Option([], help=DEVICE_HELP),
-    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
-    place: str = typer.Option("said", help=PLACE_HELP),
-    costs: Path = typer.Option(None, help=COSTS_HELP),
-    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
-    host_fallback: bool = typer.Option(True, help=FALLBACK_HELP),
-    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
-    memory_limit: str = typer.Option("", help=MEMORY_HELP),
-    stack_limit: str = typer.Option("", help=STACK_HELP),
-    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
-    annotate_affinities: bool = typer.Option(False, "--annotate-affinities", help=ANNOTATE_HELP),
-    callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
-    kernel_compiler: str = typer.Option("direct", help=COMPILER_HELP),
-    kernel: list[str] = typer.Option([], help=KERNEL_HELP),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    callbacks: str = typer.Option("refuse", metavar="refuse|drop", help=CALLBACKS_HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
+    target: str = typer.Option(
+        "cpu", rich_help_panel=_TARGET, metavar="NAME,...",
+        help="cpu (this machine), or names from `aotc targets`, with commas.", autocompletion=complete_targets,
+    ),
+    portable: bool = typer.Option(False, "--portable", rich_help_panel=_TARGET, help=PORTABLE_HELP),
+    host_fallback: bool = typer.Option(True, rich_help_panel=_TARGET, help=FALLBACK_HELP),
+    host_target: str = typer.Option(
+        "", rich_help_panel=_TARGET, metavar="NAME", help=HOST_TARGET_HELP, autocompletion=complete_targets
+    ),
+    matmul_precision: str = typer.Option(
+        "model", rich_help_panel=_NUMBERS, metavar="model|bf16|bf16x3|highest", help=PRECISION_HELP
+    ),
+    quantize_weights: str = typer.Option(
+        "none", rich_help_panel=_NUMBERS, metavar="none|int8|int4[:N]", help=QUANTIZE_HELP
+    ),
+    specialize: list[str] = typer.Option([], rich_help_panel=_DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP),
+    weights: str = typer.Option(
+        "inline", rich_help_panel=_WEIGHTS, metavar="inline|FILE",
+        help="inline, or a .safetensors file to write the constants to.",
+    ),
+    bind: list[str] = typer.Option([], rich_help_panel=_WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
+    state: list[str] = typer.Option([], rich_help_panel=_WEIGHTS, metavar="[RESULT=]ARGUMENT", help=STATE_HELP),
+    device: list[str] = typer.Option([], rich_help_panel=_DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
+    default_device: str = typer.Option("", rich_help_panel=_DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("said", rich_help_panel=_DEVICES, metavar="said|auto", help=PLACE_HELP),
+    costs: Path = typer.Option(None, rich_help_panel=_DEVICES, metavar="FILE", help=COSTS_HELP),
+    max_transfers: int = typer.Option(-1, rich_help_panel=_DEVICES, min=-1, metavar="N", help=TRANSFERS_HELP),
+    annotate_affinities: bool = typer.Option(
+        False, "--annotate-affinities", rich_help_panel=_DEVICES, help=ANNOTATE_HELP
+    ),
+    memory_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=MEMORY_HELP),
+    stack_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=SHARED_HELP),
+    debug_info: bool = typer.Option(
+        True, rich_help_panel=_DEBUG, help="Store source locations and kernel text in the bundle."
+    ),
+    keep_source: bool = typer.Option(
+        True, "--source/--no-source", rich_help_panel=_DEBUG,
+        help="Store the model in the bundle, for `aotc upgrade` and reports.",
+    ),
+    timings: bool = typer.Option(False, "--timings", rich_help_panel=_DEBUG, help="Print the time of every pass."),
+    dump_ir: str = typer.Option(
+        "", rich_help_panel=_DEBUG, metavar="FOLDER", help="Write the IR after every pass to this folder."
+    ),
+    print_after: str = typer.Option("", rich_help_panel=_DEBUG, metavar="PASS", help="Print the IR after this pass."),
+    stop_after: str = typer.Option(
+        "", rich_help_panel=_DEBUG, metavar="PASS",
+        help="Stop after this pass; write its IR to --output (- prints it).",
+    ),
+    verify_each: bool = typer.Option(
+        False, "--verify-each", rich_help_panel=_DEBUG, help="Verify the IR after every pass and stage."
+    ),
+    bisect: int = typer.Option(
+        -1, rich_help_panel=_DEBUG, min=-1, metavar="N", help="Run only the first N optional passes; -1: all of them."
+    ),
+    kernel: list[str] = typer.Option([], rich_help_panel=_DEBUG, metavar="KERNEL=FILE.py", help=KERNEL_HELP),
+    kernel_compiler: str = typer.Option("direct", rich_help_panel=_DEBUG, metavar="direct|numba", help=COMPILER_HELP),
+    reproducer: str = typer.Option("", rich_help_panel=_DEBUG, metavar="FILE.zip", help=REPRODUCER_HELP),
 ) -> None:
     """Compile a model, or several by name, to a bundle that runs without JAX, Numba or a compiler."""
     from aotc.options import Options

@@ -11,26 +11,31 @@ from aotc_cli.shared.custom_calls import HELP, register_from
 
 SUMMARY = "Write a page about a bundle: its graph, kernels, schedule, memory."
 EXAMPLES = """
+Write a report about a bundle:
+
 aotc report model.vmfb -o report.html
+
+Write a report about a model, for batches of 8:
 
 aotc report model.mlir -o report.html --dim=batch=8
 
-aotc profile model.vmfb --save; aotc report model.vmfb -o report.html     (with measured times)
+Measure first, then write the report:
+
+aotc profile model.vmfb --save; aotc report model.vmfb -o report.html
 """
 
 
 def command(
     model: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model, which is compiled."),
-    output: Path = typer.Option(..., "-o", "--output", help="The .html file to write."),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE; others are guessed."),
+    output: Path = typer.Option(..., "-o", "--output", metavar="FILE", help="The .html file to write."),
+    function: str = typer.Option("", metavar="NAME", help="The function; main by default.", show_default=False),
+    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help="Size of a symbolic dim."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
 ) -> None:
-    """Write one page that needs no network: the kernels and the ops of each, and for a kernel that is clicked its
-    StableHLO, lines of the model, loops, assembly, bytes, time, and why its neighbours were taken or not; the schedule,
-    the arena over time, the roofline, weights and sizes.
+    """Write one HTML file that needs no network: time by layer, graph, schedule, memory, roofline, sizes.
 
-    It shows what `aotc explain` says, and the times that `aotc profile --save` stored.
+    For each kernel it shows time, fused ops, lines of the model, StableHLO, loops, assembly, and why its neighbours
+    were not fused. Times are those that `aotc profile --save` stored in the bundle, or else predicted.
     """
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output

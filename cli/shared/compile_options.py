@@ -11,26 +11,34 @@ from warnings import catch_warnings, simplefilter
 
 import typer
 
-SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
-BIND_HELP = "w, args[0] or 2: arguments that `module.bind` is given once; what depends on them alone is computed there."
-STATE_HELP = "cache, or result[0]=cache: results that are arguments of the next call, in their memory; `module.state`."
-DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
-DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
-PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
-PRECISION_HELP = "Of products of f32: model, bf16, bf16x3 or highest (f32 on GPUs too)."
-QUANTIZE_HELP = "Large constant matrices: none, int8 or int4; int4:64 has a scale for each 64 terms."
-COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
-PORTABLE_HELP = "Code for all CPU targets; a machine takes the best that it runs. Short for --target=cpu:portable."
-TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
-FALLBACK_HELP = "Run what has no form on a GPU (LAPACK, custom calls) on the host, or refuse it."
-HOST_TARGET_HELP = "The CPU target of that; default: one of --target, or cpu:x86-64-v3 (cpu:aarch64 on ARM)."
-MEMORY_HELP = "What a call may take of each memory besides arguments, results and weights, as 64MB; 0 is any size."
-STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
-SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
-REPRODUCER_HELP = "A file (.zip) for model, options and versions, which aotc compile takes in place of a model."
-COMPILER_HELP = "Of kernels: direct, or numba (each kernel through Numba's front end, to check the former)."
-KERNEL_HELP = "k3_row=my.py: your function in place of this kernel, if it agrees; see `aotc dump --kernels -o`."
-CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
+SPECIALIZE_HELP = "b=1,8: also compile kernels for these sizes of dim b; calls with those sizes use them."
+BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; values of them alone are computed then."
+STATE_HELP = "cache, or result[0]=cache: a result that is an argument of the next call, in place; see `module.state`."
+DEVICE_HELP = "d0=cpu: the target of a device that the model names."
+DEFAULT_DEVICE_HELP = "The device of ops without one, in a model that names several."
+PLACE_HELP = "said: the model's affinities place ops on devices; auto: the cost model also places large ops."
+PRECISION_HELP = "Precision of f32 matmuls; highest: f32 on GPUs too."
+QUANTIZE_HELP = "Quantize large constant matrices; int4:64 has a scale for each 64 terms."
+COSTS_HELP = "A record of `aotc profile`, or a bundle with one: measured times replace the cost model's."
+PORTABLE_HELP = "Compile for all CPU targets; a machine uses the best that it can run. Same as --target=cpu:portable."
+TRANSFERS_HELP = "Refuse a model that needs more transfers between devices; -1: any number."
+FALLBACK_HELP = "Run ops without a GPU kernel (LAPACK, custom calls) on the CPU, or make that an error."
+HOST_TARGET_HELP = "CPU target of these ops; default: one of --target, or cpu:x86-64-v3 (cpu:aarch64 on ARM)."
+MEMORY_HELP = "Most memory of a call on each device, without arguments, results and weights, such as 64MB; 0: any."
+STACK_HELP = "Most stack for a kernel's arrays in a thread, such as 32kB, if less than the target's; 0: the target's."
+SHARED_HELP = "Most shared memory of a GPU block, such as 48kB, if less than the target's; 0: the target's."
+REPRODUCER_HELP = "Write model, options and versions to this file; `aotc compile` accepts it as a model."
+COMPILER_HELP = "Compiler of kernels; numba: each kernel through Numba's front end, to check the direct one."
+KERNEL_HELP = "k3_row=my.py: your function in place of this kernel, if results agree; see `aotc dump --kernels -o`."
+CALLBACKS_HELP = "drop: leave out Python callbacks whose results are not used."
+
+
+def complete_targets(incomplete: str) -> list[str]:
+    """Return the targets whose names begin with the last part of ``incomplete``, for shell completion."""
+    from aotc.targets import TARGETS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in ("cpu", "cpu:portable", *TARGETS) if name.startswith(last)]
 
 
 @contextmanager
