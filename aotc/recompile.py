@@ -122,15 +122,15 @@ def weights_file(opened: OpenedBundle) -> str:
     return next((entry["external"]["file"] for entry in entries if entry.get("external")), "")
 
 
-def source_text(opened: OpenedBundle, locations: bool = False) -> str:
-    """Return the source of a bundle as text without large constants; ``locations`` includes source locations.
+def source_text(opened: OpenedBundle) -> str:
+    """Return the source of a bundle as text without large constants.
 
     Raises
     ------
     BundleError
         If the bundle has no source, or the source is damaged.
     """
-    return text_of(_model(opened.where, restore(opened)), locations)
+    return text_of(_model(opened.where, restore(opened)))
 
 
 def model_of(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
+from typing import NamedTuple
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
-from aotc.frontend.hidden_ops import hide_ops, show_ops
+from aotc.frontend.hidden_ops import hide_ops, operations_of, show_ops
+from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, upgrade_module
 from aotc.source.bytecode import is_portable
 
@@ -52,8 +55,18 @@ def _copy(module: ir.Module) -> ir.Module:
 SHOWN_ELEMENTS = 16
 
 
-def text_of(raw: Raw, locations: bool = False) -> str:
-    """Return the text of a model without large constants, with ``locations`` on request.
+class NumberedModel(NamedTuple):
+    """A model whose ops have lines of its text as locations too: the text, the user's line of each, and the model."""
+
+    text: list[str]
+    places: list[str]
+    raw: Raw
+
+
+def numbered_model(raw: Raw) -> NumberedModel:
+    """Return a model with the number of its line in the text, from 1, in the location of each op.
+
+    The text has no large constants. Lines are unknown where jaxlib cannot modify locations (before 0.8).
 
     Raises
     ------
@@ -61,11 +74,41 @@ def text_of(raw: Raw, locations: bool = False) -> str:
         If it cannot be read.
     """
     with make_context():
+        module = _shown(raw)
+        text = module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
+        lines = text.splitlines()
+        places = [""] * len(lines)
         try:
-            module = ir.Module.parse(raw.code)
-            upgrade_module(module)
-            show_ops(module)
-        except (ir.MLIRError, ValueError) as error:
-            raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
-        return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS, enable_debug_info=locations)
+            printed = ir.Module.parse(text)
+        except ir.MLIRError:  # an op of another dialect whose text does not read back
+            return NumberedModel(lines, places, raw)
+        for op, same in zip(list(operations_of(module)), list(operations_of(printed)), strict=True):
+            loc, at = to_loc(op.location, ""), same.location
+            places[to_loc(at, "").line - 1] = loc.source or loc.name
+            if getattr(ir.Operation.location, "fset", None) is not None:
+                op.location = ir.Location.fused([op.location, at])
+        return NumberedModel(lines, places, replace(raw, data=module_bytes(module), rewritten=b""))
+
+
+def _shown(raw: Raw) -> ir.Module:
+    """Return the module of a model as its text shows it."""
+    try:
+        module = ir.Module.parse(raw.code)
+        upgrade_module(module)
+        show_ops(module)
+    except (ir.MLIRError, ValueError) as error:
+        raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
+    return module
+
+
+def text_of(raw: Raw) -> str:
+    """Return the text of a model without large constants and locations.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read.
+    """
+    with make_context():
+        return _shown(raw).operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
 

@@ -29,7 +29,8 @@ def fetch_model(
 ) -> tuple[Module, Target, Options]:  # fmt: skip
     """Return a model in tensor IR, its target (the first of several), and the options.
 
-    ``flags`` override ``options``, and the recorded options of a bundle.
+    ``flags`` override ``options``, and the recorded options of a bundle. ``model`` may be the tuple that
+    :func:`aotc.recompile.model_of` returns.
 
     Raises
     ------
@@ -46,6 +47,8 @@ def fetch_model(
     known: tuple[Target, ...] = ()
     if is_bundle(model):
         raw, known, chosen = model_of(model, **flags)
+    elif isinstance(model, tuple):
+        raw, known, chosen = model
     else:
         chosen = checked_options(options, flags, whole=False)
         raw = fetch(model, example_args, kwargs or {})

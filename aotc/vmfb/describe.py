@@ -13,6 +13,7 @@ from aotc.vmfb.device import bind_devices, implied_places
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import BundleError, bundle_errors
 from aotc.vmfb.native_code import kernel_ranges
+from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.verify.schema import NONE, problems
@@ -61,14 +62,11 @@ def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
     sizes = [size for part in parts for size in _code_sizes(opened, part, len(variant["kernels"]))]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
-    kernels = [
-        {
-            "code_bytes": kernel.get("image", (0, size))[1],
-            "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""),
-            **kernel,
-        }
-        for size, kernel in zip(sizes, variant["kernels"])
-    ]
+    kernels = []
+    for size, kernel in zip(sizes, variant["kernels"]):
+        loc = places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", "")
+        place, code = model_place(loc), kernel.get("image", (0, size))[1]
+        kernels.append({"code_bytes": code, "from": loc, "line": place.line, "scope": place.scope, **kernel})
     return {
         "target": variant["target"],
         "kind": variant["kind"],

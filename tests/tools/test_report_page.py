@@ -91,6 +91,23 @@ def test_a_symbolic_model_has_facts_for_other_sizes():
     assert (fixed["sizes"], fixed["assumed"], fixed["choices"]) == ({"n": 32}, [], [])
 
 
+def test_stablehlo_of_a_kernel_is_that_of_its_own_ops():
+    def layers(x):
+        for n in range(2):
+            with jax.named_scope(f"layer_{n}"):
+                x = jnp.sort(jnp.tanh(x @ X), 1)
+        return x
+
+    facts = facts_of(bytes(aotc.compile(layers, X)), "m")
+    text = {n: [facts["source"][m - 1][0] for m in k["text_lines"]] for n, k in facts["kernels"].items()}
+    products = [[line for line in lines if "dot_general" in line] for lines in text.values()]
+    assert all(len(found) <= 1 for found in products)  # both layers are made by one line
+    assert sum(map(len, products)) >= 1
+    assert all(lines for lines in text.values())
+    assert {s["scope"] for s in facts["steps"] if not s["copy"]} == {"layer_0", "layer_1"}
+    assert {s["place"] for s in facts["steps"] if not s["copy"]} <= {p.rpartition("/")[2] for _, p in facts["source"]}
+
+
 def test_the_page_stands_alone(files, tmp_path):
     done = invoke("report", files / "m.vmfb", "-o", tmp_path / "r.html")
     assert done.exit_code == 0, done.output

@@ -53,6 +53,8 @@ class FusionRegion:
         The model's name of its device, if any, and the target that it is compiled for.
     ops, lines : tuple of str
         Its ops, and their source lines.
+    text_lines : tuple of int
+        Lines of the model's text with its ops, if the model is text.
     bytes_in, bytes_out, work : str
         Bytes of its operands and results, and scalar operations; expressions where sizes are symbolic.
     memory : mapping of str to (int, int)
@@ -81,6 +83,7 @@ class FusionRegion:
     registers: int = 0
     occupancy: int = 0
     plan: str = ""
+    text_lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ def _region(
         caller, function.name, function.attrs["kind"], device, target.name, tuple(op.name for op in ops), _lines(ops),
         str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
         tuple(_neighbour(v) for v in record.about(record.groups[function.name])), *_occupancy(function, kernel, target),
-        kernel.plan,
+        kernel.plan, tuple(sorted({op.loc.line for op in function.body.ops if op.loc.line})),
     )  # fmt: skip
 
 

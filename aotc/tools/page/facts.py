@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from aotc.diagnostics import CompileError
+from aotc.frontend.artifact import numbered_model
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
-from aotc.recompile import source_text
+from aotc.recompile import model_of
 from aotc.targets import TARGETS, host
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
@@ -23,13 +23,9 @@ from aotc.vmfb.native_code import disassemble, kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.trace import flops_of
 
-_ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
-_REFERENCE = re.compile(r"#loc\d*")
-_FILE = re.compile(r'"([^"]+)":(\d+)')
-_NAME = re.compile(r'"([^"]+)"')
 # Sizes that the picker offers, relative to the assumed size: a single sample to a large batch.
 _FACTORS = (1 / 16, 1 / 4, 4, 16)
-_AT = re.compile(r"\s*loc\((#loc\d*|.*)\)$")
+_OF_REGIONS = ("kind", "ops", "lines", "text_lines", "neighbours", "bytes_in", "bytes_out", "work", "memory")
 
 
 def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -46,10 +42,10 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     own = _numbers(opened, name, sizes or {})
     variant = next(v for v in opened.manifest["variants"] if v["target"] == own["target"])
     kernels = _kernels(opened, variant)
-    _add_reasons(data, opened, kernels)
+    source = _add_reasons(data, opened, kernels)
     return {
         "name": opened.manifest["name"], "function": name, "producer": opened.manifest["producer"], "path": where,
-        "bytes": len(data), "kernels": kernels, "source": _source(opened), "weights": _weights(opened, variant),
+        "bytes": len(data), "kernels": kernels, "source": source, "weights": _weights(opened, variant),
         "segments": _segments(opened), "roof": _roof(own["target"]), **own,
         "choices": _choices(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
     }  # fmt: skip
@@ -119,7 +115,7 @@ def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict
         at = ranges[number] if number < len(ranges) else None
         code = _assembly(data, at) if at else ""
         facts = {"code_bytes": at[1] - at[0] if at else 0, "text": entry["text"], "asm": code, "loc": entry["loc"]}
-        found[row["name"]] = {**facts, "ops": [], "lines": [], "neighbours": [], "kind": ""}
+        found[row["name"]] = {**facts, "ops": [], "lines": [], "text_lines": [], "neighbours": [], "kind": ""}
     return found
 
 
@@ -131,48 +127,25 @@ def _assembly(data: Any, at: tuple[int, int]) -> str:
     return "\n".join(line for line in text.splitlines()[6:] if line)
 
 
-def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[str, Any]]) -> None:
-    """Add ops, source lines and fusion reasons to the kernels, if the bundle contains its source."""
+def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[str, Any]]) -> list[list[str]]:
+    """Add ops, source lines and fusion reasons to the kernels, if the bundle contains its source.
+
+    Return the lines of StableHLO, each with the line of the user's program; each kernel has the lines of its ops.
+    """
     if not opened.manifest.get("source"):
-        return
+        return []
+    raw, targets, options = model_of(data)
+    text, places, numbered = numbered_model(raw)
+    source = [[line, place] for line, place in zip(text, places, strict=True)]
     try:
-        report = explain_fusion(data)
+        report = explain_fusion((numbered, targets, options))
     except (BundleError, CompileError):
-        return
+        return source
     for region in report.regions:
         if region.name in kernels:
             facts = asdict(region)
-            kernels[region.name] |= {
-                key: facts[key]
-                for key in ("kind", "ops", "lines", "neighbours", "bytes_in", "bytes_out", "work", "memory")
-            }
-
-
-def _source(opened: OpenedBundle) -> list[list[str]]:
-    """Return the lines of StableHLO, each with the line of the user's program."""
-    if not opened.manifest.get("source"):
-        return []
-    aliases: dict[str, str] = {}
-    lines = []
-    for line in source_text(opened, locations=True).splitlines():
-        if match := _ALIAS.match(line):
-            aliases[match[1]] = match[2]
-        else:
-            lines.append(line)
-    return [[_AT.sub("", line), _place(line, aliases)] for line in lines]
-
-
-def _place(line: str, aliases: Mapping[str, str]) -> str:
-    """Return ``file:line`` of the last location in a line of MLIR, or else the name of the location."""
-    text, seen, name = line[line.rfind("loc(") :] if "loc(" in line else "", 0, ""
-    while text and seen < len(aliases) + 1:
-        if match := _FILE.search(text):
-            return f"{match[1]}:{match[2]}"
-        if match := _NAME.search(text):
-            name = match[1].rstrip(":")
-        reference = _REFERENCE.search(text)
-        text, seen = aliases.get(reference[0], "") if reference else "", seen + 1
-    return name
+            kernels[region.name] |= {key: facts[key] for key in _OF_REGIONS}
+    return source
 
 
 def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:

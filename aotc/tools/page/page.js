@@ -63,13 +63,13 @@ function panelOfKernel(name) {
     ["Machine code", k && bytes(k.code_bytes)],
   ]));
   if (!k) return;
-  const taken = k.neighbours.filter(n => n.taken), refused = k.neighbours.filter(n => !n.taken), places = new Set(k.lines);
+  const taken = k.neighbours.filter(n => n.taken), refused = k.neighbours.filter(n => !n.taken);
   if (k.ops.length) panel.append(fold(`Fused ops (${k.ops.length})`, make("p", k.ops.join(", "))));
   if (refused.length) panel.append(fold(`Not fused with its neighbours (${refused.length})`, reasons(refused, "refused"), true));
   if (taken.length) panel.append(fold(`Why these ops were fused (${taken.length})`, reasons(taken, "took")));
   panel.append(fold("Lines of the model", make("pre", k.lines.length ? k.lines.join("\n") : k.loc), true));
-  const ops = F.source.filter(row => places.has(row[1]) && /^\s*(%|"|stablehlo\.|chlo\.)/.test(row[0])).map(row => row[0].trim());
-  if (ops.length) panel.append(fold("StableHLO of these lines", make("pre", ops.join("\n"))));
+  const ops = k.text_lines.map(n => F.source[n - 1][0].trim());
+  if (ops.length) panel.append(fold("StableHLO of this kernel", make("pre", ops.join("\n"))));
   panel.append(fold("Loops", make("pre", k.text)));
   if (k.asm) panel.append(fold("Assembly", make("pre", k.asm)));
 }
