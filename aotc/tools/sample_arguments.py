@@ -13,6 +13,7 @@ import numpy as np
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
+from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -37,7 +38,7 @@ def array_shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int,
 def make_values(
     arguments: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], random: bool, seed: int
 ) -> list[np.ndarray]:
-    """Return zeros, or random values, for ``arguments``; ``sizes`` gives symbolic dims (1 if missing)."""
+    """Return zeros, or random values, for ``arguments``; ``sizes`` gives symbolic dims (16 if missing)."""
     generator = np.random.default_rng(seed)
     found = []
     for argument in arguments:
@@ -62,7 +63,7 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) 
 
 
 def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a dim such as ``2*n + 1``; names missing in ``sizes`` are 1.
+    """Return the value of a dim such as ``2*n + 1``; names missing in ``sizes`` are 16.
 
     Raises
     ------
@@ -82,7 +83,7 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
         case ast.Constant(value=int(value)):
             return value
         case ast.Name(id=name):
-            return sizes.get(name, 1)
+            return sizes.get(name, ASSUMED_SIZE)
         case ast.BinOp(left=a, op=op, right=b):
             return _OPERATORS[type(op)](_evaluate(a, sizes), _evaluate(b, sizes))
         case ast.UnaryOp(op=op, operand=a):

@@ -61,7 +61,7 @@ def command(
         seconds, rounds, tuple(callers), per_dispatch, roofline, parse_places(device), threads, tuple(custom_calls)
     )
     paths = [bundle] if against is None else [bundle, against]
-    found = measure(paths, lambda module: bound_values(module, function, inputs, dims), settings)
+    found = measure(paths, lambda module: bound_values(module, function, inputs, dims)[:2], settings)
     if as_json:
         _print_json(found)
     else:

@@ -22,7 +22,7 @@ def command(
     first: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model."),
     second: Path = typer.Argument(..., help="Another one."),
     function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE; others are guessed."),
+    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE; others are assumed, and printed."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
 ) -> None:

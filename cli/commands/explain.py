@@ -91,7 +91,7 @@ def command(
     function: str = typer.Option(
         "", help="Which; of a schedule or memory main by default, else all.", show_default=False
     ),
-    dims: list[str] = typer.Option([], "--dim", help="Of a schedule or memory: NAME=SIZE; others are guessed."),
+    dims: list[str] = typer.Option([], "--dim", help="Of a schedule or memory: NAME=SIZE; others are assumed."),
     picture: Path = typer.Option(None, help="The .svg file to draw; not of fusion."),
     as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
 ) -> None:
@@ -176,11 +176,11 @@ def _bundle(
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
-    from aotc_cli.shared.inputs import parse_sizes
+    from aotc_cli.shared.inputs import chosen_sizes
 
     opened, target = _opened(source, flags)
     name = entry_of(opened, function)
-    sizes = parse_sizes(dims, opened.manifest["functions"][name]["arguments"])
+    sizes = chosen_sizes(dims, opened.manifest["functions"][name]["arguments"])
     explain = explain_schedule if subject is Subject.schedule else explain_memory
     report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
     _draw(picture, report.picture)

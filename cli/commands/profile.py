@@ -81,11 +81,11 @@ def command(
     if apply:
         _need_source(source)
     module = aotc.load(source, devices=parse_places(device), threads=1, copy=True)
-    name, values = bound_values(module, function, inputs, dims)
+    name, values, sizes = bound_values(module, function, inputs, dims)
     traced: list[dict[str, Any]] = []
     if is_json:
         several = aotc.load(source, devices=parse_places(device), threads=threads, copy=True)
-        traced = _traced(several, source, name, values, _sizes(several, name, dims), calls)
+        traced = _traced(several, source, name, values, sizes, calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
         _print(record, by, depth)
@@ -155,22 +155,19 @@ def compiled(model: Path) -> bytes | None:
         return aotc.compile(model)
 
 
-def bound_values(module: LoadedModule, function: str, inputs: list[str], dims: list[str]) -> tuple[str, list[Any]]:
-    """Return the name of a function of a module, and values for its arguments: first the inputs, then random ones."""
+def bound_values(
+    module: LoadedModule, function: str, inputs: list[str], dims: list[str]
+) -> tuple[str, list[Any], dict[str, int]]:
+    """Return the name of a function, values for its arguments (first the inputs, then random ones), and its sizes."""
     from aotc.vmfb.api.choose_function import choose_function
-    from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
+    from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_values
 
     name = choose_function(module.functions, function, module.name)
     arguments = module.functions[name].signature.arguments
     values = parse_values(inputs, arguments)
-    values += make_values(arguments[len(values) :], parse_sizes(dims, arguments), random=True, seed=0)
-    return name, values
-
-
-def _sizes(module: LoadedModule, name: str, dims: list[str]) -> dict[str, int]:
-    from aotc_cli.shared.inputs import parse_sizes
-
-    return dict(parse_sizes(dims, module.functions[name].signature.arguments))
+    sizes = chosen_sizes(dims, arguments, values)
+    values += make_values(arguments[len(values) :], sizes, random=True, seed=0)
+    return name, values, sizes
 
 
 def _traced(

@@ -29,7 +29,7 @@ def command(
     model: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model, which is compiled."),
     output: Path = typer.Option(..., "-o", "--output", metavar="FILE", help="The .html file to write."),
     function: str = typer.Option("", metavar="NAME", help="The function; main by default.", show_default=False),
-    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help="Size of a symbolic dim."),
+    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help="Size of a dim; others are assumed."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
 ) -> None:
     """Write one HTML file that needs no network: time by layer, graph, schedule, memory, roofline, sizes.
@@ -39,6 +39,7 @@ def command(
     """
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
+    from aotc_cli.shared.inputs import print_assumed
     from aotc_cli.shared.units import count_text, size_text
 
     check_output(output, model)
@@ -48,6 +49,7 @@ def command(
 
     data = page_of(facts).encode()
     write_atomically(str(output), [data])
+    print_assumed({dim: facts["sizes"][dim] for dim in facts["assumed"]})
     print(f"{output}: {count_text(len(facts['kernels']), 'kernel')}, {size_text(len(data))}")
 
 

@@ -79,7 +79,7 @@ def command(
     """
     import aotc
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
-    from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values
+    from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
@@ -92,8 +92,9 @@ def command(
         raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
     places = _places(outputs, signature.results)
     values = parse_values(inputs, signature.arguments)
-    sizes = parse_sizes(dims, signature.arguments)
+    parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:
+        sizes = chosen_sizes(dims, signature.arguments, values)
         values += make_values(signature.arguments[len(values) :], sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module, name, values) if nan_watch else None

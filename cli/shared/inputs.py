@@ -11,6 +11,7 @@ values of 4-bit and 2-bit integers as int8.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
@@ -23,6 +24,7 @@ from aotc.tools.sample_arguments import make_values as make_values
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
+from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 from aotc_cli.shared.array_files import by_name, read_arrays
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
@@ -191,8 +193,7 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     CallError
         If a text cannot be parsed, or names a dim that ``arguments`` do not have.
     """
-    known = {name for a in arguments for dim in a["dims"] for name in re.findall(r"[A-Za-z_]\w*", str(dim))}
-    known -= {"max", "min"}
+    known = {name for a in arguments for name in _names_in(a["dims"])}
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -203,6 +204,42 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
             raise CallError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
         found[name.strip()] = int(value)
     return found
+
+
+def chosen_sizes(
+    texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], values: Sequence[Any] = ()
+) -> dict[str, int]:
+    """Return the sizes of all symbolic dims of ``arguments``, and print those that are assumed on standard error.
+
+    ``texts`` are those of ``--dim``. The first ``values`` of the arguments tell the sizes of their own dims.
+
+    Raises
+    ------
+    CallError
+        As :func:`parse_sizes`.
+    """
+    sizes = parse_sizes(texts, arguments)
+    for argument, value in zip(arguments, values):
+        for dim, size in zip(argument["dims"], np.shape(value)):
+            if isinstance(dim, str) and dim.isidentifier():
+                sizes.setdefault(dim, size)
+    names = dict.fromkeys(name for a in arguments[len(values) :] for name in _names_in(a["dims"]))
+    assumed = {name: ASSUMED_SIZE for name in names if name not in sizes}
+    print_assumed(assumed)
+    return {**sizes, **assumed}
+
+
+def print_assumed(sizes: Mapping[str, int]) -> None:
+    """Print the sizes that a command assumed, if any, on standard error."""
+    if sizes:
+        text, first = ", ".join(f"{name}={size}" for name, size in sizes.items()), next(iter(sizes))
+        print(f"{text} assumed; --dim {first}=... is another size", file=sys.stderr)
+
+
+def _names_in(dims: Sequence[int | str]) -> list[str]:
+    """Return the names of symbols in dims."""
+    found = (name for dim in dims for name in re.findall(r"[A-Za-z_]\w*", str(dim)))
+    return [name for name in found if name not in ("max", "min")]
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:

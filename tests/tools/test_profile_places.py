@@ -32,6 +32,9 @@ def model(x):
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     aotc.compile(model, X, output=folder / "m.vmfb")
+    (b,) = jax.export.symbolic_shape("b")
+    symbolic = jax.ShapeDtypeStruct((b, 3), "float32")
+    aotc.compile(lambda x, y: x + y, symbolic, symbolic, output=folder / "b.vmfb")
     examples = {"prefill": (X,), "decode": (X,)}
     aotc.compile({"prefill": model, "decode": jnp.sin}, args=examples, output=folder / "two.vmfb")
     return folder
@@ -125,3 +128,28 @@ def test_commands_suggest_a_function(files, tmp_path, monkeypatch, words):
         assert said in text
         assert "prefill, decode" in text
         assert "--function=prefill" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--random"), ("profile", "--repeat=1"), ("bench", "--seconds=0"), ("explain", "schedule"),
+        ("explain", "memory"), ("report", "-o", "r.html"),
+    ],
+)  # fmt: skip
+def test_commands_state_the_sizes_that_they_assume(files, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    command, more = (words, ()) if words[0] == "explain" else (words[:1], words[1:])
+    done = run(*command, files / "b.vmfb", *more)
+    assert done.exit_code == 0, done.output
+    assert "b=16 assumed; --dim b=" in done.stderr
+    done = run(*command, files / "b.vmfb", *more, "--dim", "b=5")
+    assert done.exit_code == 0
+    assert "assumed" not in done.stderr
+
+
+def test_values_tell_the_sizes_of_the_others(files):
+    done = run("run", files / "b.vmfb", "--input=2x3xf32=1", "--random")
+    assert done.exit_code == 0, done.output
+    assert "assumed" not in done.stderr
+    assert "2x3xf32" in done.output

@@ -12,6 +12,7 @@ from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 
 SERIAL_NS = Limit(
     5_999,
@@ -24,7 +25,7 @@ SHARING_NS = Estimate(
     "the others notice it, claim items and are waited for",
 )
 UNKNOWN_SIZE = Estimate(
-    16,
+    ASSUMED_SIZE,
     "size assumed for a dim that only a call knows, in costs of commands",
     "between a batch of one and large batches",
 )

@@ -110,7 +110,7 @@ def _has_long_lines(slice_: TensorType) -> bool:
 
 
 def _readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
-    """Return the attention ops that read ``v``, directly or through movement ops; None if other ops read it, or none."""
+    """Return the attention ops that read ``v``, also through movement ops; None if others read it, or none does."""
     found: list[Op] = []
     stack = [v]
     while stack:
