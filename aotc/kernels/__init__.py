@@ -1,1 +1,1 @@
-"""Compile loop IR to machine code."""
+"""Code generation: loop IR to machine code for CPUs and GPUs."""

@@ -1,4 +1,4 @@
-"""The back end for CPUs: a code generator and a code library on Numba's (``numba.core.codegen``).
+"""The LLVM back end for CPUs: a code generator and a code library, subclasses of Numba's (``numba.core.codegen``).
 
 Everything that becomes machine code for a CPU is a :class:`Library`: kernels with their shells, the executor, users'
 functions. A :class:`Codegen` has the target machine and the data layout, and runs passes. Numba's own classes compile
@@ -37,11 +37,11 @@ _DROP = "GlobalDCE", "StripDeadPrototypes"
 
 
 class Library(codegen.AOTCodeLibrary):
-    """One LLVM module on its way to an object.
+    """One LLVM module from its IR to a relocatable object.
 
-    Numba's front end creates libraries by name, in llvmlite's global context, and links them to each other; nothing
-    optimizes them. All others adopt a complete module of the calling thread's context (``module``): it is linked to
-    other modules of that context only (:meth:`link`), and belongs to this thread.
+    Numba's front end creates libraries by name, in llvmlite's global context, and links them to each other; they are
+    not optimized. Every other library adopts a complete module of the calling thread's context (``module``). Such a
+    library belongs to its thread and is linked only to modules of the same context (:meth:`link`).
     """
 
     def __init__(self, generator: Codegen, name: str, module: Module | None = None) -> None:
@@ -55,15 +55,15 @@ class Library(codegen.AOTCodeLibrary):
 
     @property
     def module(self) -> Module:
-        """Return the module."""
+        """Return the LLVM module."""
         return self._final_module
 
     def _optimize_functions(self, ll_module: Module) -> None:
-        """Leave a function of Numba's front end as it is: pipelines run on whole modules."""
+        """Do nothing: functions of Numba's front end are optimized later, as parts of whole modules."""
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Leave a module of Numba's front end as it is."""
+        """Do nothing: modules of Numba's front end are optimized later, as parts of whole modules."""
 
     def verify(self) -> None:
         """Run LLVM's verifier.
@@ -76,11 +76,11 @@ class Library(codegen.AOTCodeLibrary):
         unlocked.verify(self.module)
 
     def retarget(self, target: Target) -> None:
-        """Set the triple and data layout of ``target``; the code must fit any 64-bit little-endian machine."""
+        """Set the triple and data layout to those of ``target``; the code must fit any 64-bit little-endian machine."""
         self.module.triple, self.module.data_layout = target.triple, data_layout(target)
 
     def internalize(self, keep: Iterable[str]) -> None:
-        """Make all defined symbols but ``keep`` internal, so that LLVM may inline and remove them."""
+        """Make all defined symbols except ``keep`` internal, so that LLVM may inline and remove them."""
         names = set(keep)
         for function in self.module.functions:
             if function.is_declaration:
@@ -110,13 +110,13 @@ class Library(codegen.AOTCodeLibrary):
         unlocked.hide(self.module, names)
 
     def replace(self, text: str) -> None:
-        """Replace the module by that of ``text``."""
+        """Replace the module by the module of the assembly ``text``."""
         self._final_module = unlocked.parse_assembly(text)
 
     def optimize(self, loops: bool = True, level: int = 3) -> None:
         """Run LLVM's pipeline of ``level`` (O3), then remove unused symbols.
 
-        ``loops`` enables vectorization and unrolling; code without hot loops is a quarter smaller without.
+        ``loops`` enables vectorization and unrolling; without it, code without hot loops is a quarter smaller.
         """
         self._codegen.run_passes(self.module, _DROP, (level, loops))
 
@@ -129,11 +129,11 @@ class Library(codegen.AOTCodeLibrary):
         self._run("AlwaysInliner", "InstCombine", "SimplifyCFG")
 
     def tidy(self) -> None:
-        """Shrink a module of a front end, by passes that do not depend on the target."""
+        """Shrink a module of Numba's front end, by passes that do not depend on the target."""
         self._run("SROA", "SimplifyCFG", "InstCombine")
 
     def _run(self, *passes: str) -> None:
-        """Run ``passes`` in order, then remove unused symbols."""
+        """Run passes in order, then remove unused symbols."""
         self._codegen.run_passes(self.module, (*passes, *_DROP))
 
     def exports(self) -> set[str]:
@@ -162,7 +162,7 @@ class Library(codegen.AOTCodeLibrary):
 
 
 class Codegen(codegen.AOTCPUCodegen):
-    """A thread's code generator for a target: a position-independent machine of ``level``, and no execution engine."""
+    """A thread's code generator for a target and optimization ``level``: position-independent, no execution engine."""
 
     _library_class = Library
 
@@ -171,7 +171,7 @@ class Codegen(codegen.AOTCPUCodegen):
         super().__init__(target.name, target.cpu)
 
     def _init(self, llvm_module: Module) -> None:
-        """Create the target machine; Numba's is of the host and has an execution engine."""
+        """Create the target machine of the target; Numba's would be the host's and have an execution engine."""
         _initialize_targets()
         self._tm_features = self._customize_tm_features()
         options = {"opt": self._level}
@@ -185,7 +185,7 @@ class Codegen(codegen.AOTCPUCodegen):
         return self.target.llvm_features
 
     def _create_empty_module(self, name: str) -> ir.Module:
-        """Return an empty module for the target; Numba's is for the host."""
+        """Return an empty module for the target; Numba's would be for the host."""
         module = ir.Module(cgutils.normalize_ir_text(name))
         module.triple = self.target.triple
         if self._data_layout:
@@ -220,13 +220,13 @@ class Codegen(codegen.AOTCPUCodegen):
         return Library(self, name, unlocked.parse_bitcode(data))
 
     def run_passes(self, module: Module, passes: Sequence[str], pipeline: tuple[int, bool] | None = None) -> None:
-        """Run LLVM's own pipeline of a level, with or without loop passes, if there is one, and then ``passes``."""
+        """Run LLVM's own pipeline of a level, if one is given, with or without loop passes; then run ``passes``."""
         unlocked.run_passes(module, self._tm, passes, pipeline)
 
 
 @cache
 def _initialize_targets() -> None:
-    """Register all of LLVM's machines; Numba registers the host's."""
+    """Register all of LLVM's target machines; Numba only registers the host's."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 
@@ -251,7 +251,7 @@ def parse(text: str, target: Target, name: str = "") -> Library:
 
 
 def emit_data(text: str, target: Target) -> bytes:
-    """Return the relocatable object of a module without code; a machine of the lowest level is enough."""
+    """Return the relocatable object of a module that contains only data; a machine of the lowest level is enough."""
     return codegen_for(target, 0).parse(text).emit_native_object()
 
 

@@ -1,4 +1,4 @@
-"""The manifest's facts about a kernel's arrays and grid, by which a loader can check all offsets."""
+"""Descriptions of kernels in the manifest: arrays and grid, by which a loader can check all memory accesses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aotc.vmfb.verify.kernel_interface import Size, digest
 
 
 class Described(Protocol):
-    """A kernel with an entry in the manifest."""
+    """Interface of a compiled kernel that has an entry in the manifest."""
 
     def entry(self) -> dict[str, Any]: ...
 
 
 def interface(kernel: Kernel) -> dict[str, Any]:
-    """Return the keys of a kernel's manifest entry that :mod:`aotc.vmfb.verify.kernel_interface` reads."""
+    """Return the fields of a kernel's manifest entry that :mod:`aotc.vmfb.verify.kernel_interface` reads."""
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     return {
         "inputs": len(kernel.inputs),
@@ -34,13 +34,13 @@ def interface(kernel: Kernel) -> dict[str, Any]:
 
 
 def seal(kernels: Iterable[Described], target: Target, variant: Mapping[str, Any] | None) -> bytes:
-    """Return the digest of the manifest's entries of ``kernels`` and of their ``variant``."""
+    """Return the digest of a variant and its kernels' manifest entries; the machine code contains it as its seal."""
     alone = {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
     return digest({**(variant or alone), "kernels": [kernel.entry() for kernel in kernels]})
 
 
 def size_entry(e: Dim, numbers: Mapping[str, int]) -> Size:
-    """Return the manifest's form of a size; ``numbers`` are the indices of a kernel's dims."""
+    """Return a size in the manifest's form; ``numbers`` are the indices of a kernel's dims."""
     if not isinstance(e, Expr):
         return int(e)
     terms: list[Size] = []

@@ -1,6 +1,6 @@
 """Thresholds that several modules of kernels, of the executor or of compiler processes read.
 
-Those of formulas are in :mod:`aotc.kernels.formulas.limits`.
+Thresholds of formulas are in :mod:`aotc.kernels.formulas.limits`.
 """
 
 from __future__ import annotations

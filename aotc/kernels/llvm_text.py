@@ -1,4 +1,4 @@
-"""Writer of llvmlite modules as assembly, several times as fast as llvmlite's own.
+"""Writer of llvmlite modules as LLVM assembly, several times as fast as llvmlite's own.
 
 llvmlite names each value, ``%".12"``, and formats each operand by several calls. Here unnamed values are numbered as
 LLVM numbers them, and a table has a writer for each kind of instruction. libNVVM's LLVM 7 numbers neither arguments nor
@@ -17,7 +17,7 @@ from llvmlite.ir import instructions as instr
 
 
 class Distinct(ir.MDValue):
-    """A distinct metadata node, which llvmlite lacks; with operands it refers to itself first."""
+    """A distinct metadata node, which llvmlite lacks; a node with operands first refers to itself."""
 
     def __init__(self, module: ir.Module, operands: Iterable[ir.MDValue] = ()) -> None:
         super().__init__(module, operands, name=str(len(module.metadata)))
@@ -33,7 +33,7 @@ class Distinct(ir.MDValue):
 
 
 class GivenNames:
-    """The explicit names in a function; ``scope`` makes duplicates unique."""
+    """The explicitly named values of a function; ``scope`` makes duplicate names unique."""
 
     def __init__(self, scope: GivenNames) -> None:
         self._scope = scope
@@ -54,7 +54,7 @@ def module_text(module: ir.Module) -> str:
 
 
 def global_text(value: ir.GlobalValue) -> str:
-    """Return the assembly of a function, of a variable, or of a text in a module."""
+    """Return the assembly of a function, a global variable, or a text in a module."""
     return "\n".join(_function(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
 
 
@@ -90,15 +90,15 @@ class _Operands:
                     count += 1
 
     def of(self, value: ir.Value) -> str:
-        """Return the text of a value."""
+        """Return the text of an operand."""
         return self.names.get(id(value)) or value.get_reference()
 
     def typed(self, value: ir.Value) -> str:
-        """Return the text of a value with its type."""
+        """Return the text of an operand with its type."""
         return f"{value.type!s} {self.names.get(id(value)) or value.get_reference()}"
 
     def all_typed(self, values: Iterable[ir.Value]) -> str:
-        """Return the texts of values with their types."""
+        """Return the texts of operands with their types."""
         return ", ".join(map(self.typed, values))
 
 

@@ -1,4 +1,4 @@
-"""LLVM types of element types, in memory and in registers.
+"""LLVM types of the dtypes, in memory and in registers.
 
 The two differ for three families. ``i1`` is a byte in memory and an ``i1`` register. ``f16`` and ``bf16`` have 16 bits
 in memory and a ``float`` register that always has a value of the narrow type, so that arithmetic is done in f32 and
@@ -60,7 +60,7 @@ def i64(value: int) -> ir.Constant:
 
 
 class _Word(ir.Constant):
-    """A vector constant with a short text (zeroinitializer, undef); llvmlite would write each lane."""
+    """A vector constant with a short text (zeroinitializer, undef), because llvmlite would write every lane."""
 
     def __init__(self, kind: ir.VectorType, lane: object, word: str) -> None:
         super().__init__(kind, lane)
@@ -71,7 +71,7 @@ class _Word(ir.Constant):
 
 
 def zeros(kind: ir.VectorType) -> ir.Constant:
-    """Return a vector of zeros."""
+    """Return a vector constant of zeros."""
     return _Word(kind, None, "zeroinitializer")
 
 
@@ -81,7 +81,7 @@ def undefined(kind: ir.VectorType) -> ir.Constant:
 
 
 def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
-    """Return a vector constant with equal elements."""
+    """Return a vector constant whose elements all equal ``one``."""
     return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
 
 
@@ -92,13 +92,13 @@ def _repeating(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
 
 
 def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
-    """Return a vector with equal elements."""
+    """Emit a broadcast: a vector whose elements all equal the register ``one``."""
     anything, same = _repeating(one.type, lanes)
     return builder.shuffle_vector(builder.insert_element(anything, one, i32(0)), anything, same)
 
 
 class KernelModule(ir.Module):
-    """A module that has the target machine, for :func:`lacks`."""
+    """An LLVM module with the properties of its target machine; see :func:`lacks` and the functions that follow."""
 
     def __init__(self, name: str, target: Target) -> None:
         super().__init__(name=name)
@@ -112,7 +112,7 @@ class KernelModule(ir.Module):
         self.finished: TextModule | None = None  # functions of vector code that bypass LLVM's passes
 
     def add_global(self, value: ir.NamedValue) -> None:
-        """Add a function or a variable."""
+        """Add a function or a global variable."""
         super().add_global(value)
         if isinstance(value, ir.Function):
             value.scope = GivenNames(value.scope)
@@ -134,7 +134,7 @@ def hide(module: ir.Module) -> None:
 
 
 def release(module: ir.Module) -> None:
-    """Break the reference cycles of a module after it was written, which would be garbage otherwise."""
+    """Break the reference cycles of a module that has been written, so that its memory is freed at once."""
     for function in module.functions:
         for block in function.blocks:
             for phi in takewhile(lambda i: isinstance(i, ir.PhiInstr), block.instructions):

@@ -1,4 +1,4 @@
-"""Addressing of loops in machine code for x86: an LLVM option that is global to the process."""
+"""Control of LLVM's ``LoopStrengthReduce`` on x86, by an option that is global to the process."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ os.register_at_fork(after_in_child=_USERS.forget_threads)
 
 @contextmanager
 def loop_addresses(indexed: bool) -> Iterator[None]:
-    """Disable LLVM's ``LoopStrengthReduce`` for machine code, if ``indexed``: addresses are a base and a scaled index.
+    """Disable LLVM's ``LoopStrengthReduce`` in the block if ``indexed``: addresses are then a base and a scaled index.
 
-    The pass would introduce an incremented pointer for each array, and takes a quarter of code generation. Vector code
-    gains nothing by it on machines whose addressing modes add and scale. A thread waits while others generate code with
-    the other value. Other users of LLVM in this process, such as Numba in a user's thread, get the current value.
+    The pass introduces an incremented pointer for each array, and takes a quarter of the time of code generation.
+    Vector code gains nothing by it on machines whose addressing modes add and scale. A thread waits while others
+    generate code with the other value. Other users of LLVM in this process, such as Numba in a user's thread, are
+    affected by the current value.
     """
     _USERS.enter(indexed)
     try:
@@ -71,7 +72,7 @@ def loop_addresses(indexed: bool) -> Iterator[None]:
 
 @contextmanager
 def with_fixed_addresses() -> Iterator[None]:
-    """Keep the option's value until all kernels are machine code: changing it takes 80 us."""
+    """Do not reset the option in the block, in which several kernels become machine code: changing it takes 80 us."""
     _USERS.keep(1)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The symbols of a kernel's modules: several emitters may use a function, which is declared only once.
+"""Declarations of functions and constants by symbol: several emitters may use a function, which a module declares once.
 
-llvmlite's module objects have them in ``globals``, to which :func:`declare` adds. Functions that are written as text
-are merged by :class:`TextModule`: LLVM rejects a module that declares a function twice.
+llvmlite's module objects have such a table in ``globals``, to which :func:`declare` adds. Functions that are written as
+text are merged by :class:`TextModule`: LLVM rejects a module that declares a function twice.
 """
 
 from __future__ import annotations

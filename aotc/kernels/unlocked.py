@@ -1,9 +1,9 @@
-"""LLVM calls without llvmlite's global lock: threads generate machine code in parallel.
+"""LLVM calls without llvmlite's global lock, so that threads generate machine code in parallel.
 
 LLVM allows this for threads that share neither a context nor a target machine, so each thread has its own of both. Long
-calls (``_LONG``) release Python's lock. Short ones (``_short``) keep it. A thread that releases it for a microsecond
-has to wait if another thread is busy, and a kernel makes about forty such calls. If llvmlite lacks the expected
-functions, its own are called.
+calls (``_LONG``) release the GIL. Short ones (``_short``) keep it: a thread that releases it for a microsecond must
+wait if another thread is busy, and a kernel makes about forty such calls. If llvmlite's library lacks an expected
+function, the locked one is called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TUNINGS = ("LoopVectorization", "SLPVectorization", "LoopInterleaving", "LoopUn
 
 
 def _function(library: type[ctypes.CDLL], name: str) -> Callable[..., Any]:
-    """Return an LLVM function; ``library`` (CDLL or PyDLL) determines whether it keeps Python's lock."""
+    """Return an LLVM function; it releases the GIL if ``library`` is CDLL, and keeps it if PyDLL."""
     locked = getattr(ffi.lib, name)
     try:
         function = getattr(library(ffi.lib._name), name)
@@ -46,7 +46,7 @@ _PARSE, _RUN, _EMIT = _LONG = tuple(
 
 @contextmanager
 def _message() -> Iterator[ctypes.c_char_p]:
-    """Yield a variable for LLVM's error message."""
+    """Yield a variable for LLVM's error message; free the message afterwards."""
     said = ctypes.c_char_p(None)
     try:
         yield said
@@ -60,14 +60,14 @@ def _text(said: ctypes.c_char_p) -> str:
 
 
 def context() -> llvm.ContextRef:
-    """Return the calling thread's LLVM context."""
+    """Return the LLVM context of the calling thread."""
     if not hasattr(_OWN, "context"):
         _OWN.context = llvm.create_context()
     return _OWN.context
 
 
 def parse_assembly(text: str) -> llvm.ModuleRef:
-    """Return the module of ``text``, in the calling thread's context.
+    """Return the module of the LLVM assembly ``text``, in the calling thread's context.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def verify(module: llvm.ModuleRef) -> None:
     Raises
     ------
     RuntimeError
-        If LLVM finds it invalid.
+        If LLVM finds the module invalid.
     """
     with _message() as said:
         if _short("VerifyModule")(module, ctypes.byref(said)):
@@ -107,7 +107,7 @@ def link(module: llvm.ModuleRef, other: llvm.ModuleRef) -> None:
     Raises
     ------
     RuntimeError
-        If LLVM cannot link them, or if they are of two contexts.
+        If LLVM cannot link them, or if their contexts differ.
     """
     if module._context is not other._context:
         raise RuntimeError("modules of two LLVM contexts cannot be linked")

@@ -1,11 +1,11 @@
-"""A compiler process, started with :data:`START`.
+"""The main program of a compiler process, started with :data:`START`.
 
-It replaces Numba's compile-time context, which would break ``numba.njit`` for a user; so kernels are never compiled in
-the user's process. Requests are msgpack maps on standard input, answers on standard output, each after a length of four
-bytes. A request is ``{"id", "target", "text"}`` with a kernel in loop IR, or ``{"id", "target", "executor": true}``, or
-a user's function: ``{"id", "target", "custom", "symbol", "arrays", "values"}``. A kernel with ``"compiler": "numba"``
-may have a ``source``, a module whose function ``symbol`` replaces it. An answer has ``object``, ``error`` or
-``refused``.
+Ahead-of-time compilation by Numba replaces Numba's compile-time context, which would break ``numba.njit`` in the user's
+process. So Numba compiles kernels only in such processes. Requests are msgpack maps on standard input, answers on
+standard output, each after a length of four bytes. A request is ``{"id", "target", "text"}`` with a kernel in loop IR,
+or ``{"id", "target", "executor": true}``, or a user's function: ``{"id", "target", "custom", "symbol", "arrays",
+"values"}``. A kernel with ``"compiler": "numba"`` may have a ``source``, a module whose function ``symbol`` replaces
+it. An answer has ``object``, ``error`` or ``refused``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def target_from(fields: list[Any]) -> Target:
 
 
 def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Emit a kernel for a CPU, and return the function that compiles it by LLVM."""
+    """Emit a kernel for a CPU; return the function that finishes it by LLVM."""
     from aotc.kernels.cpu.compile import emit_kernel, machine_code
 
     try:
@@ -110,7 +110,7 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
-    """Compile a kernel's printed function, or the user's function in place of it, unless that is refused."""
+    """Compile the printed function of a kernel, or the user's function in place of it, and return the answer."""
     from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
 
     source, name = request["source"], request["symbol"]
@@ -141,7 +141,7 @@ def _by_numba_cuda(kernel: Kernel, target: Target, request: dict[str, Any]) -> d
 
 
 def _prepare_cuda() -> None:
-    """Let Numba load what its first compilation needs; errors are reported with the first kernel."""
+    """Let Numba load what its first CUDA compilation needs; errors are reported with the first kernel."""
     with suppress(Exception):
         from aotc.kernels.cuda.shell import shell_text
 
@@ -149,7 +149,7 @@ def _prepare_cuda() -> None:
 
 
 def main() -> None:
-    """Answer requests until the other side closes the pipe; arguments are kinds of targets to prepare for."""
+    """Answer requests until the other side closes the pipe; the arguments are kinds of targets to prepare for."""
     sys.setrecursionlimit(WORKER_FRAMES)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

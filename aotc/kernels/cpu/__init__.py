@@ -1,1 +1,1 @@
-"""CPU kernels: compilation, linking and the executor."""
+"""Code generation for CPUs: compilation and linking of kernels, and the executor that runs them."""

@@ -1,4 +1,4 @@
-"""Interface of the CPU back end: kernels to one library, the executor to another."""
+"""Build the CPU part of a bundle: compile kernels to one library, the executor to another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """The manifest's facts about a kernel; ``scratch`` is bytes per worker, ``target`` is set if targets differ."""
+    """The manifest's facts about a CPU kernel.
+
+    ``scratch`` is in bytes per worker, ``target`` is set if targets differ.
+    """
 
     name: str
     scratch: int
@@ -43,7 +46,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """A shared library, with the kernels of its table in order."""
+    """A shared library, with the facts of its kernels in the order of its table."""
 
     data: bytes
     kernels: tuple[KernelInfo, ...]
@@ -73,7 +76,7 @@ def start_workers(options: Options) -> None:
 
 
 class Build:
-    """A library whose kernels can be compiled before the rest of its manifest is known.
+    """A library under construction: its kernels can be compiled before the rest of its manifest is known.
 
     Use it as a context manager, which stops unfinished work at the end.
 
@@ -121,7 +124,7 @@ class Build:
         return self
 
     def begin_ahead(self) -> None:
-        """Start compiling in the background, as far as that helps."""
+        """Start compiling in the background, where that overlaps with other work."""
         self._compilation.begin_ahead()
 
     def finish(self, described: Mapping[str, Any] | None = None) -> SharedLibrary:
@@ -177,7 +180,7 @@ def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
 
 
 def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
-    """Return the functions that kernels import into a library that defines those of ``custom``."""
+    """Return the functions that kernels import and that their library, which contains ``custom``, does not define."""
     own = {c.symbol for c in custom}
     return sorted({name for k in kernels for name in imports(k)} - own)
 
@@ -198,7 +201,7 @@ def check_native(native: NativeCall, target: Target, options: Options) -> None:
 
 
 def math_library_symbols() -> frozenset[str]:
-    """Return the functions of the C math library that a user's function may call."""
+    """Return the names of the functions in the C math library that a user's function may call."""
     from aotc.kernels.cpu.custom import MATH_SYMBOLS
 
     return MATH_SYMBOLS

@@ -80,7 +80,7 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A kernel as LLVM assembly: any thread can compile it to machine code, mostly without Python's lock.
+    """A kernel emitted as LLVM assembly, which any thread can compile to machine code, mostly without the GIL.
 
     ``finished`` is the assembly of called functions that bypass LLVM's passes, and ``names`` are their names. ``done``
     is True if LLVM's passes would not improve the kernel's loops.
@@ -103,7 +103,7 @@ def kernel_module(kernel: Kernel, target: Target) -> Module:
 
 
 def _link_finished(library: Library, emitted: Emitted) -> None:
-    """Link the functions of an emitted kernel that bypass LLVM's passes, if there are any, as internal functions."""
+    """Link the functions of an emitted kernel that bypass LLVM's passes, as internal functions."""
     if emitted.names:
         library.link_text(emitted.finished, emitted.names)
 
@@ -117,7 +117,7 @@ def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
 
 
 def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
-    """Return the assembly of ``kernel``: the part of its compilation that is Python code."""
+    """Return the assembly of ``kernel``: the part of its compilation that is Python code and needs the GIL."""
     body = KernelModule(kernel.name, target)
     body.data_layout = back_end.data_layout(target)
     body.finished = finished = TextModule(body.triple, body.data_layout)
@@ -167,12 +167,12 @@ def _optimized(emitted: Emitted) -> Library:
 
 
 def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
-    """Return the context that keeps loop addresses in registers; without spare registers LLVM would copy constants."""
+    """Return the context manager that keeps loop addresses in registers if registers are spare."""
     return loop_addresses(target.triple.startswith("x86_64") and not fills_registers(kernel))
 
 
 def machine_code(emitted: Emitted) -> bytes:
-    """Return the relocatable object that defines the kernel: LLVM's work, mostly without Python's lock.
+    """Return the relocatable object of an emitted kernel: LLVM's work, mostly without the GIL.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Compile a user's function to a native object: by Numba, with a shim that turns addresses into arrays."""
+"""Compile a user's function for a custom call to a native object, with a shim that turns addresses into arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MATH_SYMBOLS = frozenset(name + suffix for name in _MATH.split() for suffix in (
 
 
 class Refused(Exception):
-    """A user's function cannot be compiled; the text has the reason."""
+    """A user's function cannot be compiled; the text of the exception is the reason."""
 
 
 def plain_function(function: Any) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list
     Raises
     ------
     Refused
-        If it takes another number of arrays, or other attributes.
+        If the function takes another number of arrays, or other attributes.
     """
     inner = getattr(function, "py_func", function)
     try:
@@ -79,7 +79,7 @@ def pickled(function: Any) -> bytes:
     Raises
     ------
     Refused
-        If it is not a Python function, raises exceptions, or uses objects that cannot be pickled.
+        If ``function`` is not a Python function, raises exceptions, or uses objects that cannot be pickled.
     """
     inner = plain_function(function)
     try:
@@ -123,7 +123,7 @@ def _array(typing_context, pointer, shape):
 
 
 def _shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function of addresses and sizes that calls ``function`` with arrays, then with ``values``."""
+    """Return the function of addresses and sizes that calls ``function`` with arrays, followed by ``values``."""
     lines = []
     at = 0
     for n, (_, rank) in enumerate(arrays):

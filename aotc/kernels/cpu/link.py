@@ -1,4 +1,4 @@
-"""Link objects to a shared library, by a linker of the system or of a wheel."""
+"""Link objects to a shared library, by a linker of the system or of a Python package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _own_machine() -> str:
 
 @cache
 def linker(native: bool) -> tuple[str, ...]:
-    """Return the command of a linker; a foreign target needs one that supports every machine.
+    """Return the command of a linker; a target other than this machine needs a linker for all machines.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def function_table(
 
 
 def _reference(name: str) -> str:
-    """Return a symbol in LLVM's assembly syntax."""
+    """Return a symbol name in LLVM's assembly syntax."""
     plain = _SPECIAL.sub(lambda found: _numbers(found[0].encode()), name)
     return f'@"{plain}"'
 
@@ -144,7 +144,7 @@ class Linker:
         return self._process
 
     def give(self, objects: Sequence[bytes]) -> None:
-        """Pass the objects to the linker."""
+        """Pass the objects to the waiting linker."""
         folder = self._stack.enter_context(work_folder(self._folder))
         files = [folder / f"{n}.o" for n in range(len(objects))]
         for file, data in zip(files, objects, strict=True):
@@ -188,7 +188,7 @@ class Linker:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return the option that makes a linker wait: it reads a version script from a pipe before it opens an object."""
+    """Return the option that makes a linker wait: it reads a version script from a pipe before it opens objects."""
     handed_on = "-Wl," if "-nostdlib" in command else ""
     return f"{handed_on}--version-script=/dev/stdin"
 

@@ -1,1 +1,1 @@
-"""CUDA kernels through numba.cuda."""
+"""Code generation for CUDA GPUs: kernels emitted from loop IR, and templates in numba.cuda."""

@@ -1,8 +1,8 @@
-"""Simulator of a CUDA thread block in Python and NumPy: it defines the meaning of instructions.
+"""Simulator of a CUDA thread block in Python and NumPy; it defines the meaning of the PTX instructions in kernels.
 
-It has the block's shared memory and barriers. :func:`run` calls a kernel's Python code once for each thread; all
-threads of a block run concurrently. An instruction that accesses more than its operands finds the block by
-:func:`here`. Asynchronous copies and products complete when they are issued, which is one of the orders that the
+The simulator has the block's shared memory and barriers. :func:`run` calls a kernel's Python code once for each thread;
+all threads of a block run concurrently. An instruction that accesses more than its operands finds the block by
+:func:`here`. Asynchronous copies and matmuls complete when they are issued, which is one of the orders that the
 hardware may choose.
 """
 
@@ -37,7 +37,10 @@ class PhaseBarrier:
         self._changed = threading.Condition()
 
     def change(self, arrivals: int, size: int) -> None:
-        """Count ``arrivals`` threads, and add ``size`` expected bytes; a negative size: bytes have arrived."""
+        """Count ``arrivals`` threads as arrived, and expect ``size`` further bytes.
+
+        A negative size means arrived bytes.
+        """
         with self._changed:
             self._left -= arrivals
             self._bytes += size
@@ -61,7 +64,7 @@ class PhaseBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The contents of a tensor map: an array in memory, and the box that is copied of its last two dimensions."""
+    """A simulated tensor map: an array, and the size of the box of its last two dims that a copy reads."""
 
     elements: np.ndarray
     box: tuple[int, int]
@@ -77,7 +80,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """The contents of an im2col tensor map: images, the box, and bounds and strides of its pixels, innermost first."""
+    """A simulated im2col tensor map: images, size of the box, and bounds and strides of its pixels, innermost first."""
 
     elements: np.ndarray
     box: tuple[int, int]
@@ -86,7 +89,7 @@ class Patches:
     strides: tuple[int, ...]
 
     def part(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
-        """Return the channels from ``place[0]`` on of the pixels from ``place[1:]`` on; 0 outside of the array."""
+        """Return a box of pixels from ``place[1:]`` on, shifted by ``tap``, with channels from ``place[0]`` on."""
         channels, pixels = self.box
         first, *at = map(int, place)
         *extents, width = self.elements.shape[1:]
@@ -126,14 +129,14 @@ class Cluster:
         self._together.wait()
 
     def abort(self) -> None:
-        """Wake all waiting threads with an error."""
+        """Wake all waiting threads with an error, because a thread has failed."""
         self._together.abort()
         for block in self.blocks:
             block.abort()
 
 
 class ThreadBlock:
-    """The state of a block.
+    """The state of a simulated block.
 
     Attributes
     ----------
@@ -196,7 +199,7 @@ class ThreadBlock:
             return known[key]
 
     def exchange(self, value: Any, count: int = WARP) -> list[Any]:
-        """Return ``value`` of each thread of the calling thread's warp, or of its warpgroup of 128."""
+        """Return ``value`` of each thread of the calling thread's warp, or with ``count`` 128 of its warpgroup."""
         meeting, first = self._groups[count][_HERE.thread // count], _HERE.thread // count * count
         self._registers[_HERE.thread] = value
         meeting.wait()
@@ -209,13 +212,13 @@ class ThreadBlock:
         return self.named.setdefault(number, PhaseBarrier(threads))
 
     def abort(self) -> None:
-        """Wake all waiting threads with an error."""
+        """Wake all waiting threads with an error, because a thread has failed."""
         for barrier in (self.together, *self._groups[WARP], *self._groups[128]):
             barrier.abort()
 
 
 def here() -> Any:
-    """Return the calling thread's ``block``, and its number ``thread`` in the block."""
+    """Return the simulated thread that runs this code: its ``block``, and its number ``thread`` in the block."""
     return _HERE
 
 
@@ -225,7 +228,7 @@ def swizzled(row: Any, byte: Any) -> Any:
 
 
 class _Cuda:
-    """The part of ``numba.cuda`` that kernels use."""
+    """Replacement of the part of ``numba.cuda`` that kernels use."""
 
     def __init__(self, blocks: int, threads: int) -> None:
         self.gridDim, self.blockDim = SimpleNamespace(x=blocks), SimpleNamespace(x=threads)

@@ -1,4 +1,4 @@
-"""Interface of the CUDA back end: kernels to images."""
+"""Build the GPU part of a bundle: compile kernels to images, and describe them in the manifest."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """All images one after the other, followed by their seal, and the kernels in them.
+    """All images of a target, one after the other, with their seal (a digest of the manifest), and the kernels in them.
 
     Attributes
     ----------
@@ -106,10 +106,10 @@ def build_images(
 ) -> Images:  # fmt: skip
     """Compile ``kernels``; those in the cache are not compiled again.
 
-    ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function.
-    ``described`` is the manifest of the variant without its kernels; the images are sealed with all of it.
+    ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function. ``described``
+    is the manifest of the variant without its kernels; the images are sealed with all of it.
 
-    :func:`aotc.kernels.cuda.nvvm.need_packages` says first whether that is possible.
+    Call :func:`aotc.kernels.cuda.nvvm.need_packages` first.
     """
     symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler, sources)
     begin(options, COMPILING)
@@ -133,7 +133,7 @@ def build_images(
 
 
 def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
-    """Return the threads of a block, the items of the grid that it runs, and the manifest's launch parameters."""
+    """Return the threads of a block, the number of grid items that a block runs, and the launch parameters."""
     if kernel.tiling is not None:
         threads, entry = template_launch(kernel)
         return threads, 1, entry

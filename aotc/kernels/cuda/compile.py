@@ -1,6 +1,6 @@
 """Compile one loop-IR kernel to an image: numba.cuda's shell, an emitted body, libNVVM, nvJitLink. No GPU is needed.
 
-As on the CPU, the shell is Python compiled by Numba, and the body is emitted from the loop IR. libNVVM compiles both to
+The *shell*, Python compiled by Numba, calls the *body*, which is emitted from the loop IR. libNVVM compiles both to
 LTO-IR, which nvJitLink compiles as one program. For a portable target libNVVM generates PTX, which the driver compiles.
 """
 
@@ -27,7 +27,7 @@ from aotc.targets import Target
 
 
 def body_text(kernel: Kernel, target: Target) -> str:
-    """Return the IR of the function that runs one item of ``kernel``."""
+    """Return the LLVM IR of the body of ``kernel``: the function that runs one item of the grid."""
     module = KernelModule(kernel.name, target)
     function = emit_body(module, BODY, kernel, target, emit_tile, CudaEmitter, CudaEmitter.parameters(kernel))
     function.linkage = "linkonce_odr"
@@ -36,7 +36,7 @@ def body_text(kernel: Kernel, target: Target) -> str:
 
 
 def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
-    """Return the modules of ``kernel``; the entry point has the kernel's name."""
+    """Return the LLVM modules of ``kernel``, as text; the entry point has the kernel's name."""
     if kernel.tiling is not None:
         texts, functions = template_texts(kernel, target)
         return [*texts, functions_text(functions, kernel, target)]
@@ -47,7 +47,7 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
 
 
 def ptx(kernel: Kernel, target: Target) -> str:
-    """Return the PTX of ``kernel``, to be read or to be compiled by a driver."""
+    """Return the PTX of ``kernel``, for people or for a driver."""
     return nvvm.ptx(kernel_texts(kernel, target), target.cpu)
 
 
@@ -57,7 +57,7 @@ def compile_kernel(kernel: Kernel, target: Target) -> Image:
 
 
 def image_of(texts: Sequence[str], symbol: str, target: Target) -> Image:
-    """Return the image of modules that form one program, with the kernel ``symbol``."""
+    """Return the image of LLVM modules that form one program with the kernel ``symbol``."""
     if target.portable:
         return Image(nvvm.ptx(texts, target.cpu).encode() + b"\0")
     return link(nvvm.ltoir(texts, target.cpu), target.cpu, symbol)

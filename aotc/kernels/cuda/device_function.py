@@ -1,6 +1,7 @@
-"""Expressions of the loop IR as device functions that templates call, such as epilogues and sizes.
+"""Device functions that templates call, emitted from expressions of the loop IR, such as epilogues and sizes.
 
-A function has the parameters of its kernel (a pointer to each buffer, then each dim), followed by its own.
+The parameters of a device function are those of its kernel (a pointer to each buffer, then each dim), followed by its
+own.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ class DeviceFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Register types of its own parameters."""
+        """Return the register types of the function's own parameters."""
         vectors = [register_type(dtype) for _, dtype, count in self.vectors for _ in range(count)]
         return [*(register_type(dtype) for _, dtype in self.parameters), *vectors]
 
     @property
     def result(self) -> ir.Type:
-        """Register type of its value."""
+        """Return the register type of the function's value."""
         return register_type(self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFunction:
-    """A function that loads or computes several values for consecutive lanes; contiguous loads become vector loads.
+    """A device function that loads or computes several values for consecutive lanes, with vector loads where possible.
 
     Attributes
     ----------
@@ -80,12 +81,12 @@ class LoadFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Register types of its own parameters."""
+        """Return the register types of the function's own parameters."""
         return [register_type(dtype) for _, dtype in self.parameters]
 
     @property
     def result(self) -> ir.Type:
-        """Register types of the results."""
+        """Return the register types of the results."""
         return registers_type((load.dtype, count) for load, count in self.loads)
 
 
@@ -95,12 +96,12 @@ def registers_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
 
 
 class _FunctionEmitter(CudaEmitter):
-    """Emits a value in place of a kernel's statements."""
+    """Emitter of a device function: a value in place of the statements of a kernel."""
 
     _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never mutated
 
     def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
-        """Return the register of the function's value, or the struct of all values."""
+        """Emit the function's value and return its register, or the struct of all values."""
         self._parts, self._count, self._inside = set(), 0, False
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
         given = iter(self.bind_kernel())
@@ -144,7 +145,7 @@ class _FunctionEmitter(CudaEmitter):
 
 
 def functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
-    """Return the IR of device functions that belong to ``kernel``."""
+    """Return the LLVM IR of device functions that belong to ``kernel``."""
     module = KernelModule(kernel.name, target)
     for function in functions:
         kind = ir.FunctionType(function.result, [*CudaEmitter.parameters(kernel)[:-1], *function.types])

@@ -74,7 +74,7 @@ def _retype(function: ir.Function) -> None:
 
 
 def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
-    """Return the call that converts the bits of a half to f32, or f32 to the bits of a half."""
+    """Create the intrinsic call that converts the bits of an f16 to f32, or f32 to the bits of an f16."""
     name, result = ("from", F32) if value.type == I16 else ("to", I16)
     name = f"llvm.convert.{name}.fp16.f32"
     function = declare(block.module, name, ir.FunctionType(result, [value.type]))
@@ -82,7 +82,7 @@ def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
 
 
 def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
-    """Yield the casts that ``i`` needs before it, and ``i``."""
+    """Yield the pointer casts that instruction ``i`` needs before it, and then ``i``."""
     match i:
         case instr.LoadInstr():
             wanted = [i.type.as_pointer()]

@@ -1,8 +1,8 @@
 """Emission of the loop IR on a GPU, where it differs from a CPU: threads, shared memory, barriers.
 
-A kernel has one of two shapes. Flat: one thread runs one item of the grid. Block: if the body has loops of kind
-``thread``, a block of threads runs one item, and all threads run the statements outside of those loops. A kernel with
-barriers of the whole grid has one item, which all blocks run together: they share loops of kind ``blocks``.
+A kernel has one of two shapes. *Flat*: each thread runs its own item of the grid. *Block*: a block of threads runs one
+item together; the threads share the iterations of loops of kind ``thread`` and all run the other statements. A kernel
+with barriers of the whole grid has one item, which all blocks run together: they share loops of kind ``blocks``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CudaEmitter(LanesEmitter):
 
     @staticmethod
     def parameters(kernel: Kernel) -> list[ir.Type]:
-        """Return the types of the function's parameters."""
+        """Return the LLVM types of the function's parameters."""
         return [PTR] * (len(kernel.inputs) + len(kernel.outputs)) + [I64] * (len(kernel.dims) + 1)
 
     @staticmethod
@@ -117,14 +117,14 @@ class CudaEmitter(LanesEmitter):
                 super()._statement(stmt)
 
     def _atomic(self, stmt: Store) -> None:
-        """Combine a value with an element atomically; for integers the order of updates does not matter."""
+        """Combine a value with an element in memory atomically; the order of updates does not matter for integers."""
         unsigned = kind_of(stmt.buffer.dtype) == "u"
         operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
         value = self.scalar(stmt.value)
         self.builder.atomic_rmw(operation, self._element(stmt.buffer, stmt.index), value, "monotonic")
 
     def _threads(self, loop: For) -> None:
-        """Run the iterations of a loop on the threads of the block; there are at most as many iterations."""
+        """Distribute the iterations of a loop to the threads of the block, at most one each."""
         builder = self.builder
         thread = special(builder, "tid.x")
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
@@ -154,7 +154,7 @@ class CudaEmitter(LanesEmitter):
         self._iterations(loop, (begin, end, count), body, after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
-        """Exchange a number between threads; a complex number has two parts."""
+        """Exchange a number between threads of a warp; a complex number is exchanged in two parts."""
         kind, builder = memory_type(to.dtype), self.builder
         old, new = self._pointers[source.name], self._pointers[to.name]
         for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
@@ -163,7 +163,7 @@ class CudaEmitter(LanesEmitter):
             builder.store(exchanged(builder, builder.load(at[0], typ=kind), mask), at[1])
 
     def _alloc(self, buffer: Buffer) -> None:
-        """Allocate memory of a thread (scratch too: each thread is its own worker) or of its block."""
+        """Allocate memory of a thread, which includes scratch memory, or shared memory of the block."""
         if buffer.space == "shared":
             self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
             return
@@ -181,7 +181,7 @@ class CudaEmitter(LanesEmitter):
 
 
 class NarrowIndices(Indices):
-    """Divides in 32 bits if the operands provably fit."""
+    """Emitter of index expressions that divides in 32 bits if the operands provably fit."""
 
     def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
         if not (_is_narrow(atom.a) and _is_narrow(atom.b)):

@@ -1,9 +1,7 @@
 """Exchange between threads: values of a warp without memory, and a barrier of all blocks of a launch.
 
-``shfl.sync`` moves 32-bit words between the threads of a warp.
-
-At the barrier of a launch the blocks count themselves in a word of memory. The last block flips the word's top bit. All
-blocks must run concurrently, which a cooperative launch guarantees. The first block adds the top bit minus the
+At the barrier of a launch the blocks count themselves in a word of global memory. The last block flips the word's top
+bit. All blocks must run concurrently, which a cooperative launch guarantees. The first block adds the top bit minus the
 increments of all others, so that the total is the top bit alone, and the word is ready for the next barrier.
 """
 
@@ -19,7 +17,10 @@ _EVERYBODY, _BUTTERFLY, _BALLOT = -1, 3, 3
 
 
 def exchanged(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
-    """Return ``value`` of thread ``t ^ mask``, in the memory form of a number."""
+    """Return ``value`` of the warp's thread ``t ^ mask``, where ``t`` is the calling thread.
+
+    The number is in memory form.
+    """
     kind = value.type
     bits = 64 if kind == ir.DoubleType() else 32 if kind == ir.FloatType() else kind.width
     word = value if isinstance(kind, ir.IntType) else builder.bitcast(value, ir.IntType(bits))

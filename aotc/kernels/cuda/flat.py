@@ -1,4 +1,4 @@
-"""Block sizes of flat kernels: each thread runs one item of the grid."""
+"""Block sizes of flat kernels, in which each thread runs its own item of the grid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flat_threads(kernel: Kernel) -> int:
 
 
 def _gathers_from_rows(kernel: Kernel) -> bool:
-    """Do items read at random positions of a row that fits the first-level cache, neighbours in the same row?"""
+    """Do neighbouring items read random positions of the same row, which fits the first-level cache?"""
     statements = list(walk(kernel.body))
     named = {s.var.name for s in statements if isinstance(s, Let)}
     loads = (x for s in statements for x in leaves(operands(s)) if isinstance(x, Load) and len(x.index) > 1)

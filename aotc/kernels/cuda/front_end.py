@@ -35,7 +35,7 @@ _ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
 
 @contextmanager
 def _without_a_driver() -> Iterator[None]:
-    """Let dispatchers of device functions compile, which would ask the driver for its GPU's compute capability."""
+    """Let Numba compile device functions without a GPU, although it asks the driver for the compute capability."""
     with global_compiler_lock:
         asked = dispatcher.get_current_device
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=_FRONT)
@@ -46,7 +46,7 @@ def _without_a_driver() -> Iterator[None]:
 
 
 def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: int, maps: int = 0) -> list[str]:
-    """Return the modules of a kernel, named :data:`ENTRY`, and of the functions that it calls.
+    """Return the LLVM modules of a kernel, named :data:`ENTRY`, and of the functions that it calls.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Instructions of Hopper: transaction barriers, tile copies by the tensor memory accelerator, and warpgroups.
 
-Addresses in shared memory have 32 bits; a barrier is the address of its 8 bytes. The meaning of the instructions is
-defined for the simulator of :mod:`aotc.kernels.cuda.block`, where everything completes when it is issued. So fences,
-and waits for issued operations, do nothing there.
+Addresses in shared memory have 32 bits; a barrier is the address of its 8 bytes. Each function also has a meaning in
+Python, for the simulator of :mod:`aotc.kernels.cuda.block`. Operations complete there when they are issued, so fences
+and waits for operations do nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted, ptx
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
 def barrier_init(barrier, arrivals):
-    """Create a barrier whose phase ends after ``arrivals`` arrivals."""
+    """Create a barrier in shared memory whose phase ends after ``arrivals`` arrivals."""
     here().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
 
 
@@ -29,13 +29,13 @@ def fence_barrier_init():
 
 @ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", NOTHING, I32, I32)
 def barrier_expect(barrier, size):
-    """Arrive; the phase then also waits for ``size`` copied bytes."""
+    """Arrive at a barrier; its phase then also waits for ``size`` copied bytes."""
     here().block.barriers[int(barrier)].change(1, int(size))
 
 
 @ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", NOTHING, I32)
 def barrier_arrive(barrier):
-    """Arrive."""
+    """Arrive at a barrier without waiting."""
     here().block.barriers[int(barrier)].change(1, 0)
 
 
@@ -45,7 +45,7 @@ def barrier_arrive(barrier):
     NOTHING, I32, I32,
 )  # fmt: skip
 def barrier_wait(barrier, parity):
-    """Wait for the end of a phase; parities of phases alternate, starting with 0."""
+    """Wait until the barrier's phase with this parity has ended; parities of phases alternate, starting with 0."""
     here().block.barriers[int(barrier)].wait(int(parity))
 
 
@@ -67,7 +67,7 @@ def group_arrive(number, threads):
 
 
 def _land(part: np.ndarray, to: int, barrier: int) -> None:
-    """Store copied elements in shared memory, swizzled, and signal the barrier."""
+    """Store copied elements in simulated shared memory, swizzled, and signal the barrier."""
     block = here().block
     rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
     block.memory[to + swizzled(rows, bytes_)] = part.view(np.uint8)
@@ -138,23 +138,23 @@ def _generate_load_far(context, builder, signature, arguments):
 
 @emitted(lambda place: F32(I32), _generate_load_far)
 def load_far(place):
-    """Return an f32 from the shared memory of a block of the cluster."""
+    """Load an f32 from the shared memory of another block of the cluster."""
     block = here().block.cluster.blocks[int(place) >> _RANK_BITS]
     return block.memory.view(np.float32)[(int(place) & (1 << _RANK_BITS) - 1) // 4]
 
 
 @ptx("wgmma.fence.sync.aligned;", NOTHING)
 def products_fence():
-    """Make register writes visible to the products that follow."""
+    """Make register writes visible to the wgmma instructions that follow."""
 
 
 @ptx("wgmma.commit_group.sync.aligned;", NOTHING)
 def products_commit():
-    """Commit the issued products as a group."""
+    """Commit the issued wgmma instructions as one group, for :func:`products_wait`."""
 
 
 def products_wait(left: int):
-    """Return the instruction that waits until at most ``left`` groups of products are in flight."""
+    """Return the instruction that waits until at most ``left`` groups of wgmma instructions are incomplete."""
 
     @ptx(f"wgmma.wait_group.sync.aligned {left};", NOTHING)
     def wait():

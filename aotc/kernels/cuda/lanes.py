@@ -1,6 +1,6 @@
 """Loops whose iterations a thread interleaves: each statement runs for all iterations before the next statement.
 
-So all loads are issued before all stores, which a GPU compiler may not reorder, and overlap. Loads and stores of
+So all loads are issued before all stores and overlap; a GPU compiler may not reorder them itself. Loads and stores of
 neighbouring addresses become one access of up to 16 bytes::
 
     for u in lanes(0, 4):                   v = load <4 x float> of x[4*i]
@@ -32,7 +32,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 @dataclass(slots=True)
 class LoopLane:
-    """One iteration: the value of the loop variable, and the scalars that its statements have defined."""
+    """An iteration of an interleaved loop: value of the loop variable, and scalars that its statements have defined."""
 
     number: int
     scalars: dict[str, Register] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class LoopLane:
 
 
 class LanesEmitter(BodyEmitter):
-    """Emits loops of kind ``lanes`` whose statements are definitions and stores; others are unrolled."""
+    """Emitter of loops of kind ``lanes``: loops of definitions and stores are interleaved, others unrolled."""
 
     _scalar_registers: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
 
@@ -94,7 +94,7 @@ class LanesEmitter(BodyEmitter):
     def _store_lanes(
         self, stmt: Store, var: str, lanes: Sequence[LoopLane], held: Sequence[dict[int, Register]], varying: set[str]
     ) -> None:
-        """Compute all values before the first store."""
+        """Compute the values of all lanes before the first store."""
         values: list[Register] = []
         for lane, registers in zip(lanes, held, strict=True):
             self._enter(var, lane, registers)
@@ -119,7 +119,7 @@ class LanesEmitter(BodyEmitter):
         return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
 
     def _pair_up(self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]) -> None:
-        """Compute bf16 values of two lanes at a time, and add them to the lanes' registers."""
+        """Compute bf16 values for two lanes at a time, and add them to the lanes' registers."""
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
@@ -135,7 +135,7 @@ class LanesEmitter(BodyEmitter):
     def _word(
         self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
     ) -> ir.Value:
-        """Return the register that has ``node`` of two lanes."""
+        """Return the register that contains ``node`` for two lanes."""
 
         def of_both(value: Scalar) -> list[Any]:
             found = []
@@ -153,7 +153,7 @@ class LanesEmitter(BodyEmitter):
     def _load_neighbours(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]
     ) -> list[dict[int, Register]]:
-        """Load contiguous elements of several lanes by vector loads, and return the registers of each lane."""
+        """Load contiguous elements of several lanes by vector loads; return for each lane the registers by load."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
         for load in leaves(operands(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
@@ -181,7 +181,7 @@ class LanesEmitter(BodyEmitter):
     def _flats(
         self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
-        """Return the flat index of each lane; nothing if it depends on values that a lane computes."""
+        """Return the flat index of each lane; empty if it depends on values that a lane computes."""
         flat = flat_index(buffer, index)
         if buffer.space not in ("global", "shared") or not unknown.isdisjoint(s.name for s in symbols(flat)):
             return []
@@ -210,7 +210,7 @@ def _parts(buffer: Buffer) -> int:
 
 
 def _width(buffer: Buffer, flats: Sequence[Dim]) -> int:
-    """Return the lanes of one vector access: 0 if their elements are not contiguous, or not aligned."""
+    """Return the number of lanes of one vector access: 0 if their elements are not contiguous or not aligned."""
     kind, parts = memory_type(buffer.dtype), _parts(buffer)
     width = 1
     while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, GPU_ALIGNMENT):
@@ -239,7 +239,7 @@ def _bits(kind: ir.Type) -> int:
 
 
 def _pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
-    """Return the type of an access's pieces, their number, and the elements of a piece."""
+    """Return a vector access as pieces: the type of a piece, the number of pieces, and the elements of a piece."""
     bits = _bits(kind)
     if bits >= 32:
         return kind, count, 1
@@ -250,7 +250,7 @@ def _pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
 def load_vector(
     builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, count: int, annotate: Annotate
 ) -> list[ir.Value]:
-    """Load ``count`` elements, a power of two, in their memory form."""
+    """Load ``count`` elements, a power of two, by vector loads; return them in memory form."""
     piece, pieces, each = _pieces(kind, count)
     raw = builder.load(address, typ=piece if pieces == 1 else ir.VectorType(piece, pieces))
     raw.align = _bits(kind) * count // 8
@@ -266,7 +266,7 @@ def _split(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> l
 
 
 def store_vector(builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate) -> None:
-    """Store elements, a power of two of them, in their memory form."""
+    """Store elements in memory form, a power of two of them, by vector stores."""
     kind = values[0].type
     piece, pieces, each = _pieces(kind, len(values))
     parts = values if each == 1 else [_join(builder, values[n : n + each], piece) for n in range(0, len(values), each)]

@@ -1,4 +1,4 @@
-"""LLVM intrinsics that libNVVM lacks, or lacks for some GPUs, as functions of those that it has."""
+"""Replacements for LLVM intrinsics that libNVVM lacks, in general or for some GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def _pick(compare: str, symbol: str) -> Emit:
 
 
 def _extreme(name: str) -> Emit:
-    """Return the larger or smaller operand; NaN if one is NaN; -0.0 below 0.0. PTX has it for f32, since sm_80."""
+    """Return the body of minimum or maximum: NaN if an operand is NaN, -0.0 below 0.0.
+
+    PTX has it for f32 since sm_80.
+    """
 
     def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
         if x.type == F32 and has_nan_extremes(b):
@@ -61,7 +64,10 @@ def _round(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _to_integer(signed: bool) -> Emit:
-    """Convert towards 0, clamped; NaN gives 0. The machine's conversions clamp to 32 or 64 bits."""
+    """Return the body of a conversion towards 0 that clamps and maps NaN to 0.
+
+    The machine only clamps to 32 or 64 bits.
+    """
 
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         to = b.function.return_value.type

@@ -1,4 +1,4 @@
-"""libNVVM: text in its dialect of LLVM IR to LTO-IR, which nvJitLink compiles, or to PTX."""
+"""Interface to libNVVM: compile LLVM IR in its dialect to LTO-IR, which nvJitLink links, or to PTX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONS = ("-opt=3", "-fma=0")
 
 
 def need_packages(target: str) -> None:
-    """Raise a CompileError if packages are missing that compile for CUDA.
+    """Raise a CompileError if packages that compile for CUDA are missing.
 
     Numba alone does not suffice: its older ``numba.cuda`` lacks what other modules of this package import.
     """

@@ -1,4 +1,4 @@
-"""PTX instructions in numba.cuda: the text of each, with its meaning in Python.
+"""PTX instructions as Python functions: each has the text of an instruction, and its meaning in Python.
 
 ::
 
@@ -31,7 +31,7 @@ _KINDS |= {I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 
 class PtxInstruction(_Intrinsic):
-    """A function that Numba compiles to the instruction ``text``; called from Python it runs ``meaning``."""
+    """A function that Numba compiles to the instruction ``text``; a call from Python runs ``meaning`` instead."""
 
     def __init__(self, text: str, meaning: Callable[..., Any], typed: Callable[..., Any]) -> None:
         super().__init__(meaning.__name__, typed)
@@ -44,7 +44,10 @@ class PtxInstruction(_Intrinsic):
 
 
 def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any], values: list[ir.Value]) -> ir.Value:
-    """Emit ``text`` on ``values`` of the types ``operands``; without a result it has memory effects."""
+    """Emit the inline assembly ``text`` on ``values`` of the types ``operands``.
+
+    Without a result it has memory effects.
+    """
     effects = result == NOTHING
     letters = [_LETTERS[o] for o in operands] + (["~{memory}"] if effects else [])
     letters = letters if effects else [f"={_LETTERS[result]}", *letters]
@@ -73,7 +76,7 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
 
 
 def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
-    """Return a decorator that attaches the code of ``generate`` to its meaning.
+    """Return a decorator that attaches a meaning in Python to code that ``generate`` emits.
 
     Parameters
     ----------

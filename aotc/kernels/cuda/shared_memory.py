@@ -73,7 +73,9 @@ def resources_of(found: Mapping[str, int], threads: int, asked: int, target: Tar
 
 
 def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
-    """Return the manifest's launch entry of a kernel with one item per block; empty if it has only defaults.
+    """Return the manifest's launch entry of a kernel with one item per block.
+
+    Empty if all parameters have default values.
 
     A kernel that all blocks run together has at most one block for each multiprocessor, so that all run concurrently.
     """

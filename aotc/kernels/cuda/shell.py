@@ -1,4 +1,5 @@
-"""The kernels that the driver launches, in Python for numba.cuda; they call a body that is emitted from the loop IR.
+"""Shells: the kernels that the driver launches, in Python for numba.cuda. A shell calls the *body*, the function of one
+item of the grid, which is emitted from the loop IR.
 
 A kernel of the loop IR has one of two shapes. :func:`_flat`: each thread runs one item of the grid. :func:`_blocks`: a
 block of threads runs one item together.
@@ -30,7 +31,7 @@ def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Seq
 
 @intrinsic
 def _body(typing_context, pointers, dims, item):
-    """Call :data:`BODY`."""
+    """Call :data:`BODY`, the function of one item, from a shell."""
 
     def generate(context, builder, signature, arguments):
         call_function(builder, BODY, ir.VoidType(), arguments[:2], arguments[2])
@@ -57,7 +58,7 @@ def _shell(blocks: bool, pointers: int, dims: int, threads: int) -> str:
 
 
 def shell_text(symbol: str, blocks: bool, pointers: int, dims: int, threads: int) -> str:
-    """Return the IR of the kernel ``symbol``, whose parameters are pointers, dims and the size of the grid.
+    """Return the LLVM IR of the shell ``symbol``, whose parameters are pointers, dims and the size of the grid.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Pairs of bf16 in one register: which values two neighbouring lanes pack, and the packed instructions of GPUs.
+"""Packed bf16 arithmetic on GPUs: which values of two neighbouring lanes share a register, and the instructions.
 
 By default a bf16 is an f32 register whose lower half is 0. Rounding, adding or multiplying two of them takes a single
 instruction if they are the halves of one register, as they are in memory::
@@ -18,7 +18,10 @@ from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 
 def _fused(operands: str, number: int) -> Emit:
-    """Return the function that computes two sums or products as ``fma``; one operand is a pair of ``number``."""
+    """Return the function that computes a packed sum or product as ``fma``.
+
+    One operand is the constant pair ``number``.
+    """
     text = f"{{.reg .b32 c; mov.b32 c, {number << 16 | number}; fma.rn.bf16x2 $0, {operands};}}"
     kind = ir.FunctionType(I32, [I32, I32])
     return lambda b, x, y: b.asm(kind, text, "=r,r,r", [x, y], side_effect=False)

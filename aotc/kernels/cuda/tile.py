@@ -1,4 +1,4 @@
-"""Register tiles on the GPU: not supported; matmuls are lowered without them."""
+"""Register tiles, a statement of the loop IR for CPUs: GPUs do not support them, so matmuls are lowered without."""
 
 from __future__ import annotations
 

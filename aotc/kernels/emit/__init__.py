@@ -1,1 +1,1 @@
-"""Emit LLVM IR from loop IR."""
+"""Emission of LLVM IR from loop IR: statements, scalar ops, loads and stores, metadata, vectors."""

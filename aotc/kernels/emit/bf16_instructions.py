@@ -1,8 +1,8 @@
 """bf16 functions that NVIDIA's GPUs compute by one or two instructions in f32 registers, and CPUs by formulas of f32.
 
-The functions of :data:`BF16` have at least 11 correct bits, where bf16 has 8. So a result differs from the correctly
-rounded one by at most one unit in the last place, and seldom; a quotient never does. The functions of :data:`ROUNDED`
-are correctly rounded.
+The functions of :data:`BF16` have at least 11 correct bits, where bf16 has 8. So a result rarely differs from the
+correctly rounded one, and by at most one unit in the last place; a quotient never differs. The functions of
+:data:`ROUNDED` are correctly rounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rounded(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return the 16 bits of an f32 register rounded to bf16."""
+    """Return the 16 bits of an f32 register rounded to bf16, by the machine's instruction."""
     return builder.asm(ir.FunctionType(I16, [F32]), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [value], side_effect=False)
 
 

@@ -1,6 +1,6 @@
-"""Loop IR to LLVM IR: one iteration of a kernel's grid as one function.
+"""Emission of a kernel: loop IR to LLVM IR, one iteration of the kernel's grid as one function.
 
-The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``; emitters of other devices may
+The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``; emitters for other devices may
 have other parameters. The caller adds a loop over items or a thread index.
 """
 
@@ -65,7 +65,7 @@ def emit_body(
     Parameters
     ----------
     module : llvmlite.ir.Module
-        Gets the function and the functions that it calls.
+        Receives the function and the functions that it calls.
     name : str
         Its name; it is ``alwaysinline`` and has external linkage.
     kernel : Kernel
@@ -101,7 +101,7 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
 
 
 class BodyEmitter:
-    """Emits the statements of one kernel; also the context of tiles.
+    """Emitter of the statements of one kernel; also the context of register tiles.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class BodyEmitter:
     # --- buffers ---
 
     def _bind_parameters(self) -> ir.Value:
-        """Bind buffers and dims to parameters, and return the number of the item."""
+        """Bind buffers and dims to parameters; return the number of the item."""
         kernel, builder = self.kernel, self.builder
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
@@ -197,7 +197,7 @@ class BodyEmitter:
         return done[id(expression)]
 
     def _computed_registers(self) -> dict[int, Register]:
-        """Return registers of scalars that are computed already, by id()."""
+        """Return the registers of scalars that have already been computed, by ``id()`` of the scalar."""
         return {}
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
@@ -341,7 +341,7 @@ class BodyEmitter:
         self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
     ) -> ir.Instruction:  # fmt: skip
-        """Emit a loop from begin to end by step, with the variable offset by ``base``; return its back edge."""
+        """Emit a loop from begin to end by step; ``base`` is added to its variable. Return the back edge."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block
         builder.position_at_end(body)

@@ -79,7 +79,7 @@ def _float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Val
 
 
 def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Narrow f64 to f32 with rounding to odd, so that a second rounding is correct.
+    """Narrow f64 to f32 with rounding to odd, so that a second rounding to fewer bits is correct.
 
     It sets the last bit of the f32 next to ``value`` towards 0 if that is inexact.
     """
@@ -127,7 +127,7 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
-    """Return the 16 bits from which an f32 register was just created, as :func:`round_to` and loads do."""
+    """Return the 16 bits from which an f32 register was just created by :func:`round_to` or a load; None for others."""
     match value:
         case ir.CastInstr(
             opname="bitcast",
@@ -152,7 +152,7 @@ def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value
 
 
 def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
-    """Clamp in the float's type, then convert to i32: on x86 LLVM's saturating conversion is not vectorized."""
+    """Clamp in the float's type, then convert to i32; LLVM's saturating conversion is not vectorized on x86."""
     signed = to.kind == "i"
     low, high = (-(1 << (to.bits - 1)), (1 << (to.bits - 1)) - 1) if signed else (0, (1 << to.bits) - 1)
     top = float(high) if value.type == F64 or to.bits < 32 else 2.0**31 - 128  # the f32 before 2**31

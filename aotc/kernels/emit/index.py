@@ -1,4 +1,4 @@
-"""Index expressions as LLVM i64 arithmetic."""
+"""Emission of index expressions as LLVM i64 arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 @memoized
 def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
-    """Return the row-major offset of an element; memoized, as kernels ask for the same offsets repeatedly."""
+    """Return the row-major offset of an element; memoized, because kernels compute the same offsets repeatedly."""
     flat: Dim = 0
     stride: Dim = 1
     for at, extent in zip(reversed(index), reversed(shape)):
@@ -41,7 +41,7 @@ def at_iteration(buffer: Buffer, index: tuple[Dim, ...], var: str, iteration: Di
 
 @memoized
 def _at_iteration(flat: Dim, var: str, iteration: Dim) -> Dim:
-    """Return an offset in an iteration; memoized, as enclosing loops ask for the accesses of inner ones."""
+    """Return an offset in an iteration of a loop; memoized, because each enclosing loop queries inner accesses."""
     return substitute(flat, {var: iteration})
 
 
@@ -56,7 +56,7 @@ def step_of(flat: Dim, var: str) -> Dim | None:
 class Indices:
     """Emits index expressions, each once per block of statements.
 
-    A *frame* belongs to one block: values computed in it are reused in it and in nested blocks. Names are bound to
+    A *frame* has the values computed in one block; they are reused in the block and in nested ones. Names are bound to
     registers, or to numbers (variables of unrolled loops), which are folded into expressions.
 
     Parameters
@@ -90,7 +90,10 @@ class Indices:
         return any(name in frame for frame in self._names)
 
     def bind_number(self, name: str, value: int) -> None:
-        """Bind ``name`` to a number; the caller emits its block again for each number."""
+        """Bind ``name``, the variable of an unrolled loop, to a number.
+
+        The caller emits the body once for each number.
+        """
         self._numbers[name] = value
 
     def unbind_number(self, name: str) -> None:
@@ -136,7 +139,7 @@ class Indices:
         return found
 
     def _sum(self, dim: Expr) -> ir.Value:
-        """Add the terms, those of outer blocks first, so that LLVM can hoist the partial sum."""
+        """Add the terms of a sum, first those of outer blocks, so that LLVM can hoist the partial sum."""
         terms = [(self._depth(Expr(0, ((m, 1),))), m, c) for m, c in dim.terms]
         terms.sort(key=lambda term: term[0])
         total: ir.Value | None = None
@@ -193,7 +196,7 @@ class Indices:
         return self.builder.udiv(a, b) if atom.fn == "//" else self.builder.urem(a, b)
 
     def _floor_call(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
-        """Floor division or modulo where ``a`` may be negative; the divisor is positive."""
+        """Emit floor division or modulo for ``a`` that may be negative; the divisor is positive."""
         builder = self.builder
         if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
             if fn == "//":

@@ -22,7 +22,7 @@ def _by_sign(signed: str, unsigned: str) -> Callable[[str], Emit]:
 
 
 def _division(quotient: bool) -> Callable[[str], Emit]:
-    """Divide, with defined results for division by 0 and for the lowest integer divided by -1."""
+    """Return the emitter of division, with results for division by 0 and for the lowest integer divided by -1."""
 
     def make(kind: str) -> Emit:
         def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -82,7 +82,7 @@ def _abs(kind: str) -> Emit:
 
 
 def _power(kind: str) -> Emit:
-    """Binary exponentiation; a negative exponent gives 1 / x**|n| in integer division."""
+    """Return the emitter of binary exponentiation; a negative exponent gives 1 / x**|n| in integer division."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
         zero, one, ones = (ir.Constant(x.type, v) for v in (0, 1, -1))
@@ -166,7 +166,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
 
 
 def _narrow(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
-    """Emit a 2- or 4-bit op on 8 bits, or on a register of the true width if its result depends on the width."""
+    """Emit an op on 2- or 4-bit integers: in 8 bits, or in the true width if the result depends on the width."""
     row = DTYPES[dtype]
     if fn in OF_THE_WIDTH:
         kind = ir.IntType(row.bits)

@@ -1,4 +1,4 @@
-"""Calls of functions of other libraries, and heap memory whose size is known only at run time."""
+"""Calls of functions in other libraries, such as LAPACK, and heap memory whose size is known only at run time."""
 
 from __future__ import annotations
 

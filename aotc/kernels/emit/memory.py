@@ -1,4 +1,4 @@
-"""Loads and stores: between the memory form and the register form of an element."""
+"""Loads and stores of elements, and conversion between their memory form and their register form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Ann
 
 
 def freeze_value(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
-    """Return ``value`` frozen: an arbitrary number if it is a NaN that LLVM was told not to expect.
+    """Return ``value`` frozen: LLVM may assume that it is not NaN, and it becomes an arbitrary number if it is.
 
     For a number ``alone``, LLVM would move a ``freeze`` into the loop that computed it and lose the assumption. There a
     fence hides the origin of the number.

@@ -1,4 +1,4 @@
-"""LLVM metadata of a kernel: which memory accesses do not alias, and how to treat loops."""
+"""LLVM metadata of a kernel: which memory accesses do not alias, and how to unroll and vectorize loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def invariant(load: ir.Instruction) -> ir.Value:
 
 
 def _independent(loop: For) -> bool:
-    """Are the iterations independent, given that global memory is accessed only at the element written?"""
+    """Are the iterations of a loop independent, given that memory is accessed only at the element written?"""
     return all(
         not isinstance(s, Tile | While | Alloc | ExternalCall | Either)
         and not (isinstance(s, Store) and s.buffer.space != "global")
@@ -74,11 +74,11 @@ def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 class Metadata:
-    """Metadata of one kernel: of its memory accesses and of its loops.
+    """Creates the metadata of one kernel, for its memory accesses and its loops.
 
-    Each buffer has an alias scope of the whole function; buffers that may share memory have one together. Such buffers
-    are accessed only at the element that an iteration writes. So the accesses of a loop without state are independent,
-    but LLVM believes that only if every access of the loop is marked.
+    Each buffer has an alias scope of the whole function; buffers that may share memory have a common scope. An
+    iteration accesses such buffers only at the element that it writes. So the accesses of a loop without state are
+    independent, but LLVM assumes that only if every access of the loop is marked.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Metadata:
             self._parallel = Distinct(module)
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
-        """Return the function that marks a load or store of ``buffer`` with the memory it does not alias."""
+        """Return the function that marks a load or store of ``buffer`` as not aliasing other buffers."""
         tag = self._tags.get(buffer.name)
 
         def annotate(instruction: ir.Instruction) -> None:
@@ -175,7 +175,7 @@ def _accumulates(loop: For) -> bool:
 
 
 def _walks_along(loop: For, target: Target) -> bool:
-    """Does a loop that LLVM would unroll fully access contiguous elements, half a vector or more?"""
+    """Does a loop that LLVM would unroll fully access at least half a vector of contiguous elements?"""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
@@ -187,7 +187,7 @@ def _walks_along(loop: For, target: Target) -> bool:
 
 
 def _is_along(place: Load | Store, var: str) -> bool | None:
-    """Is the access contiguous in ``var``? None: it does not depend on ``var``."""
+    """Return True if the access is contiguous in ``var``, None if it does not depend on ``var``."""
     *outer, last = [i for i, extent in zip(place.index, place.buffer.shape) if extent != 1] or (0,)
     inside = [a for a in symbols(last) if a.name == var]
     if any(a.name == var for i in outer for a in symbols(i)):

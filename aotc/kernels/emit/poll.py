@@ -24,7 +24,10 @@ _CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
 
 def annotate_polls(text: str) -> str:
-    """Add attributes to the polls in an assembly (no access to the kernel's memory), which llvmlite cannot write."""
+    """Mark the polls in a module's text as not accessing the kernel's memory.
+
+    Llvmlite cannot write these attributes.
+    """
     return _CALL.sub(r"\g<0> cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
 
 
@@ -38,7 +41,7 @@ UNKNOWN_EXTENT = 1_000
 
 
 def _extent(begin: Dim, end: Dim) -> int:
-    """Return the iterations from ``begin`` to ``end``, or their upper bound: 8 for ``min(n, begin + 8)``."""
+    """Return the number of iterations from ``begin`` to ``end``, or an upper bound: 8 for ``min(n, begin + 8)``."""
     atom = lone_atom(end)
     if isinstance(atom, Call) and atom.fn == "min":
         return min(_extent(begin, atom.a), _extent(begin, atom.b))
@@ -114,7 +117,7 @@ class Polls:
             builder.store(i64(0), self._done)
 
     def iteration(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Count an iteration of ``loop``, which starts here; ``heap`` is memory to free before a return."""
+        """Count an iteration of ``loop``, which starts here; ``heap`` is memory to free if the kernel stops."""
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
@@ -131,7 +134,7 @@ class Polls:
         builder.position_at_end(go)
 
     def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Poll, and return if the kernel must stop, after freeing ``heap``."""
+        """Poll, and return from the kernel if it must stop, after freeing ``heap``."""
         builder = self._builder
         leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
         builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])
@@ -143,7 +146,7 @@ class Polls:
         builder.position_at_end(stay)
 
     def _answer(self) -> ir.Value:
-        """Emit the call of the monitor, and return its condition to stop."""
+        """Emit the call of the monitor; return the condition to stop."""
         monitor = self._builder.function.args[4]
         function = invariant(self._builder.load(monitor, typ=I64))
         kind = ir.FunctionType(I64, [PTR])

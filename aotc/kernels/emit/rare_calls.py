@@ -1,9 +1,9 @@
-"""Calls of functions for rare arguments, in a form in which LLVM can vectorize loops around them.
+"""Calls of functions for rare arguments, such as huge angles, that do not prevent vectorization of the loop.
 
 A formula calls a function of a flag, the usual result and the arguments, e.g. ``aotc.rarely.remainder``. During
-optimization it is a declaration without effects that has a vector variant for each width (``LANES``), so that LLVM
-vectorizes loops that call it. The definitions come afterwards (:func:`define`): a branch, taken only if a lane is rare,
-around a call that processes the lanes one by one.
+optimization the function is a declaration without effects that has a vector variant for each width (``LANES``), so that
+LLVM vectorizes loops that call it. The definitions come afterwards (:func:`define`): a branch, taken only if a lane is
+rare, around a call that processes the lanes one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)'
 
 
 def annotate_rare_calls(text: str) -> str:
-    """Add attributes to the rare functions of an assembly: no effects, and their vector variants."""
+    """Add attributes to the functions for rare arguments in a module's text: no effects, and their vector variants."""
     found = [m[2] for m in _DECLARATION.finditer(text)]
     if not found:
         return text
@@ -61,19 +61,19 @@ def _declared(name: str, lanes: int) -> str:
 
 
 def define_scalars(module: ir.Module) -> None:
-    """Define in ``module`` the rare functions that it calls, for a machine without vectors."""
+    """Define in ``module`` the functions for rare arguments that it calls, for a machine without vectors."""
     for symbol in [name for name in module.globals if name.startswith(CHOICE)]:
         _define_one(_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
         module.globals[symbol].linkage = "internal"
 
 
 def calls_rarely(text: str) -> bool:
-    """Return True if the assembly of a kernel calls functions for rare arguments."""
+    """Return True if a kernel's text calls functions for rare arguments."""
     return CHOICE in text
 
 
 def define(library: Library, target: Target) -> bool:
-    """Link the rare functions that ``library`` calls, in all variants; return True if there are any."""
+    """Link the functions for rare arguments that ``library`` calls, in all variants; return True if there are any."""
     module = library.module
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})

@@ -1,4 +1,4 @@
-"""Scalar ops on registers: common ops, and the dispatch by the kind of the operands."""
+"""Emission of scalar ops on registers: common ops, and the dispatch by the kind of the operands."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
 
 
 def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
-    """Compute in f32 and round once, except for ops on the codes themselves."""
+    """Emit an op on small floats: compute in f32 and round once, except for ops on the codes themselves."""
     dtype = dtypes[0]
     if fn == "next_after":
         return small_float.next_after(builder, args[0], args[1], dtype)
@@ -140,7 +140,7 @@ def _float_constant(value: float, dtype: str) -> ir.Value:
 
 
 def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
-    """Return ``reduce(old, new)`` with a free order of combination, so that it vectorizes."""
+    """Return ``reduce(old, new)``; floats may be combined in any order, so that LLVM vectorizes the reduction."""
     if DTYPES[dtype].kind == "c" and reduce == "add":
         return tuple(combine(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:

@@ -1,4 +1,4 @@
-"""Floats of fewer than 16 bits in kernels: one decoder and one rounding for all formats of the table.
+"""Floats of fewer than 16 bits in kernels: one decoder and one rounding for all rows of the table of formats.
 
 A register of such a type has its code, so copies, selects and bitcasts never change the bits. All other ops decode to
 f32, compute there and round once. Both directions are branch-free integer arithmetic without lookup tables, which LLVM
@@ -29,7 +29,7 @@ def constant(value: float, dtype: str) -> ir.Value:
 
 
 def to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
-    """Return the f32 value of the code; exact. NaN becomes the quiet NaN of its sign."""
+    """Return the f32 value of a code, exactly. NaN becomes the quiet NaN of its sign."""
     row = SMALL_FLOATS[dtype]
     wide = builder.zext(code, I32)
     if row.special == "power":
@@ -137,7 +137,7 @@ def total_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Val
 
 
 def next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: str) -> ir.Value:
-    """Step ``code`` to its neighbour towards ``other``; beyond the largest number the result is that of overflow."""
+    """Step ``code`` to its neighbour towards ``other``; beyond the largest number the result is that of an overflow."""
     row = SMALL_FLOATS[dtype]
     x, y = (to_f32(builder, v, dtype) for v in (code, other))
     up = builder.fcmp_ordered("<", x, y)

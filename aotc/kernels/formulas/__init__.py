@@ -1,1 +1,1 @@
-"""Elementary functions as formulas, and the algebra that emits them as LLVM IR."""
+"""Elementary functions as formulas over an abstract scalar algebra, and the algebra that emits LLVM IR."""

@@ -1,8 +1,8 @@
 """Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``.
 
 c64 is computed in 64-bit floats, except for sums, products and moves: squares then neither overflow nor underflow, and
-cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. ``roomy`` is True for operands
-that came from 32 bits.
+cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. The parameter ``roomy`` of all
+formulas is True for operands that came from 32 bits, whose squares cannot overflow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COMPLEX: dict[str, Callable[..., Any]] = {}
 
 
 def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a formula to :data:`COMPLEX` as the op ``name``."""
+    """Return a decorator that adds a formula to :data:`COMPLEX` as the op ``name``."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
         assert name not in COMPLEX
@@ -75,7 +75,7 @@ COMPLEX.update({
 
 @function("mul")
 def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
-    """The product with fused multiply-adds, as in XLA, except that products which cancel when rounded give 0.
+    """Return the product with fused multiply-adds, as in XLA, except that parts which cancel when rounded give 0.
 
     So a number times its conjugate is real; otherwise the rounding error of a product would remain.
     """
@@ -109,14 +109,14 @@ def _is_nan(m: Algebra, a: Pair) -> Any:
 
 
 def _rarely(m: Algebra, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
-    """Return ``usual``, or, where the condition holds, both parts of the rare function ``name``."""
+    """Return ``usual``, or, where the condition holds, both parts of the function for rare arguments ``name``."""
     return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
 @function("abs")
 @in_wide
 def absolute(m: Algebra, roomy: bool, a: Pair) -> Any:
-    """The hypotenuse."""
+    """Return ``|a|``, the hypotenuse of the parts."""
     return size_of(m, roomy, a)
 
 
@@ -222,7 +222,7 @@ def _hyperbolic(m: Algebra, x: Any) -> Pair:
 
 
 def _sine_and_cosine(m: Algebra, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
-    """Return ``(sin x, cos x)`` times cosh y, and times sinh y.
+    """Return ``(sin x, cos x)`` times cosh y, and ``(sin x, cos x)`` times sinh y.
 
     0 times infinity is 0, and infinity times the cosine of an unknown angle is infinite, as in C99's annex G.
     """
@@ -323,7 +323,7 @@ def tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
 
 
 def _in_direction(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
-    """Return ``size * rest * (cos phase + i sin phase)``: 0 in any direction; infinite even in an unknown one."""
+    """Return ``size * rest * (cos phase + i sin phase)``; a zero or infinite size outweighs a NaN phase."""
     cosine, sine, whole = real.cos(m, phase), real.sin(m, phase), size * rest
     x, y = size * cosine * rest, size * sine * rest
     x, y = (m.select(whole == 0.0, m.copysign(m.const(0.0), v), v) for v in (x, y))
@@ -362,7 +362,7 @@ def sign(m: Algebra, roomy: bool, a: Pair) -> Pair:
 
 
 def _times(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
-    """Return ``b * log``, the product of parts of an exponent and of a logarithm.
+    """Return ``b * log``, the product of a part of an exponent and a part of a logarithm.
 
     A part that is 0 contributes nothing, even next to an infinity; a zero of the logarithm only where it is ``exact``.
     """

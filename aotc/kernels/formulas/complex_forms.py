@@ -1,4 +1,4 @@
-"""Common parts of the complex functions: c64 computed in 64-bit floats, scaling, sizes and logarithms."""
+"""Common parts of the complex functions: computation of c64 in 64-bit floats, scaling, absolute values, logarithms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODERATE = (2.0**-250, 2.0**250)
 
 
 def is_moderate(m: Algebra, a: Pair) -> Any:
-    """Return True where squares of ``a`` and their quotients stay in the range, with all digits."""
+    """Return True where squares and quotients of ``a`` stay in the range of normal numbers."""
     size = larger(m, m.abs(a[0]), m.abs(a[1]))
     return ((size > MODERATE[0]) & (size < MODERATE[1])) | (size == 0.0)
 
@@ -72,7 +72,7 @@ def two_sum(a: Any, b: Any) -> Pair:
 
 
 def sum_of_products(m: Algebra, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Return ``a b + c d`` with an error of two units (Kahan); infinite where the uncorrected sum is."""
+    """Return ``a b + c d`` with an error of two units (Kahan); infinite where the uncorrected sum is infinite."""
     p = c * d
     lost = m.fma(-c, d, p)  # subtracted, so that -0 stays -0
     return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
@@ -118,7 +118,7 @@ def log_of_size(m: Algebra, roomy: bool, a: Pair, above: Any) -> Any:
 
 
 def log_of_size_in_two_words(m: Algebra, a: Pair) -> tuple[Any, Any]:
-    """Return ``log |a|`` in 64 bits as a sum of two words: half the logarithm of the square, which is in two words."""
+    """Return ``log |a|`` in 64 bits as a sum of two words: half the logarithm of ``|a|**2``, which has two words."""
     scale, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     x, y = a[0] * scale, a[1] * scale
     p, q = x * x, y * y
@@ -155,7 +155,7 @@ def square_less_one(m: Algebra, less: Any, y: Any) -> Any:
 
 
 def root_of_moderate(m: Algebra, a: Pair) -> Pair:
-    """Return the root of a pair whose squares stay in the range."""
+    """Return the square root of a pair whose squares stay in the range."""
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     t = m.sqrt((size + m.abs(a[0])) * 0.5)
     other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))

@@ -26,7 +26,7 @@ _HALF_TURN = math.pi / 2
 
 
 def _root(m: Algebra, roomy: bool, x: Any, y: Any) -> Pair:
-    """Return the root of ``x + iy``, even if its square overflows in 64 bits."""
+    """Return the square root of ``x + iy``, even if its squares overflow in 64 bits."""
     found = root_of_moderate(m, (x, y))
     if roomy:
         return found

@@ -57,9 +57,9 @@ def erfc_of_positive(m: Algebra, a: Any) -> Any:
 def _scaled(m: Algebra, a: Any, low: Any) -> tuple[Any, Any]:
     """Return ``s`` and ``l`` with ``exp(a * a + low) * erfc(a) == s * exp(l)``.
 
-    In 64 bits the form is that of M. Shepherd and J. Laframboise, "Chebyshev approximation of (1 + 2x) exp(x**2)
-    erfc x"; the rounding of ``1 + 2 a`` is corrected. In 32 bits a polynomial of ``1 / (1 + a)`` would be two units in
-    the last place more accurate, and erfc 22 % slower.
+    In 64 bits the form is that of M. Shepherd and J. Laframboise, "Chebyshev approximation of (1 + 2x) exp(x**2) erfc
+    x"; the rounding of ``1 + 2 a`` is corrected. In 32 bits a polynomial of ``1 / (1 + a)`` would be two units in the
+    last place more accurate, and erfc 22 % slower.
     """
     if m.bits == 32:
         return _ratio(m, a, _P32, _Q32), low

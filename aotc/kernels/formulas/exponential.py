@@ -26,9 +26,9 @@ _LN2 = ((0.693359375, -2.12194440e-4), (LN2_HIGH, LN2_LOW))
 def reduced(m: Algebra, x: Any, low: float | None, high: float | None, more: int | None = None) -> tuple[Any, Any, Any]:
     """Return ``(word, r, rest)`` with ``x``, clamped to the bounds, equal to ``k ln 2 + r + rest``.
 
-    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits, which saves two conversions. These
-    bits of ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above them vanish when
-    ``word`` is shifted to an exponent's position. NaN passes through.
+    Adding 1.5 * 2**23 (in 64 bits 1.5 * 2**52) rounds to an integer and leaves it in the low bits, which saves two
+    conversions. These bits of ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above
+    them vanish when ``word`` is shifted to an exponent's position. NaN passes through.
     """
     c = x if high is None else m.select(x > high, m.const(high), x)
     c = c if low is None else m.select(c < low, m.const(low), c)
@@ -39,7 +39,7 @@ def reduced(m: Algebra, x: Any, low: float | None, high: float | None, more: int
 
 
 def _reduced_by_first(m: Algebra, x: Any, more: int | None = None) -> tuple[Any, Any, Any]:
-    """Return the word of :func:`reduced`, k, and ``x`` less k times the first word of ln 2, which is exact."""
+    """Return the word of :func:`reduced`, k, and ``x`` minus k times the first word of ln 2, which is exact."""
     magic = _MAGIC[m.bits == 64] + (_USUAL[m.bits == 64] if more is None else more)
     t = m.multiply_add(x, m.const(1.4426950408889634), m.const(magic))
     n = t - magic

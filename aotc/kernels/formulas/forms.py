@@ -16,7 +16,7 @@ LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # th
 
 
 def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a formula to :data:`FUNCTIONS` under its own name, and its largest observed error to :data:`MAX_ULP`."""
+    """Return a decorator that adds a formula to :data:`FUNCTIONS`, and its largest known error to :data:`MAX_ULP`."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
         assert formula.__name__ not in FUNCTIONS
@@ -41,7 +41,7 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the result of ``formula`` the sign of its first argument; the formula itself need not get the sign right.
+    """Give the result of ``formula`` the sign of its first argument; the sign of the formula's own result is ignored.
 
     Apply it outside of :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign``. It would then narrow an f64
     sign to f16 directly, for which x86 calls a C library.

@@ -1,4 +1,5 @@
-"""Sine and cosine of very large angles, for which pi/2 in a few words is not enough: a function for rare arguments.
+"""Sine and cosine of very large angles, for which pi/2 in a few words is not exact enough: a function for rare
+arguments.
 
 Source: M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983). Of the product of the angle and
 1/(2 pi), only the bits below one revolution are computed, from a table of the digits.

@@ -1,4 +1,4 @@
-"""Where a formula switches from one form to another, if several formulas do.
+"""Thresholds of ``x`` at which several formulas switch from one form to another.
 
 A pair is (in 32 bits, in 64 bits). On both sides of every point the error is that of ``MAX_ULP``, which tests check on
 the whole range. ``x`` is the function's argument.

@@ -1,4 +1,4 @@
-"""The scalar algebra of ``formulas.math`` over LLVM values.
+"""The scalar algebra of ``formulas.math`` that emits LLVM IR.
 
 A :class:`ScalarValue` wraps an LLVM register with Python's operators, so that the functions of
 :mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's target-independent intrinsics are used. Instructions
@@ -17,7 +17,7 @@ from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, has_reciprocals, lac
 
 
 class Algebra:
-    """Operations of the algebra for one float type.
+    """Operations of the algebra for one float type; each emits instructions and returns a :class:`ScalarValue`.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Algebra:
     def rarely(
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
-        """Return ``usual``, or, where the (rare) condition holds, the function ``name`` of ``args``.
+        """Return ``usual``, or, where the (rare) condition holds, the result of function ``name`` on ``args``.
 
         Only kernels have such functions: see :class:`aotc.kernels.formulas.rare.FullAlgebra`.
         """
@@ -139,12 +139,12 @@ class Algebra:
         return self._wrap(self.builder.sitofp(i.raw, self.float_type))
 
     def shift_right_logical(self, i: ScalarValue, by: ScalarValue | int) -> ScalarValue:
-        """Shift zeros in from the left."""
+        """Shift right, with zeros from the left."""
         amount = by.raw if isinstance(by, ScalarValue) else ir.Constant(i.raw.type, by)
         return self._wrap(self.builder.lshr(i.raw, amount))
 
     def true(self) -> ScalarValue:
-        """Return the condition that always holds."""
+        """Return the condition that is always true."""
         return self._wrap(ir.Constant(I1, 1))
 
     @property

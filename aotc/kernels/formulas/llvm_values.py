@@ -131,7 +131,10 @@ def loop(
     builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
     quadrant: Callable[..., Sequence[ScalarValue]],
 ) -> list[ScalarValue]:  # fmt: skip
-    """Emit ``while more(*state): state = turn(*state)``, and return the final state."""
+    """Emit a loop and return its final state.
+
+    While ``more(*state)`` is true, ``quadrant(*state)`` computes the next state.
+    """
     before = builder.block
     head, body, after = (builder.append_basic_block(f"loop.{part}") for part in ("head", "body", "after"))
     builder.branch(head)

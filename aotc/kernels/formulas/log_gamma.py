@@ -77,7 +77,7 @@ LOG_GAMMA_CANCELS = 0.004
 
 
 def log_gamma_of_narrow(m: Algebra, x: Any) -> Any:
-    """Return ``log |gamma(x)|`` in 64 bits with the digits of 32, for a number of 32 bits; poles are infinite."""
+    """Return ``log |gamma(x)|`` of an f32 number, computed in 64 bits with the precision of f32; infinite at poles."""
     a, negative = m.abs(x), x < 0.0
     below, above = a < 1.0, a >= STIRLING_NARROW
     fraction = a - m.floor(a)

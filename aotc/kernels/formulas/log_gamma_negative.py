@@ -66,7 +66,7 @@ def emit_log_gamma_of_negative(function: ir.Function) -> None:
 
 
 def _of_product(m: Algebra, high: ScalarValue, low: ScalarValue, t: ScalarValue) -> ScalarValue:
-    """Return the second word of ``|(high + low) t|`` for positive ``high``."""
+    """Return the second word of ``|(high + low) t|`` for positive ``high``; the first is ``high * |t|``."""
     size = m.abs(t)
     return m.fma(high, size, -(high * size)) + low * size
 

@@ -69,9 +69,9 @@ def _log32(m: Algebra, x: Any) -> Any:
 
 
 def _power_taken(m: Algebra, x: Any) -> Any:
-    """Return ``-k`` at the position of an exponent, where ``3/4 < x * 2**-k <= 3/2``.
+    """Return ``-k`` at the position of a float's exponent, where ``3/4 < x * 2**-k <= 3/2``.
 
-    It is 0 for ``1 + x`` with x up to 1/2: below, ``x / 2 - 1/2`` would be rounded.
+    The result is 0 for ``1 + x`` with x up to 1/2: otherwise ``x / 2 - 1/2`` would be rounded there.
     """
     return (0x3FC00000 - m.to_bits(x)) & -(1 << 23)
 

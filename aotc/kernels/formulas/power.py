@@ -1,4 +1,4 @@
-"""Powers: in 64 bits with the logarithm in two words, as the exponent multiplies its error.
+"""Powers: in 64 bits the logarithm has two words, because the exponent multiplies its error.
 
 Without tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``; the first two terms are in
 two words.
@@ -102,7 +102,7 @@ def _of_logarithm(m: Algebra, y: Any, high: Any, low: Any) -> Any:
 
 
 def _signed(m: Algebra, x: Any, y: Any, size: Any) -> Any:
-    """Return ``size``, the absolute value of the power, with its sign; NaN if the power is not real."""
+    """Return ``size``, the absolute value of the power, with the power's sign; NaN if the power is not real."""
     whole = m.trunc(y) == y
     half = y * 0.5
     odd = whole & (m.trunc(half) != half)

@@ -1,4 +1,8 @@
-"""The algebra of formulas with functions for rare arguments: code with loops or tables is called, not inlined."""
+"""Functions for rare arguments: their table, and the algebra that calls them.
+
+Code with loops or tables, such as the remainder of a large quotient, is called and not inlined, so that the common case
+stays free of branches.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def _modulo(a: ScalarValue, b: ScalarValue) -> ScalarValue:
 
 
 def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
-    """Return the emitter of the body of a function from ``formula``, of 64-bit values."""
+    """Return the emitter of the body of a function that computes ``formula`` on 64-bit values."""
 
     def emit(function: ir.Function) -> None:
         builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -63,7 +67,7 @@ def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None
 
 
 def _part(formula: Callable[..., Pair], pairs: int) -> Callable[[ir.Function], None]:
-    """Return the same for a ``formula`` of pairs; the last argument chooses a part of its result."""
+    """Return the emitter for a ``formula`` of pairs; the function's last argument chooses a part of the result."""
 
     def of_part(m: Algebra, *args: ScalarValue) -> ScalarValue:
         x, y = formula(m, *((args[2 * n], args[2 * n + 1]) for n in range(pairs)))
@@ -94,12 +98,12 @@ def choice_of(module: ir.Module, name: str) -> ir.Function:
 
 
 class FullAlgebra(Algebra):
-    """The algebra for emitting kernels."""
+    """The algebra that emits kernels: in addition it can call functions for rare arguments."""
 
     def rarely(
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
-        """Return ``usual``, or, where the (rare) condition holds, the function ``name`` of ``args``."""
+        """Return ``usual``, or, where the condition holds, the result of the function ``name`` for rare arguments."""
         flag = self.builder.zext(condition.raw, I64)
         raw = [a.raw if isinstance(a, ScalarValue) else i64(a) for a in args]
         return self._wrap(self.builder.call(choice_of(self.builder.module, name), [flag, usual.raw, *raw]))

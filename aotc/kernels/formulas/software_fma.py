@@ -47,7 +47,7 @@ def fma64(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
 
 
 class _Parts:
-    """An f64: sign, mantissa (a 128-bit integer), exponent (1, not 0, if the mantissa is subnormal)."""
+    """The parts of an f64: sign, mantissa (a 128-bit integer), exponent (1, not 0, if the mantissa is subnormal)."""
 
     def __init__(self, builder: ir.IRBuilder, value: ScalarValue) -> None:
         bits = ScalarValue(builder, builder.bitcast(value.raw, I64))
@@ -61,7 +61,7 @@ class _Parts:
 
 
 class _Fma64:
-    """Product and summand as integers with a common unit; the last bit is sticky for bits that are shifted out."""
+    """Emitter of a fused multiply-add of f64: integers of a common unit, whose last bit is sticky."""
 
     def __init__(self, function: ir.Function) -> None:
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))

@@ -75,7 +75,7 @@ def tan(m: Algebra, x: Any) -> Any:
 
 
 def _tangent(m: Algebra, x: Any, n: Any, s: Any, c: Any) -> Any:
-    """Return the tangent of ``x``, which is n quarters of a revolution and an angle with the sine s, the cosine c."""
+    """Return the tangent of ``x``, which is n quarter revolutions plus an angle with the sine s and the cosine c."""
     odd = (n & 1) != 0
     large = (m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF)
     above = m.rarely(large, "sine_of_large", (x, 0), m.select(odd, -c, s))

@@ -44,7 +44,7 @@ def _version_of(package: str) -> str:
 
 @cache
 def compiler_digest(kind: str) -> bytes:
-    """Return a digest of the compiler for targets of ``kind``."""
+    """Return a digest of the compiler's sources and packages for targets of ``kind``."""
     return digest_of(import_closure(ENTRY), PACKAGES[kind])
 
 
@@ -57,12 +57,12 @@ def key_of(text: str, target: Target) -> str:
 
 
 def read(key: str) -> bytes | None:
-    """Return the object of ``key``, or None."""
+    """Return the object stored under ``key``, or None."""
     return store.read(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
-    """Store an object."""
+    """Store the object ``data`` under ``key``."""
     store.write(_FOLDER, key, data)
 
 
@@ -77,7 +77,7 @@ _NAME = re.compile(rb"(\w+)(?:[ \t]+as[ \t]+\w+)?")
 
 
 def imports_of(source: bytes) -> Iterator[tuple[str, str]]:
-    """Yield module and name (or an empty name) of each import from this package in ``source``, even in functions."""
+    """Yield module and name (or an empty name) of each import from this package in ``source``, also in functions."""
     for module, names, whole in _IMPORT.findall(b"\n" + source):
         if whole:
             yield whole.decode(), ""

@@ -1,4 +1,4 @@
-"""Kernels to objects: texts to compile, their symbols, and lookups in the cache."""
+"""Objects to compile for kernels: their source texts, symbols and cache keys, and lookups in the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPILING = "compiling kernels"
 
 
 class Named(NamedTuple):
-    """The text of an object, its target, and the compiler of a kernel: ``options.DIRECT`` or ``NUMBA``.
+    """An object to compile: its source text, target, and compiler (``options.DIRECT`` or ``NUMBA``).
 
     ``source`` is a module with the user's function in place of the kernel ``replaces``.
     """
@@ -53,8 +53,8 @@ def name_kernels(
 ) -> tuple[list[str], dict[str, Named]]:  # fmt: skip
     """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
 
-    A symbol is a digest of the kernel's text, so that equal kernels have equal bundles. If ``targets`` (the kernels'
-    targets) differ, it includes the target's name. ``replaced`` has a user's module for some kernels, by name; the
+    A symbol is a digest of the kernel's text, so that equal kernels give equal bundles. If the kernels' ``targets``
+    differ, the symbol includes the target's name. ``replaced`` has a user's module for some kernels, by name; the
     symbol of such a kernel includes a digest of the module.
     """
     several = len(set(targets)) > 1
@@ -75,7 +75,7 @@ def name_kernels(
 
 
 def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
-    """Return the requests to a compiler process for some kernels."""
+    """Return the requests to a compiler process for the objects in ``named``."""
     return [
         {
             "text": k.text,
@@ -89,7 +89,7 @@ def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
 
 
 def _uses_svml() -> bool:
-    """Has Numba enabled Intel's SVML for LLVM in this whole process? Its functions are not in a bundle."""
+    """Has Numba enabled Intel's SVML, whose functions a bundle does not contain, for LLVM in this whole process?"""
     from aotc.kernels.back_end import uses_svml
 
     return uses_svml()
@@ -104,7 +104,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
 
 
 class Compilation:
-    """Compiles ``requests`` to objects, or gets them from the cache.
+    """A compilation of ``requests`` to objects; objects in the cache are not compiled.
 
     Use it as a context manager, which stops unfinished work at the end. A user's function is always compiled: its text
     does not contain the functions that it calls.
@@ -131,7 +131,10 @@ class Compilation:
         return self
 
     def begin_ahead(self) -> None:
-        """Start compiling in the background where it can overlap with other work (:meth:`.CompilerRun.begin_ahead`)."""
+        """Start compiling in the background where it can overlap with other work.
+
+        See :meth:`.CompilerRun.begin_ahead`.
+        """
         self._run.begin_ahead()
 
     def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
@@ -146,7 +149,7 @@ class Compilation:
         return [self._finished[n] for n in range(count)]
 
     def keep(self) -> None:
-        """Write the objects that were compiled, not found in the cache, to the cache."""
+        """Write the objects that were compiled to the cache."""
         for n in self._missing:
             if self._keys[n]:
                 cache.write(self._keys[n], self._finished[n])

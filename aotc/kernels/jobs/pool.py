@@ -42,7 +42,7 @@ THREAD_STACK = 16 << 20
 
 
 class CompilerPool:
-    """Compiler processes and threads that live as long as this process."""
+    """The compiler processes and threads of this process, which live as long as the process."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
@@ -53,7 +53,7 @@ class CompilerPool:
         os.register_at_fork(after_in_child=self._begin_again)
 
     def start(self, jobs: int, *kinds: str) -> None:
-        """Start processes until there are ``jobs`` with this one; new ones prepare for ``kinds`` besides CPUs."""
+        """Start compiler processes until ``jobs`` include this process; new ones prepare for ``kinds`` besides CPUs."""
         with self._lock:
             while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
                 self._idle.append(_spawn(*kinds))
@@ -81,7 +81,7 @@ class CompilerPool:
         return helping[0]
 
     def take(self) -> subprocess.Popen[bytes]:
-        """Return an idle process, or a new one."""
+        """Take an idle compiler process out of the pool, or start one."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop(0)
@@ -90,13 +90,13 @@ class CompilerPool:
         return _spawn()
 
     def give_back(self, process: subprocess.Popen[bytes]) -> None:
-        """Return a process to the pool."""
+        """Return a compiler process to the pool."""
         with self._lock:
             self._idle.append(process)
 
     @contextmanager
     def short_switch_interval(self) -> Iterator[None]:
-        """Shorten the switch interval of Python's lock: a thread back from LLVM needs it for microseconds at a time."""
+        """Shorten the GIL's switch interval for the block: a thread back from LLVM needs the GIL for microseconds."""
         with self._lock:
             self._shortened += 1
             if self._shortened == 1:
@@ -117,7 +117,7 @@ class CompilerPool:
         self._idle.clear()
 
     def _begin_again(self) -> None:
-        """Reset the pool in a forked child: the processes are the parent's, and vanished threads may hold its locks."""
+        """Reset the pool in a forked child: processes belong to the parent, and vanished threads may hold locks."""
         self._lock, self._stacks = threading.Lock(), threading.Lock()
         self._helpers = _Helpers()
         if self._shortened:
@@ -127,7 +127,7 @@ class CompilerPool:
 
 
 class _Helpers:
-    """Pooled threads, as many as there were concurrent calls.
+    """A pool of threads: as many as there were concurrent calls.
 
     A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
     ms for each run.
@@ -138,7 +138,7 @@ class _Helpers:
         self._idle = threading.Semaphore(0)
 
     def make(self, call: Callable[[], Any], future: Future[Any]) -> None:
-        """Run ``call`` in an idle or a new thread; ``future`` gets its result or exception."""
+        """Run ``call`` in an idle or a new thread; ``future`` receives its result or exception."""
         self._calls.put((call, future))
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
@@ -168,7 +168,10 @@ def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
 def ask(
     process: subprocess.Popen[bytes], request: dict[str, Any], errors: Sequence[object]
 ) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
-    """Return the answer, and the process that gave it; a dead process is replaced once, unless there are ``errors``."""
+    """Send a request to a compiler process; return the answer, and the process that gave it.
+
+    A process that has died is replaced once, unless there are ``errors``.
+    """
     for attempt in range(2):
         assert process.stdin is not None
         assert process.stdout is not None

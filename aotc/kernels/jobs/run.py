@@ -1,7 +1,7 @@
 """Schedule compile requests over processes and threads of this process.
 
-A thread answers a request in two steps. Emission is Python code and needs Python's lock, so it does not run in
-parallel; LLVM's part needs no lock. So one thread at a time emits, as long as there is anything to emit, and the others
+A thread answers a request in two steps. Emission of LLVM IR is Python code and needs the GIL, so it does not run in
+parallel; LLVM's part needs no lock. So one thread at a time emits, as long as there is a kernel to emit, and the others
 compile emitted kernels to machine code.
 """
 
@@ -29,15 +29,15 @@ Begin: TypeAlias = Callable[[dict[str, Any]], Finish]
 
 
 def nothing() -> None:
-    """Do nothing (no work for the meantime)."""
+    """Do nothing: the default for ``meanwhile``."""
 
 
 def _unheard(count: int) -> None:
-    """Ignore the number of answers."""
+    """Ignore the number of answers: the default for ``done``."""
 
 
 class Refusal(Exception):
-    """A user's function cannot be compiled: its symbol, and the reason."""
+    """A user's function cannot be compiled; ``symbol`` is its symbol, the text of the exception is the reason."""
 
     def __init__(self, symbol: str, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ MOST_EMITTED = 32
 
 
 class Waiting:
-    """The requests of one run: queues of waiting ones (the largest first), the busy processes, and results."""
+    """The state of one run: queues of waiting requests (the largest first), busy processes, and results."""
 
     def __init__(self, requests: Sequence[dict[str, Any]], here: bool) -> None:
         self.requests = requests
@@ -75,20 +75,20 @@ class Waiting:
         self._emitting = False
 
     def shares(self, jobs: int) -> tuple[int, int]:
-        """Return the numbers of processes, and of threads of this process including the caller's.
+        """Return the number of processes, and the number of threads of this process including the caller's.
 
-        Even a single request gets one besides the caller's: the caller has other work.
+        There is at least one helper thread besides the caller's, because the caller has other work.
         """
         processes = min(len(self.large), max(jobs - 1, 1) if self.small else jobs)
         threads = min(max(len(self.small), 2), 1 + max(1, self.helpers())) if self.small else 0
         return processes, min(jobs - processes, threads)
 
     def helpers(self) -> int:
-        """Return how many helper threads have enough to do while the caller compiles the largest kernel."""
+        """Return the number of helper threads that have enough to do while the caller compiles the largest kernel."""
         return sum(_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
 
     def next(self) -> int | None:
-        """Remove and return the largest waiting request; None if there is none, or if one has failed."""
+        """Remove and return the largest waiting request; None if there is none, or a request has failed."""
         with self._changed:
             queue = self.large or self.small
             return queue.popleft() if queue and not self.errors else None
@@ -96,7 +96,7 @@ class Waiting:
     def step(self) -> tuple[int, Finish | None] | None:
         """Return the next step: a request with its finishing function, or with None if it must be emitted.
 
-        None means that there is no more work. For a request to emit, the caller calls :meth:`emit`.
+        The result is None if there is no more work. For a request to emit, the caller calls :meth:`emit`.
         """
         with self._changed:
             while not self.errors:
@@ -112,7 +112,7 @@ class Waiting:
             return None
 
     def emit(self, n: int, begin: Begin) -> None:
-        """Run the Python part of a request; any thread may finish it."""
+        """Run the Python part of a request; any thread may then run LLVM's part."""
         finish = begin(self.requests[n])
         with self._changed:
             self._emitting = False
@@ -120,7 +120,7 @@ class Waiting:
             self._changed.notify_all()
 
     def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
-        """Let ``process`` answer a request, and return the process that did."""
+        """Let ``process`` answer a request; return the process that did, which may be a replacement."""
         self.busy[get_ident()] = process
         answer, process = ask(process, {**self.requests[n], "id": n}, self.errors)
         self.record(n, answer)
@@ -146,7 +146,7 @@ class Waiting:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Record exceptions of a thread, so that the waiting caller can raise them."""
+        """Record exceptions of a helper thread, so that the waiting caller can raise them."""
         try:
             yield
         except (CallbackFailed, MemoryError) as error:
@@ -156,12 +156,12 @@ class Waiting:
 
 
 class CompilerRun:
-    """Answers requests, those without a kernel text first, then the largest first.
+    """A run of compile requests: those without a kernel text first, then the largest first.
 
-    If ``begin`` is given, threads of this process emit small kernels with it and finish them. Processes answer all
-    other requests, and then continue with small ones. Together there are at most ``jobs``. The caller's thread helps
-    when it waits for the answers (:meth:`finish`); others may start earlier, in the background (:meth:`begin_ahead`).
-    It is a context manager, which stops all unfinished work at the end.
+    If ``begin`` is given, threads of this process compile small kernels by it. Processes answer all other requests, and
+    then continue with small kernels. There are at most ``jobs`` threads and processes together. The caller's thread
+    helps when it waits for the answers (:meth:`finish`); others may start earlier, in the background
+    (:meth:`begin_ahead`). Use the run as a context manager, which stops unfinished work at the end.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class CompilerRun:
         return self
 
     def begin_ahead(self) -> None:
-        """Start the processes and threads that have enough to do without the caller."""
+        """Start the processes and threads that have enough to do before the caller helps."""
         self._start(self._processes, [self._helps] * min(self._work.helpers(), self._threads - 1))
 
     def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = nothing) -> list[bytes]:
         """Wait for all answers and return them; ``done`` is called with the number of answers so far.
 
-        A helper thread, if one has not started yet, runs ``meanwhile`` before it helps. Its exceptions are ignored: a
-        caller that needs the result calls it again.
+        A helper thread, if one has not started yet, runs ``meanwhile`` before it helps. Exceptions of ``meanwhile`` are
+        ignored: a caller that needs its result calls it again.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class CompilerRun:
         Refusal
             If a user's function cannot be compiled.
         CallbackFailed
-            If ``done`` raises it.
+            If ``done`` raises an exception.
         """
         work = self._work
         work.done, work.in_turn = done, self._threads == 1
@@ -233,7 +233,7 @@ class CompilerRun:
         self._pool.start_threads(servers, calls, self._helping)
 
     def _helps(self) -> None:
-        """Answer small kernels in this thread while there are any."""
+        """Compile small kernels in this thread until there are no more."""
         with self._work.reporting():
             while self._begin is not None and (step := self._work.step()) is not None:
                 n, finish = step
@@ -243,7 +243,7 @@ class CompilerRun:
                     self._work.record(n, finish())
 
     def _serves(self) -> None:
-        """Let a process answer requests while there are any."""
+        """Let a process answer requests until there are no more."""
         with self._work.reporting():
             process = self._pool.take()
             try:
@@ -269,7 +269,7 @@ OWN_TEXT = 40_000
 
 
 def _is_small(request: dict[str, Any]) -> bool:
-    """Is it a kernel for a CPU whose compilation is short enough not to delay an interrupt?
+    """Is the request a kernel for a CPU that compiles fast enough not to delay an interrupt?
 
     Numba's front end needs a process of its own.
     """
@@ -284,7 +284,7 @@ def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
 
 
 def _await(helping: Sequence[Future[None]]) -> None:
-    """Wait for running helpers; those that have not started are cancelled."""
+    """Wait for the helpers that run; cancel those that have not started."""
     wait([f for f in helping if not f.cancel()])
 
 

@@ -1,4 +1,4 @@
-"""The cache directory: entries are verified whenever they are read.
+"""The cache directory on disk; entries are verified whenever they are read.
 
 An entry is a header (magic, length, key, sha256 of the contents) and the contents. An entry that does not match its
 header, or that another user could have written, is ignored. Kernels and bundles share one limit, with eviction of the
@@ -41,7 +41,7 @@ def cache_directory() -> Path:
     Raises
     ------
     OSError
-        If the user has none.
+        If the user has no cache directory.
     """
     given = os.environ.get("AOTC_CACHE_DIR")
     if given:
@@ -90,7 +90,7 @@ SWEEP_SECONDS = 600
 
 
 def write(folder: str, key: str, data: bytes) -> None:
-    """Store an entry. A cache that cannot be written is not an error."""
+    """Store an entry; errors are ignored."""
     most = limit()
     if len(data) + _HEADER.size > most:
         return
@@ -115,7 +115,7 @@ def _home() -> str:
     Raises
     ------
     OSError
-        If it is unusable or unsafe; the user is warned if it is unsafe.
+        If the directory is unusable or unsafe; the user is warned if it is unsafe.
     """
     home = str(cache_directory())
     info = os.stat(home)
@@ -133,7 +133,7 @@ def _home() -> str:
 
 
 def _refuse(error: OSError) -> None:
-    """Warn the user, once, that others could write code to a folder, or that the configured folder is unusable."""
+    """Warn the user, once, that others could write to the cache folder, or that the configured folder is unusable."""
     danger = isinstance(error, PermissionError) and error.errno is None  # an error of this module, not of the system
     if not danger and not os.environ.get("AOTC_CACHE_DIR"):
         return  # a user without a home, as in a container, did not ask for a cache
@@ -175,7 +175,7 @@ def _age(path: str) -> float:
 
 
 def sweep(home: str, most: int) -> None:
-    """Evict the least recently read entries until the rest has at most ``most`` bytes."""
+    """Evict the least recently read entries until the remaining ones have at most ``most`` bytes."""
     _written[home] = 0
     with suppress(OSError), open(os.path.join(home, _SWEPT), "wb"):
         pass  # its modification time is the last sweep

@@ -1,1 +1,1 @@
-"""Kernels through Numba's front end: their text, its compilation, and its check against the default's code."""
+"""Kernels as Python functions for Numba: printing, compilation, and comparison with the emitted code."""

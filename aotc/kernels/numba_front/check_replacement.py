@@ -22,7 +22,7 @@ _PRINTED, _OWN = "printed", "own"
 
 
 def problem(kernel: Kernel, source: str, name: str) -> str:
-    """Return how function ``name`` of the module ``source`` differs from ``kernel``, or an empty string.
+    """Return the difference between function ``name`` of the module ``source`` and ``kernel``, or an empty string.
 
     Raises
     ------

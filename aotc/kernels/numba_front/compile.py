@@ -1,7 +1,7 @@
 """Compile a printed kernel to a native object by Numba's front end.
 
-The kernel's C function makes arrays of its pointers and calls the Python function. All of it runs in a compiler process
-(:mod:`aotc.kernels.worker`), as Numba's context for ahead-of-time compilation replaces that of ``numba.njit``.
+The kernel's C function creates arrays from its pointers and calls the Python function. All of it runs in a compiler
+process (:mod:`aotc.kernels.worker`), as Numba's context for ahead-of-time compilation replaces that of ``numba.njit``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _SIGNATURE = (
 
 
 class KernelRefused(Exception):
-    """Numba cannot compile a kernel's function; the text has the reason."""
+    """Numba cannot compile a kernel's function; the text of the exception is the reason."""
 
 
 def function_of(text: str, name: str) -> Callable[..., Any]:
-    """Return function ``name`` of a module's text.
+    """Return the function ``name`` that the module ``text`` defines.
 
     Raises
     ------
     KernelRefused
-        If the text is not Python, or does not define the function.
+        If the text is not valid Python, or does not define the function.
     """
     scope: dict[str, Any] = {"__name__": "kernels"}
     path = f"<kernel {name}>"
@@ -61,7 +61,7 @@ def function_of(text: str, name: str) -> Callable[..., Any]:
 
 
 def shell_text(kernel: Kernel) -> str:
-    """Return the function of the kernel's C signature, which calls ``function`` with arrays."""
+    """Return the text of the function with the kernel's C signature, which calls ``function`` with arrays."""
     buffers = (*kernel.inputs, *kernel.outputs)
     lines = [f"    {name} = dims[{n}]" for n, name in enumerate(kernel.dims)]
     lines += buffer_arrays(kernel)
@@ -72,7 +72,7 @@ def shell_text(kernel: Kernel) -> str:
 
 
 def buffer_arrays(kernel: Kernel) -> list[str]:
-    """Return the lines that make arrays ``x0``, ``x1``... of pointers to the kernel's buffers."""
+    """Return the lines that create arrays ``x0``, ``x1``... from pointers to the kernel's buffers."""
     rows = enumerate((*kernel.inputs, *kernel.outputs))
     return [f"    x{n} = array_at(buffers[{n}], {storage(b.dtype)}, {_shape(b)})" for n, b in rows]
 
@@ -83,7 +83,7 @@ def _shape(buffer: Buffer) -> str:
 
 @cache
 def _forget_machine_code() -> None:
-    """Forget what ``numba.njit`` compiled of the helpers in this process: the context ahead of time is another one."""
+    """Drop the code that ``numba.njit`` compiled for helpers in this process: ahead of time the context is another."""
     helpers = [m for name, m in list(sys.modules.items()) if name.startswith(runtime.__name__)]
     for helper in (x for module in helpers for x in list(vars(module).values()) if isinstance(x, Dispatcher)):
         helper._reset_overloads()

@@ -1,6 +1,6 @@
 """Compile a printed kernel to an image for a GPU by numba.cuda's front end.
 
-The kernel that the driver launches makes arrays of its pointers and calls the Python function, a device function of
+The kernel that the driver launches creates arrays from its pointers and calls the Python function, a device function of
 numba.cuda. libNVVM and nvJitLink do the rest, as for kernels that are emitted.
 """
 
@@ -27,7 +27,7 @@ from aotc.targets import Target
 
 
 def shell_text(kernel: Kernel) -> str:
-    """Return the function that the driver launches: it calls ``function`` with arrays."""
+    """Return the text of the function that the driver launches, which calls ``function`` with arrays."""
     dims = [f"dims[{n}]" for n in range(len(kernel.dims))]
     lines = [f"    {name} = {value}" for name, value in zip(kernel.dims, dims, strict=True)]
     lines += buffer_arrays(kernel)

@@ -1,6 +1,6 @@
-"""Print a kernel for a GPU as a Python function for numba.cuda: the words of :mod:`numba.cuda` and of the runtime.
+"""Print a kernel for a GPU as a Python function for numba.cuda.
 
-A thread runs an item of the grid by itself, or a block of threads runs one together::
+Each thread runs its own item of the grid, or a block of threads runs an item together::
 
     def k0(x: "f32[3, 64]", o: "f32[3]", items):
         i = i64(cuda.blockIdx.x)
@@ -51,7 +51,7 @@ def gpu_source(kernel: Kernel, target: Target) -> NumbaSource:
 
 
 class _GpuPrinter(SourcePrinter):
-    """Prints the function of one thread."""
+    """Printer of the function of one thread."""
 
     def __init__(self, kernel: Kernel, target: Target, reserved: frozenset[str]) -> None:
         super().__init__(kernel, reserved | {_DYNAMIC})
@@ -162,7 +162,10 @@ class _GpuPrinter(SourcePrinter):
         self.inside = False
 
     def _exchanged(self, value: str, dtype: str, mask: int) -> str:
-        """Return a value of thread ``t ^ mask`` of the warp; numba.cuda exchanges numbers of 32 and 64 bits."""
+        """Return the text that reads ``value`` of the warp's thread ``t ^ mask``.
+
+        Numba.cuda exchanges 32 and 64 bits.
+        """
         row = DTYPES[dtype]
         if row.kind == "c":
             real = self._exchanged(f"{value}.real", real_of(dtype), mask)

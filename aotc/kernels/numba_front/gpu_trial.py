@@ -1,4 +1,4 @@
-"""Runs functions for GPUs on the CPU, and compares their results with those of the loop IR's interpreter."""
+"""Run GPU functions in the simulator, and compare their results with those of the loop IR's interpreter."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     Raises
     ------
     NoTrial
-        If the function uses what the simulator lacks, or accesses an element outside of an array.
+        If the function uses a feature that the simulator lacks, or accesses an element outside of an array.
     """
     together, threads = needs_grid(kernel), thread_count(kernel)
     blocks = arguments.grid

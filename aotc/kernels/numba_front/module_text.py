@@ -35,7 +35,7 @@ if __name__ == "__main__":  # compares each kernel with the bundle's machine cod
 
 
 def module_text(kernels: Iterable[tuple[Kernel, Target, str]], bundle: str) -> str:
-    """Return the text of a module with the functions of ``kernels``, from a bundle's path.
+    """Return the text of a module with the functions of ``kernels``, for the bundle at path ``bundle``.
 
     Each kernel has its target and a comment.
     """
@@ -81,7 +81,7 @@ def _launch_text(kernel: Kernel, target: Target) -> str:
 
 
 def _record_text(record: Any, used: set[type], indent: str = "") -> str:
-    """Return the call that makes a record, without defaults; ``used`` collects the classes in it."""
+    """Return the text of the call that constructs a record, without default values; ``used`` collects its classes."""
     if not is_dataclass(record) or isinstance(record, type):
         return repr(record)
     used.add(type(record))

@@ -1,4 +1,4 @@
-"""Options that name users' functions in place of kernels: their modules and their names."""
+"""The option ``replace``: modules with users' functions in place of kernels, and checks of kernel names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str
 
 
 def is_replaceable(kernel: Kernel) -> bool:
-    """Is the kernel computed by the loops that it prints?"""
+    """Is the kernel computed by the loops that are printed, not by a template?"""
     return kernel.tiling is None and not calls_device_function(kernel)
 
 

@@ -23,12 +23,12 @@ _EXACT_IN_F32 = 24  # bits of an integer
 
 
 def is_small_float(dtype: str) -> bool:
-    """Is a value of ``dtype`` a code?"""
+    """Is a value of ``dtype`` represented by its code, an unsigned integer, because Numba lacks the type?"""
     return kind_of(dtype) == "f" and DTYPES[dtype].bits <= 16
 
 
 def storage(dtype: str) -> str:
-    """Return the dtype of elements in memory, which Numba has."""
+    """Return the dtype in which Numba stores elements of ``dtype`` in memory."""
     row = DTYPES[dtype]
     if is_small_float(dtype):
         return "u16" if row.bits == 16 else "u8"
@@ -36,7 +36,7 @@ def storage(dtype: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return an expression without parentheses around all of it; those of a tuple stay."""
+    """Return an expression without the parentheses around it; a tuple keeps its own."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")
@@ -46,7 +46,7 @@ def bare(text: str) -> str:
 
 
 def _runtime_name(fn: str) -> str:
-    """Return the name of a function of floats in the runtime, which has no names of Python's builtins."""
+    """Return the runtime's name of a function of floats; the runtime avoids names of Python's builtins."""
     match fn:
         case "pow":
             return "power"
@@ -62,26 +62,26 @@ def _runtime_name(fn: str) -> str:
 
 
 class ScalarPrinter:
-    """Prints operations on printed operands; ``used`` collects the functions of the runtime that the text calls."""
+    """Printer of operations on printed operands; ``used`` collects the runtime functions that the text calls."""
 
     def __init__(self) -> None:
         self.used: dict[str, None] = {}
 
     def call(self, name: str, *arguments: str) -> str:
-        """Return the call of a function of the runtime."""
+        """Return the text of a call of a runtime function."""
         return f"{self.name(name)}({', '.join(map(bare, arguments))})"
 
     def name(self, name: str) -> str:
-        """Return the name of an object of the runtime."""
+        """Return the name of a runtime object, and add it to ``used``."""
         self.used[name] = None
         return name
 
     def cast(self, text: str, dtype: str) -> str:
-        """Return a number as one of ``dtype``, which wraps an integer and rounds a float."""
+        """Return the text that casts a number to ``dtype``, which wraps an integer and rounds a float."""
         return self.call(dtype, text)
 
     def constant(self, s: Const) -> str:
-        """Return a literal."""
+        """Return the text of a literal."""
         if s.dtype == "i1":
             return str(bool(s.value))
         value = s.value
@@ -107,7 +107,7 @@ class ScalarPrinter:
     # --- operations ---
 
     def apply(self, s: Apply, texts: list[str]) -> str:
-        """Return the operation ``s`` on operands."""
+        """Return the text of operation ``s`` on the operands ``texts``."""
         dtype = s.args[-1].dtype
         match s.fn:
             case "select":
@@ -127,7 +127,7 @@ class ScalarPrinter:
         return printers[kind_of(dtype)](s.fn, texts, dtype)
 
     def combine(self, fn: str, old: str, value: str, dtype: str) -> str:
-        """Return the reduction ``fn`` of two numbers of a dtype."""
+        """Return the text of the reduction ``fn`` of two numbers of a dtype."""
         return self.apply(Apply(fn, (_operand(dtype), _operand(dtype)), dtype), [old, value])
 
     def _reduce_precision(self, s: Apply, texts: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""Run a numba.cuda kernel on a CPU: Numba's CPU compiler reads it, with these words in place of ``numba.cuda``.
+"""Run a numba.cuda kernel on a CPU: Numba's CPU compiler compiles it, with replacements for ``numba.cuda``'s names.
 
-Each thread of a block is a thread of this process (:mod:`aotc.kernels.cuda.block`). Compiled code holds Python's lock
-and releases it in barriers and exchanges only, so that an atomic operation is an ordinary one. The words are those of
-printed kernels and the usual ones of users'; another one is an error of Numba's.
+Each thread of a block is a thread of this process (:mod:`aotc.kernels.cuda.block`). Compiled code holds the GIL and
+releases it only in barriers and exchanges, so that an atomic operation is an ordinary one. The replaced names are those
+of printed kernels and the usual ones of users' kernels; any other name is an error of Numba.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def run_kernel(
     Raises
     ------
     numba.core.errors.NumbaError
-        If it uses something that the simulator lacks.
+        If the function uses a feature that the simulator lacks.
     IndexError
-        If it accesses an element outside of an array.
+        If the function accesses an element outside of an array.
     """
     compiled = _compiled(getattr(function, "py_func", function))
     compiled.compile(tuple(numba.typeof(a) for a in arguments))
@@ -76,7 +76,7 @@ def _compiled(function: Callable[..., None]) -> Any:
 
 
 def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[..., Any]:
-    """Return a function with the simulator's words in place of those of numba.cuda, also in functions that it calls."""
+    """Return a copy of a function with the simulator in place of numba.cuda, also in functions that it calls."""
 
     def moved(value: Any) -> Any:
         if value is cuda:
@@ -101,7 +101,7 @@ def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[...
 
 
 def _callback(*kinds: Any) -> Callable[[Callable[..., int]], Any]:
-    """Return the decorator of a Python function that compiled code calls; it returns an i64."""
+    """Return the decorator of a Python function, with an i64 result, that compiled code calls."""
 
     def decorate(function: Callable[..., int]) -> Any:
         def safe(*arguments: int) -> int:
@@ -141,7 +141,7 @@ def _meet_all() -> int:
 
 @_callback(_LONG, _LONG)
 def _from_lane(word: int, lane: int) -> int:
-    """Return the word of a lane of the warp; a lane outside of it stands for the thread itself."""
+    """Return the value of ``word`` in a lane of the warp; a lane outside of the warp stands for the thread itself."""
     words = here().block.exchange(word)
     return words[lane] if 0 <= lane < len(words) else word
 
@@ -153,7 +153,7 @@ def _matching(word: int) -> int:
 
 @_callback(_LONG, _LONG)
 def _shared_address(number: int, size: int) -> int:
-    """Return the address of a shared array: number 0 is the dynamic memory of the launch."""
+    """Return the address of a shared array; number 0 is the dynamic shared memory of the launch."""
     block = here().block
     if number == 0:
         return block.memory.ctypes.data
@@ -161,7 +161,7 @@ def _shared_address(number: int, size: int) -> int:
 
 
 class _Indices:
-    """``cuda.threadIdx`` and the like: ``x`` is a number, ``y`` and ``z`` have one value."""
+    """Replacement for ``cuda.threadIdx`` and the like: only ``x`` varies, ``y`` and ``z`` are constant."""
 
     def __init__(self, what: int) -> None:
         self.what = what

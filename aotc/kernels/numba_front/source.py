@@ -61,7 +61,7 @@ _MASKED = {"i2", "i4", "u2", "u4"}
 
 
 class NumbaSource(NamedTuple):
-    """The text of a function, and the names that it needs from the runtime."""
+    """A kernel printed as a Python function, and the names that it imports from the runtime."""
 
     text: str
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class NumbaSource(NamedTuple):
 
     @property
     def is_for_gpus(self) -> bool:
-        """Does the function have the words of numba.cuda?"""
+        """Does the function use numba.cuda?"""
         return "cuda." in self.text
 
 
@@ -103,7 +103,7 @@ def numba_source(kernel: Kernel) -> NumbaSource:
 
 
 def printed(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
-    """Return the text of a printer, whose local names hide no function that the text calls."""
+    """Return the text of a printer that avoids, for local names, the names of runtime functions that the text calls."""
     first = printer_of(frozenset())
     first.function()
     printer = printer_of(frozenset(first.scalars.used) | _RESERVED)
@@ -112,7 +112,7 @@ def printed(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSourc
 
 
 def grid_loop(kernel: Kernel) -> For:
-    """Return the loop over a kernel's grid."""
+    """Return the parallel loop over a kernel's grid; a kernel without one is a loop of one iteration."""
     match kernel.body:
         case (For(kind="parallel") as loop,):
             return loop
@@ -120,7 +120,7 @@ def grid_loop(kernel: Kernel) -> For:
 
 
 class SourcePrinter:
-    """Prints the function of a kernel for a CPU, statement by statement."""
+    """Printer of the function of a kernel for a CPU, statement by statement."""
 
     def __init__(self, kernel: Kernel, reserved: frozenset[str]) -> None:
         self.kernel, self.reserved, self.scalars = kernel, reserved, ScalarPrinter()
@@ -150,7 +150,7 @@ class SourcePrinter:
     # --- names ---
 
     def bind(self, name: str, kind: str) -> str:
-        """Return the local name of ``name``; one that is bound to two types has two names."""
+        """Return the local name of ``name``; a name with values of two types becomes two local names."""
         local = name
         while local in self.reserved or keyword.iskeyword(local) or self.kinds.get(local, kind) != kind:
             local += f"_{kind}" if self.kinds.get(local, kind) != kind else "_"
@@ -271,7 +271,7 @@ class SourcePrinter:
         return self.scalars.call("library_call", repr(function), str(letters), f"({', '.join(places)},)")
 
     def _from(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
-        """Return the memory from an element on."""
+        """Return the text of the memory that starts at an element."""
         return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), "(1,)")
 
     def _transform(self, t: Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
@@ -303,7 +303,7 @@ class SourcePrinter:
         return self.scalars.call("tile", out, left, right, *_keywords(own | common))
 
     def _operand(self, buffer: Buffer, *numbers: Dim) -> str:
-        """Return a tile's operand: its array, its first element and its strides."""
+        """Return the text of a tile's operand: its array, first element and strides."""
         return f"({', '.join([self.buffer(buffer), *map(self.dim, numbers)])})"
 
     def _reader(self, dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""Trials of a kernel: random arguments that keep every access in bounds, and comparison of results."""
+"""Trials of kernels: random arguments that keep every access in bounds, calls, and comparison of results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SHORT_BITS = 16
 
 
 class NoTrial(Exception):
-    """No arguments were found on which a kernel can run; the text has the reason."""
+    """No arguments were found on which a kernel can run; the text of the exception is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def random_arguments(
 
 
 class _Limited(Counter[str]):
-    """Counts scalar operations, and ends the run at a limit."""
+    """Counter of the interpreter's scalar operations that ends the run at a limit."""
 
     def __setitem__(self, name: str, count: int) -> None:
         super().__setitem__(name, count)
@@ -113,7 +113,7 @@ class _Limited(Counter[str]):
 
 
 def _typed(kernel: Kernel, arguments: Arguments) -> list[np.ndarray]:
-    """Return arrays as the interpreter reads them."""
+    """Return arrays in the form in which the interpreter reads them."""
     buffers = (*kernel.inputs, *kernel.outputs)
     return [
         a.view(to_numpy(b.dtype)).reshape(a.shape if b.shape else ())
@@ -136,7 +136,7 @@ def _indices(kernel: Kernel) -> Iterator[Dim]:
 
 
 def _drawn(kernel: Kernel, rng: np.random.Generator, most: int, tables: Mapping[str, np.ndarray]) -> Arguments:
-    """Return random arguments with integers below ``most``; dims are small sizes."""
+    """Return random arguments: integers below ``most``, and small dims."""
     shapes = [d for b in (*kernel.inputs, *kernel.outputs) for d in b.shape]
     ranges = {s.name: s for e in (*_indices(kernel), *shapes) for s in symbols(e)}
     dims: dict[str, int] = {}
@@ -180,14 +180,14 @@ def call_printed(function: Callable[..., Any], kernel: Kernel, arguments: Argume
 
 
 def call_loops(function: Callable[..., Any], kernel: Kernel, arguments: Arguments) -> None:
-    """Compile a Python function for this CPU, and call it on ``arguments``."""
+    """Compile a Python function for this CPU, and run its loops on ``arguments``."""
     import numba
 
     call_printed(numba.njit(error_model="numpy")(function), kernel, arguments)
 
 
 def is_for_cpus(function: Any) -> bool:
-    """Is a printed kernel a function of ``njit``? Others are functions of ``cuda.jit``, or templates."""
+    """Is a printed kernel a function of ``njit``, not of ``cuda.jit`` or a template?"""
     from numba.core.dispatcher import Dispatcher
 
     return isinstance(function, Dispatcher)
@@ -222,13 +222,13 @@ def difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
 
 
 def _sums_short_floats(kernel: Kernel) -> bool:
-    """Are sums kept in floats of at most 16 bits, so that their rounding errors add up?"""
+    """Does the kernel keep sums in floats of at most 16 bits, so that rounding errors add up?"""
     kept = (s.buffer.dtype for s in walk(kernel.body) if isinstance(s, Store) and s.reduce)
     return any(kind_of(dtype) == "f" and DTYPES[dtype].bits <= _SHORT_BITS for dtype in kept)
 
 
 def _ulps(kernel: Kernel) -> float:
-    """Return the units in the last place, of the largest result, by which results may differ; 0 for movement."""
+    """Return the tolerance of results in units in the last place of the largest result; 0 for pure data movement."""
     scalars = scalars_in(x for s in walk(kernel.body) for x in operands(s))
     operations = [x for x in scalars if isinstance(x, Apply)]
     applied = {x.fn for x in operations}

@@ -1,4 +1,4 @@
-"""Users' functions for GPUs: the module of a kernel around one, for :mod:`aotc.kernels.numba_front.gpu_compile`.
+"""The module of a GPU kernel around a user's function, for :mod:`aotc.kernels.numba_front.gpu_compile`.
 
 ::
 

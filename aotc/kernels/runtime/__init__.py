@@ -1,4 +1,4 @@
-"""What printed kernels import: casts, number formats, scalar functions, memory and register tiles, all for Numba.
+"""Functions that printed kernels import: casts, number formats, scalar functions, memory, register tiles; for Numba.
 
 A printed kernel (``aotc dump --kernels -o kernels.py``) imports its functions from here. The names of dtypes are casts
 and element types: ``f32(x)``, ``private((4,), f32)``. :mod:`aotc.kernels.numba_front.source` prints kernels.

@@ -52,7 +52,7 @@ def complex_sign(z):
 
 @njit
 def _scaled(size, x, y):
-    """Return a factor as complex; its product with an exact 0 is 0."""
+    """Return the complex number with parts ``size * x`` and ``size * y``, where a product with an exact 0 is 0."""
     return complex(0.0 if x == 0 else size * x, y if y == 0 else size * y)
 
 
@@ -108,7 +108,7 @@ def complex_sqrt(z):
 
 @njit
 def _unit(x):
-    """Return 1 for an infinity and 0 for a number, with the sign of ``x``."""
+    """Return 1 for an infinity and 0 for a finite number, with the sign of ``x``."""
     return math.copysign(1.0 if abs(x) == math.inf else 0.0, x)
 
 

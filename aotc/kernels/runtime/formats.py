@@ -120,7 +120,7 @@ def bf16(x):
 
 
 def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
-    """Return the function from f32 to the code of a format of exponent and mantissa."""
+    """Return the function that rounds an f32 to the code of a format with these exponent and mantissa bits."""
     least, mantissa, sign_code, largest = form.least_exponent, form.mantissa_bits, form.sign, form.largest
     finite, signless, overflow, nan_code = form.special == "finite", form.special == "fnuz", form.overflow, form.nan
     per_unit = 1 << mantissa
@@ -146,7 +146,7 @@ def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
 
 @njit
 def _power(x):
-    """Return the code of an f32 rounded to a power of two, midpoints up; 255 for NaN and what is not positive."""
+    """Return the code of an f32 rounded to a power of two, midpoints up; 255 for NaN, 0 and negative numbers."""
     bits = int64(bits_as(float32(x), uint32))
     if x != x or x <= 0 or x == inf:
         return 255
@@ -257,7 +257,7 @@ order_bf16 = order_f16
 
 @njit
 def _step(order, x, y, top):
-    """Return the key of the neighbour of ``x`` towards ``y``: sign and magnitude as one number."""
+    """Return the order key of the neighbour of ``x`` towards ``y``."""
     size = order if order >= 0 else -1 - order
     if size == 0:
         return (1, y > x)

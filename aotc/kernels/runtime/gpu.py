@@ -15,7 +15,7 @@ _HIGHEST = 1 << 31
 def grid_barrier(counter):
     """Wait for all threads of a cooperative launch; ``counter[0]`` is a word whose lower 31 bits are 0.
 
-    Each block adds to the word, so that the total flips its highest bit: the first one adds what the others lack.
+    Each block adds a number to the word so that the total flips its highest bit: the first block adds the rest.
     """
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:

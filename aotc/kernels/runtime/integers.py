@@ -80,21 +80,21 @@ def integer_sign(x):
 
 @njit
 def shift_left(x, count, bits):
-    """Return ``x << count``; 0 if the count is not within the width."""
+    """Return ``x << count``; 0 if the count is not less than ``bits``."""
     count = int64(count)
     return uint64(x) << uint64(count) if 0 <= count < bits else uint64(0)
 
 
 @njit
 def shift_right(x, count, bits):
-    """Return unsigned ``x >> count``; 0 if the count is not within the width."""
+    """Return unsigned ``x >> count``; 0 if the count is not less than ``bits``."""
     count = int64(count)
     return uint64(x) >> uint64(count) if 0 <= count < bits else uint64(0)
 
 
 @njit
 def shift_right_signed(x, count, bits):
-    """Return signed ``x >> count``; the sign if the count is not within the width."""
+    """Return signed ``x >> count``; the sign if the count is not less than ``bits``."""
     count = int64(count)
     return int64(x) >> (count if 0 <= count < bits else bits - 1)
 

@@ -1,4 +1,4 @@
-"""Memory of printed kernels: arrays in registers, on the stack, in a worker's scratch memory and at addresses."""
+"""Memory of printed kernels: arrays in registers, on the stack, on the heap, in scratch memory and at addresses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def view(typing_context, memory, first, shape):
 
 @intrinsic
 def flat(typing_context, memory):
-    """Return an array as one row, in memory order."""
+    """Return an array as a one-dimensional array, in memory order."""
     array = types.Array(memory.dtype, 1, "C")
 
     def generate(context, builder, signature, arguments):
@@ -124,7 +124,7 @@ def allocate(typing_context, shape, kind):
 
 @intrinsic
 def release(typing_context, memory):
-    """Free an array of :func:`allocate`."""
+    """Free an array that :func:`allocate` returned."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_BYTES])
@@ -137,10 +137,10 @@ def release(typing_context, memory):
 
 @intrinsic(prefer_literal=True)
 def library_call(typing_context, name, characters, arrays):
-    """Call an imported function of Fortran's convention with the addresses of ``arrays``.
+    """Call an imported function by Fortran's calling convention, with the addresses of ``arrays``.
 
-    ``characters`` of them are single characters, whose lengths follow. The loader of a bundle fills in the function's
-    address.
+    ``characters`` of the arrays are single characters, whose lengths follow the addresses. The loader of a bundle fills
+    in the function's address.
     """
     function, count = name.literal_value, characters.literal_value
 

@@ -12,7 +12,7 @@ from aotc.kernels.runtime.memory import flat
 
 @njit
 def offset_i8(x):
-    """Return an i8 that is stored less 128."""
+    """Return an i8 that is stored with an offset of 128."""
     return int32(x) + 128
 
 

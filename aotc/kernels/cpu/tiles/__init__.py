@@ -1,1 +1,1 @@
-"""Register tiles: one vector function per tile shape."""
+"""Register tiles: the micro-kernels of matmuls, one vector function per tile shape."""

@@ -31,7 +31,7 @@ def in_squares(shape: Shape) -> bool:
 
 
 class SquareTileWriter(TileWriter):
-    """Writes a tile in squares: two for each pair of rows and vector of columns."""
+    """Writer of a tile in squares: two for each pair of rows and vector of columns."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -83,7 +83,7 @@ class SquareTileWriter(TileWriter):
         return self.squares(state, [self.load(self.at(a, x), I64, 1) for x in self.row_offsets], *both)
 
     def one_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Emit the products of one step of a panel: the other half of the 8 bytes of an instruction is zero."""
+        """Emit the products of one step of a panel: the other half of the instruction's 8 bytes is zero."""
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
         first = self.b_vectors(panel, self.words, 4)
         return self.squares(state, rows, first, [zeros(self.words)] * len(first))

@@ -27,7 +27,7 @@ _NOW = "matrix_tiles_now"
 
 
 def fits(shape: Shape) -> bool:
-    """Does the unit support a tile?"""
+    """Return True if the matrix unit supports a tile of this shape."""
     if not shape.levels or f"amx-{shape.form.unit}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
         return False
     extent, a_step, b_step = shape.levels[-1]
@@ -88,7 +88,7 @@ def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
 
 
 class MatrixTileWriter(TileWriter):
-    """Writes the body of one tile function of the unit."""
+    """Writer of a tile's function for the matrix unit."""
 
     def write(self) -> None:
         """Write the whole function: the accumulation, then the stores to ``out``."""
@@ -122,7 +122,7 @@ class MatrixTileWriter(TileWriter):
         self.call("llvm.prefetch.p0", VOID, place, *(i32(x) for x in (write, 3, 1)))
 
     def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
-        """Emit an instruction on register ``number``."""
+        """Emit an instruction of the matrix unit on register ``number``."""
         values = [ir.Constant(I8, x) if isinstance(x, int) else x for x in (number, *args)]
         _call(self.b, name, *values)
 
@@ -187,7 +187,7 @@ class MatrixTileWriter(TileWriter):
 
     @property
     def words(self) -> ir.VectorType:
-        """The type of a row of a register."""
+        """Return the type of a row of a tile register."""
         return ir.VectorType(I32, WORDS)
 
     def stack(self, lines: int) -> ir.Value:

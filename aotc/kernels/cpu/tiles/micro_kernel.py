@@ -77,7 +77,7 @@ State = list[ir.Value]
 
 
 class TileWriter:
-    """Writes the body of one tile function."""
+    """Writer of the function of one tile shape."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         self.shape = shape
@@ -107,7 +107,7 @@ class TileWriter:
         self.b.ret_void()
 
     def keep_sums(self, sums: State, columns: range) -> None:
-        """Store the accumulators of all rows, for some vectors of columns, or add them to the values in memory."""
+        """Emit the stores of the accumulators of all rows, or their addition to memory, for some vectors of columns."""
         add = self.b.add if self.element in (I32, I64) else self.b.fadd
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
@@ -116,7 +116,7 @@ class TileWriter:
                 self.store(add(self.load(place, self.vector, self.size), x) if self.shape.adds else x, place)
 
     def finished(self, state: State) -> State:
-        """Return the accumulators in the order in which they are stored."""
+        """Return the accumulators in the order of rows and columns in which they are stored."""
         return state
 
     @property
@@ -199,7 +199,10 @@ class TileWriter:
         by: tuple[ir.Value, ir.Value, int],
         body: Callable[[State, ir.Value, ir.Value], State],
     ) -> tuple[State, ir.Value, ir.Value]:
-        """Emit ``extent`` iterations of ``body``, unrolled ``by[2]`` times; ``by[:2]`` are the steps of a and panel."""
+        """Emit ``extent`` iterations of ``body``, unrolled ``by[2]`` times.
+
+        ``by[:2]`` are the strides in a and in the panel.
+        """
         if isinstance(extent, ir.Constant) and extent.constant == 0:
             return state, a, panel
         a_step, b_step, unroll = by
@@ -328,7 +331,7 @@ class TileWriter:
         return self.b.or_(low, self.b.shl(high, i32(16)))
 
     def widened(self, pointer: ir.Value) -> ir.Value:
-        """Return the bf16 or f32 at ``pointer``, broadcast as f32."""
+        """Return the bf16 or f32 at ``pointer`` as f32, broadcast to a vector."""
         if self.shape.a_dtype == "f32":
             return self.broadcast(self.load(pointer, self.element, 4))
         bits = self.b.zext(self.load(pointer, I16, 2), I32)
@@ -357,7 +360,7 @@ class TileWriter:
         return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
 
     def quads_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        """Multiply bytes 0 and 2, then bytes 1 and 3, as i16 pairs: one multiply-add (pmaddwd) each."""
+        """Return the accumulators plus products of quads of bytes: 0 and 2, then 1 and 3, as i16 pairs (pmaddwd)."""
         half = ir.VectorType(I16, 2 * self.shape.lanes)
         name = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
         eight = self.splat(8, half)

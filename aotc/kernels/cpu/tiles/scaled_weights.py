@@ -25,7 +25,7 @@ def _registers(shape: Shape) -> int:
 
 
 class ScaledTileWriter(TileWriter):
-    """Writes a tile of the form ``f32_i8`` or ``f32_i4``, or, in pairs, of ``bf16_i8`` or ``bf16_i4``."""
+    """Writer of a tile with quantized weights: ``f32_i8`` or ``f32_i4``, or, in pairs, ``bf16_i8`` or ``bf16_i4``."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -70,7 +70,7 @@ class ScaledTileWriter(TileWriter):
         return self.outer_product(self.outer_product(state, a, even), self.at(a, self.a_inner), odd)
 
     def integers(self, panel: ir.Value) -> list[ir.Value]:
-        """Return the bytes of all columns as words."""
+        """Return the bytes of all columns of a step, as words."""
         words = ir.VectorType(I32, self.shape.lanes)
         return [self.b.sext(x, words) for x in self.b_vectors(panel, ir.VectorType(I8, self.shape.lanes), 1)]
 

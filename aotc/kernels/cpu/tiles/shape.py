@@ -1,4 +1,4 @@
-"""The constants of a register tile: tiles of equal shapes share one function."""
+"""The constants of a register tile; tiles with equal constants share one function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The constants of a tile; None marks an argument at run time.
+    """The constants of a tile; None stands for an argument at run time.
 
     Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes; ``levels`` are the loops over k,
     outermost first: (extent, stride in a, stride in b). ``isa`` are instruction sets: ``x86`` (else AArch64), ``fma``,

@@ -1,26 +1,17 @@
-"""The loop-IR statement ``Tile`` on a CPU: a call of the micro-kernel of its shape.
+"""Emission of the loop-IR statement ``Tile`` on a CPU: a call of the micro-kernel of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and extents...)``, which
 :mod:`aotc.kernels.cpu.tiles.micro_kernel` writes.
 
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its ``cols`` groups are contiguous:
 
-======== ============ ==================================================== =========
-form     k in a step  one step of ``b``                                    ``out``
-======== ============ ==================================================== =========
-f32      1            ``cols`` f32                                         f32
-f32_bf16 1            ``cols`` bf16                                        f32
-f32_f16  1            ``cols`` f16                                         f32
-f32_s8   1            ``cols`` i8                                          f32
-f32_i8   1            ``cols`` bytes, after the f32 scales of its group    f32
-f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high   f32
-bf16_i8  2            ``cols`` bytes of even k, then as many of odd k      f32
-bf16_i4  2            as ``f32_i4``                                        f32
-f64      1            ``cols`` f64                                         f64
-bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
-i8       4            ``cols`` words: k in the order of the bytes          i32
-i8_o8    4            i8, used as u8 with an offset of 128; unpacked       i32
-======== ============ ==================================================== =========
+======== ============ ==================================================== ========= form k in a step one step of ``b``
+``out`` ======== ============ ==================================================== ========= f32 1 ``cols`` f32 f32
+f32_bf16 1 ``cols`` bf16 f32 f32_f16 1 ``cols`` f16 f32 f32_s8 1 ``cols`` i8 f32 f32_i8 1 ``cols`` bytes, after the f32
+scales of its group f32 f32_i4 2 ``cols`` bytes: even k in the low 4 bits, odd high f32 bf16_i8 2 ``cols`` bytes of even
+k, then as many of odd k f32 bf16_i4 2 as ``f32_i4`` f32 f64 1 ``cols`` f64 f64 bf16 2 ``cols`` words: even k in the low
+16 bits, odd high f32 i8 4 ``cols`` words: k in the order of the bytes i32 i8_o8 4 i8, used as u8 with an offset of 128;
+unpacked i32 ======== ============ ==================================================== =========
 
 The dtype of ``a`` is f32 for the forms ``f32_...``, and bf16 for ``bf16_i8`` and ``bf16_i4``, which need an instruction
 for pairs. For ``bf16`` it is bf16 or f32; without the instruction f32 is faster, so widen ``a`` while packing. For
@@ -70,7 +61,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TileContext(Protocol):
-    """The part of a kernel's emitter that tiles use."""
+    """Interface: the part of a kernel's emitter that tiles use."""
 
     builder: ir.IRBuilder
     target: Target
@@ -110,7 +101,7 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
 
 @lru_cache(maxsize=256)
 def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
-    """Return the assembly of a shape's function and of its callees, by symbol; cached, as kernels share shapes."""
+    """Return the assembly of a shape's function and of its callees, by symbol; cached, because kernels share shapes."""
     module = KernelModule(shape.name, target)
     tile_function(module, shape, arguments, _writer(shape))
     found = symbol_texts(module)
@@ -119,7 +110,7 @@ def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
 
 
 def annotate_tiles(text: str) -> str:
-    """Add to the declarations of tiles in an assembly that they access only the memory of their operands."""
+    """Mark the tile functions declared in a module's text as accessing only the memory of their operands."""
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
 
 

@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class DotTileWriter(TileWriter):
-    """Writes a tile of dot products of the form ``f64``, ``f32``, ``f32_...`` or, by its instruction, ``bf16``."""
+    """Writer of a tile of dot products of the form ``f64``, ``f32``, ``f32_...`` or, by its instruction, ``bf16``."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -114,7 +114,7 @@ class DotTileWriter(TileWriter):
 
 
 class ZippedTileWriter(TileWriter):
-    """Writes a tile of the form ``bf16`` whose terms are rows in memory, for an even number of vectors of columns.
+    """Writer of a ``bf16`` tile whose terms are rows in memory, for an even number of vectors of columns.
 
     Two rows are interleaved into pairs in registers. The shuffles stay within 128-bit lanes, so the columns of the
     accumulators are permuted; :meth:`finished` restores their order.

@@ -3,8 +3,8 @@
 ``vdpbf16ps`` and ``vpdpbusd`` add the products of neighbouring elements to each word of a register, so that
 neighbouring terms of a column must be one word. In dot products the columns are contiguous in memory, and their words
 are transposed: four words of each of as many columns as a register has words. For the values of attention, the bytes of
-four terms are in four rows, which are interleaved. Both take two shuffles for each register, shared by all rows of the
-tile, and no reduction across lanes. A word of the left operand is broadcast by the instruction itself.
+four terms are in four rows, which are interleaved. Both methods take two shuffles for each register, shared by all rows
+of the tile, and no reduction across lanes. A word of the left operand is broadcast by the instruction itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _UNITS = {(BF16_PAIRS, "bf16"): "bf16", (I8_OFFSET, "i8"): "vnni"}  # the featur
 
 
 def transposes(shape: Shape) -> bool:
-    """Is a tile of dot products one whose words are transposed?"""
+    """Return True if words of columns are transposed for this tile of dot products."""
     (extent, *_), *others = shape.levels
     whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
     return whole and {"x86", _UNITS.get((shape.form, shape.a_dtype), "none")} <= {*shape.isa}
 
 
 class WordTileWriter(TileWriter):
-    """Common part of both: products of words, and shuffles within 128-bit lanes."""
+    """Base class of both writers: products of words, and shuffles within 128-bit lanes."""
 
     def multiplied(self, state: State, a: ir.Value, words: State) -> State:
         """Return the accumulators plus the products of a word of each row at ``a`` with words of columns."""
@@ -63,7 +63,7 @@ class WordTileWriter(TileWriter):
 
 
 class TransposedTileWriter(WordTileWriter):
-    """Writes a tile of dot products of as many columns as a vector has lanes, by transposing words."""
+    """Writer of a tile of dot products with as many columns as a vector has lanes, by transposing words."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -96,7 +96,7 @@ class TransposedTileWriter(WordTileWriter):
         return state
 
     def some_columns(self, panel: ir.Value, first: int) -> ir.Value:
-        """Load the next words of every fourth column, from column ``first`` on, as one vector."""
+        """Load the next words of every fourth column, starting with column ``first``, as one vector."""
         kind = ir.VectorType(I32, _WORDS)
         parts = [self.load(self.at(panel, x), kind, 1) for x in self.column_offsets[first::_WORDS]]
         while len(parts) > 1:
@@ -115,7 +115,7 @@ class TransposedTileWriter(WordTileWriter):
 
 
 class RowQuadsTileWriter(WordTileWriter):
-    """Writes a tile of bytes of four vectors of columns, whose terms are rows; fewer at a time for many rows."""
+    """Writer of a tile of bytes with four vectors of columns, whose terms are rows; fewer vectors for many rows."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -143,7 +143,7 @@ class RowQuadsTileWriter(WordTileWriter):
         return self.multiplied(state, a, self.quads([self.as_vector(self.shuffle(x, x, self.dealt), 8) for x in rows]))
 
     def quads(self, rows: State) -> State:
-        """Interleave four rows: the wanted vectors, each 128-bit lane with a word of every vector of columns."""
+        """Interleave four rows into the ``wanted`` vectors; 128-bit lanes have a word of every vector of columns."""
         found: State = []
         for half in sorted({n // 2 for n in self.wanted}):
             x, y = (self.as_vector(self.woven(rows[n], rows[n + 1], half), 16) for n in (0, 2))

@@ -1,1 +1,2 @@
-"""Hand-written numba.cuda kernels; prologues and epilogues are device functions from loop IR."""
+"""Hand-written kernels for tensor cores in numba.cuda; operand loads and epilogues are device functions from loop IR.
+"""

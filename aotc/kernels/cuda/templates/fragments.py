@@ -94,7 +94,7 @@ def word_offset(b: ir.IRBuilder, word: ir.Value) -> ir.Value:
 
 
 def sum_places(lane: Any, number: Any) -> tuple[Any, Any]:
-    """Return row and column, within a warp's 16 rows, of a lane's accumulators with these numbers.
+    """Return the rows (of a warp's 16) and columns of a lane's accumulators with these numbers.
 
     ``lane`` and ``number`` are NumPy arrays or ints.
     """
@@ -104,6 +104,6 @@ def sum_places(lane: Any, number: Any) -> tuple[Any, Any]:
 
 
 def quad_of(lane: int) -> slice:
-    """Return the lanes of the quad of a lane, where kernels run as Python."""
+    """Return the lanes of the quad of a lane, for the simulator."""
     first = lane // QUAD * QUAD
     return slice(first, first + QUAD)

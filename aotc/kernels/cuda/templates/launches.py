@@ -22,6 +22,6 @@ def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
 
 
 def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
-    """Return the IR of the template of ``kernel`` for ``target``, and the device functions that it calls."""
+    """Return the LLVM IR of the template of ``kernel`` for ``target``, and of the device functions that it calls."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
     return attention_texts(kernel) if is_attention else product_texts(kernel, target)

@@ -72,9 +72,9 @@ class WarpRows(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer warpgroup of attention: what stays the same for all of its tiles.
+    """What stays the same for all tiles of a consumer warpgroup of attention.
 
-    These are the kernel's tables, the extents, the addresses of shared memory and of its queries, and its number.
+    The fields are the kernel's tables, the extents, the addresses of shared memory and of its queries, and its number.
     ``leads`` (a bool) is true for the thread that releases stages.
     """
 

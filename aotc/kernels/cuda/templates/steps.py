@@ -1,7 +1,5 @@
 """Device functions that several templates share.
 
-Each of them emits many instructions but is a single call to Numba, which would otherwise infer a type for every one.
-
 A tile in shared memory has rows of 128 bytes with the 128-byte swizzle: the 16-byte piece c of row r is stored at
 position c ^ (r % 8). An operand that is contiguous along the contraction has one such row for each row of A (or column
 of B). An operand that is contiguous along its rows (or columns) has one row for each index of the contraction. It is
@@ -105,7 +103,7 @@ _STORE_IF = (
 
 
 def extent(name: str) -> Any:
-    """Return the device function of a kernel's pointers and dims that computes an extent (see :data:`SIZES`) as i32."""
+    """Return the device function that computes an extent (see :data:`SIZES`) as i32 from pointers and dims."""
 
     def generate(context, builder, signature, arguments):
         return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
@@ -126,9 +124,9 @@ GROUP_ROWS = 2048
 def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
     """Return the device function that maps a tile's number to its matmul, first row and first column.
 
-    It also gets the numbers of tiles down and across. Tiles are numbered column by column within a group of
-    :data:`GROUP_ROWS` rows, and groups follow each other: blocks that run at the same time share operands in the L2
-    cache. CUTLASS calls this threadblock swizzling, Triton's tutorial grouped ordering.
+    The function takes the number of a tile, and the numbers of tiles down and across. Tiles are numbered column by
+    column within a group of :data:`GROUP_ROWS` rows, and groups follow each other: blocks that run at the same time
+    share operands in the L2 cache. CUTLASS calls this threadblock swizzling, Triton's tutorial grouped ordering.
     """
     i32, together = types.int32, GROUP_ROWS // rows
 
@@ -163,9 +161,9 @@ def zeros(count: int, dtype: str = "f32") -> Any:
 
 
 def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return ``(a, b)``, of A and B or of rows and columns, swapped if the instructions compute the transposed product.
+    """Return ``(a, b)``, swapped if the instructions compute the transposed product.
 
-    The function is its own inverse.
+    ``a`` belongs to operand A or to rows, ``b`` to operand B or to columns. The function is its own inverse.
     """
     return (b, a) if tiles.transposed else (a, b)
 
@@ -183,7 +181,7 @@ def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
 
 
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of the calling thread's accumulators, within its warp's 16 rows."""
+    """Return the rows (of its warp's 16) and columns of the calling thread's accumulators."""
     return _elements_of_lane(here().thread & LANE_MASK, cols)
 
 
@@ -193,7 +191,7 @@ def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
-    """Return the partial matmul of a stage in shared memory, for ``rows`` rows of A and ``cols`` columns of B."""
+    """Return the partial matmul of a stage in simulated shared memory: ``rows`` rows of A, ``cols`` columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
     right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
@@ -201,7 +199,7 @@ def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) ->
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the partial dot products of a stage in shared memory, of pairs of rows of A and columns of B."""
+    """Return the partial dot products of a stage in simulated shared memory, of pairs of rows of A and columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, rows)
     right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
@@ -209,14 +207,14 @@ def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.nda
 
 
 def dtype_in_python(operands: str, number: int = 0) -> np.dtype:
-    """Return the dtype of A, or of B, where kernels run as Python; Python does not round to TF32."""
+    """Return the dtype of operand A (0) or B (1) in the simulator, which does not round to TF32."""
     return to_numpy(stored_dtypes(operands)[number])
 
 
 def operand_elements(
     tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray, number: int = 0
 ) -> np.ndarray:  # fmt: skip
-    """Return some rows of A, or columns of B, of the stage that starts at ``begin`` in shared memory."""
+    """Return the rows ``which`` of A, or columns of B, of the stage at ``begin`` in simulated shared memory."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
     memory = here().block.memory.view(dtype_in_python(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
@@ -240,7 +238,7 @@ def store_meaning(
     tiles: ProductTiles | AttentionTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int],
     pointers: Any,
 ) -> None:  # fmt: skip
-    """Store the calling thread's accumulators of 16 rows and ``width`` columns, where kernels run as Python."""
+    """Store the calling thread's accumulators of 16 rows and ``width`` columns, in the simulator."""
     z, row, col = place
     functions = here().block.functions
     for value, i, j in zip(sums, *own_elements(width)):
@@ -262,8 +260,7 @@ def emit_stores(
 
 
 class StoreElements:
-    """Emits the epilogue of a warp's 16 rows, element by element; the lanes of a warp store neighbouring elements of a
-    row.
+    """Emitter of the epilogue of a warp's 16 rows, element by element; the lanes store neighbouring elements of a row.
 
     The accumulators pass through ``staging`` in chunks of 32 columns. Parameters are those of :class:`StoreRows`.
     """
@@ -324,7 +321,7 @@ class StoreElements:
 
 
 class StoreRows:
-    """Emits the epilogue and the stores of a warp's 16 rows, in pieces of 16 bytes.
+    """Emitter of the epilogue and the stores of a warp's 16 rows, in pieces of 16 bytes.
 
     A lane has single elements of all rows. They pass through ``staging`` in chunks of 128 bytes a row, so that each
     lane then writes 16 contiguous bytes of one row to memory. Elements outside of the result are computed from clamped
@@ -389,11 +386,11 @@ class StoreRows:
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
-        """Emit the address of a piece; a line's number is its row, as the staging area starts a swizzle pattern."""
+        """Emit the address of a piece in the staging area; a line's number is its row: the area starts a pattern."""
         return self.b.add(line, piece_offset(self.b, self.b.xor(piece, within(self.b, row, SWIZZLE_LINES))))
 
     def _copy(self, part: int, begin: int) -> None:
-        """Copy 16 bytes of a row to memory, 4 rows of the warp at the same time, from the chunk at ``begin``."""
+        """Copy 16 bytes of a row from the chunk at ``begin`` to memory; the warp copies 4 rows at the same time."""
         b, size = self.b, self.tiles.result_size
         own = b.add(self.read_row, i32(LINES_AT_ONCE * part))
         source = self._swizzled(b.add(self.staging, line_offset(b, own)), self.piece, own)

@@ -1,4 +1,4 @@
-"""Threads and barriers of a CUDA block: numbers of the hardware that templates share."""
+"""Numbers of the hardware that templates share: threads of warps and warpgroups, named barriers."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ SUM_BYTES = 4
 
 
 def first_row_of_warp(thread: int) -> int:
-    """Return the first row of a thread's warp in the tile of its warpgroup, where kernels run as Python."""
+    """Return the first row of a thread's warp in the tile of its warpgroup, for the simulator."""
     return WARP_TILE * (thread // WARP % WARPGROUP_WARPS)

@@ -1,4 +1,4 @@
-"""The text of wgmma instructions, which multiply the tiles of a warpgroup: 64 rows, up to 256 columns, 32 bytes a row.
+"""Inline assembly of wgmma, the matmul instruction of a warpgroup: 64 rows, up to 256 columns, 32 bytes a row.
 
 PTX ISA, wgmma.mma_async. The right operand is always in shared memory, given by a descriptor. The left one is in shared
 memory too, or a fragment in registers. The accumulators are inputs and outputs.
@@ -35,14 +35,14 @@ class WgmmaInstruction:
     count : int
         Accumulators of a thread.
     flags : str
-        What follows the predicate: signs of both operands, and whether they are contiguous along rows.
+        Operands after the predicate: signs of both matrices, and whether they are contiguous along rows.
     kind : llvmlite.ir.Type
         Type of an accumulator.
     from_registers : bool
         True if the left operand is a fragment in four registers, rather than a descriptor.
     added : bool or None
-        Whether products are added to the accumulators, or overwrite them; None if an operand of the instruction
-        decides.
+        True if products are added to the accumulators, False if they overwrite them; None if an operand of the
+        instruction decides.
     """
 
     shape: str

@@ -1,1 +1,1 @@
-"""Emit vector loops: lanes, SVE, transposes and FFT passes."""
+"""Emission of explicit vector code: loops, SVE, transposes and passes of Fourier transforms."""

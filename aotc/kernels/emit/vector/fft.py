@@ -1,10 +1,9 @@
-"""The function of a Fourier transform for a CPU, as LLVM IR of whole vectors that bypasses LLVM's passes.
-
-It is Stockham's autosort algorithm: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where
-``q`` runs over the results of earlier passes and over neighbouring signals. Between passes real and imaginary parts are
-in separate planes. A vector has neighbouring ``q``; if these are few, those of several ``p``; in the first pass of a
-single signal, neighbouring ``p``. The remainder of a loop is a whole vector, too, which overlaps the one before. A
-vector with more lanes than elements writes beyond them, and the next store overwrites that.
+"""The function of a Fourier transform for a CPU, written as LLVM IR of whole vectors that bypasses LLVM's passes. The
+algorithm is Stockham's autosort algorithm: pass by pass ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``,
+where ``q`` runs over the results of earlier passes and over neighbouring signals. Between passes real and imaginary
+parts are in separate planes. A vector has neighbouring ``q``; if these are few, those of several ``p``; in the first
+pass of a single signal, neighbouring ``p``. The remainder of a loop is a whole vector, too, which overlaps the one
+before. A vector with more lanes than elements writes beyond them, and the next store overwrites that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TransformFunction:
-    """The function of one transform, for vectors of ``vector_bytes``."""
+    """The function of one transform, for vectors of ``vector_bytes`` bytes."""
 
     def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
         digest = hashlib.sha256(f"{transform} {vector_bytes} {permutes}".encode()).hexdigest()[:12]
@@ -37,7 +36,7 @@ class TransformFunction:
 
 
 class _TransformWriter(OrderedLines):
-    """Writes the passes of a function."""
+    """Writer of the passes of a transform's function."""
 
     def __init__(self, function: TransformFunction) -> None:
         super().__init__(function.transform.dtype, function.name, function.permutes)
@@ -99,7 +98,7 @@ class _TransformWriter(OrderedLines):
         return number % 2 * 2 * self.t.plane
 
     def _several(self, together: list[FftStage]) -> None:
-        """Write passes that share a butterfly."""
+        """Write several passes that share a butterfly, as one loop."""
         self.loops += 1
         ways = [walk(stage, self.most) for stage in together]
         sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
@@ -138,7 +137,7 @@ class _TransformWriter(OrderedLines):
         self._finish(stage, way, self.butterfly.transform(read), part, at)
 
     def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
-        """Multiply the results of a butterfly by the twiddle factors, and store them."""
+        """Write the end of an iteration: multiply the results of a butterfly by the twiddle factors, and store them."""
         if way.groups:
             t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
             self._groups(stage, way.groups, results, t)
@@ -169,7 +168,7 @@ class _TransformWriter(OrderedLines):
                     self._store(part, lanes, base, k * stage.s)
 
     def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
-        """Multiply results by their twiddles, and store them; their vectors are along ``q``, with one ``p``."""
+        """Write the multiplication by twiddles and the stores for vectors along ``q``, with one ``p``."""
         results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
@@ -195,7 +194,7 @@ class _TransformWriter(OrderedLines):
         self._loop(stage.m, 1, lambda t: self._loop(run, self.lanes, lambda q: inner(t, q)))
 
     def _end(self, stage: FftStage, outer: str, v: str) -> None:
-        """Write an iteration of the first or last pass of neighbouring signals: ``outer`` is ``p`` or ``q``."""
+        """Write an iteration of the first or last pass over neighbouring signals; ``outer`` is ``p`` or ``q``."""
         pitch = self.t.pitch
         mask = self._mask(v) if self.tail else ""
         if self.first:
@@ -211,7 +210,7 @@ class _TransformWriter(OrderedLines):
             self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
 
     def _closed(self) -> None:
-        """Copy the first result behind the last one: a spectrum is periodic."""
+        """Write a copy of the first result behind the last one, because a spectrum is periodic."""
         for plane in (0, 1):
             base = self._address("%work", "0", self.target + plane * self.t.plane)
             self._store(self._load(1, base, 0), 1, base, self.t.points)
@@ -243,7 +242,7 @@ class _TransformWriter(OrderedLines):
         return self._times(stage, self.butterfly.transform(read), twiddle)
 
     def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
-        """Return results times the twiddle factors of the next pass; unchanged after the last pass."""
+        """Return results times the twiddle factors of the next pass; after the last pass return them unchanged."""
         if stage.m == 1:
             return results
         return [results[0], *(self.butterfly.times(x, twiddle(k)) for k, x in enumerate(results[1:], 1))]
@@ -270,7 +269,7 @@ class _TransformWriter(OrderedLines):
         return self._deinterleaved(self._load(2 * self.lanes, self._neighbour_address("%x", outer, offset, v), 0, mask))
 
     def _write(self, at: str, offset: int, value: Pair) -> None:
-        """Store neighbouring results of the last pass."""
+        """Write the store of neighbouring results of the last pass."""
         if self.t.real:
             for plane in (0, 1):
                 base = self._address("%work", at, self.target + plane * self.t.plane + offset)
@@ -331,13 +330,13 @@ class _TransformWriter(OrderedLines):
         return _name(value)
 
     def _deinterleaved(self, both: str) -> Pair:
-        """Deinterleave complex numbers into real and imaginary parts."""
+        """Deinterleave complex numbers into a vector of real parts and a vector of imaginary parts."""
         lanes = 2 * self.lanes
         re, im = (self._shuffle(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))
         return Var(re, self.t.dtype), Var(im, self.t.dtype)
 
     def _joined(self, value: Pair) -> str:
-        """Interleave real and imaginary parts, times the scale."""
+        """Interleave real and imaginary parts into complex numbers, times the scale."""
         if self.t.scale != 1:
             value = self.butterfly.scale(value, self.t.scale)
         order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))

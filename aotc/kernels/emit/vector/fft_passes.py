@@ -15,7 +15,7 @@ from aotc.ir.loop.forms.fft import FftStage
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The iteration space of a pass: ``parts`` of ``run`` elements, in vectors of ``lanes``, ``step`` apart.
+    """The loop of a pass: ``parts`` of ``run`` elements, in vectors of ``lanes``, ``step`` elements apart.
 
     ``groups`` is the number of ``p`` in a vector; with 0 a vector has ``q`` of a single ``p``, the number of the part.
     """
@@ -72,7 +72,7 @@ def shared(passes: list[FftStage]) -> list[list[FftStage]]:
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """The lines of a loop over passes, around the code that loads and the code that stores.
+    """The text of a loop over several passes, around the code that loads and the code that stores.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class SharedLoop:
         return self._switch(names[-1], list(enumerate(names[:-1])))
 
     def write(self, number: int) -> str:
-        """Return the label of the code that stores in a pass."""
+        """Return the label of the code that stores in pass ``number``."""
         return f"{self.name}_write{number}:"
 
     def written(self) -> str:

@@ -1,8 +1,8 @@
-"""Kernels whose loops LLVM's passes do not improve: LLVM runs few passes, and the emission does the rest.
+"""Kernels whose loops LLVM's passes do not improve: they are compiled by few passes, and emitted with care.
 
 Sorts and selections move single elements to data-dependent positions. Their only vectorizable loops test a block of
-elements, and are emitted as vectors here. Other optimizations of LLVM are done here, too: loop-invariant parts of
-addresses are hoisted, and zeros are stored by memset.
+elements, and are emitted as vectors here. This emitter also hoists loop-invariant parts of addresses and stores zeros
+by memset, as LLVM's passes would.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def needs_no_llvm_passes(kernel: Kernel) -> bool:
 
 
 def _float_of(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
-    """Return the register of a float from its bits."""
+    """Return the register of a float, given the register of its bits."""
     kind = memory_type(dtype)
     return memory.decode(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
 
@@ -101,7 +101,7 @@ def _could_be_vectors(loop: For) -> bool:
 
 
 def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Yield the statements of a loop iteration, without those of nested counted loops."""
+    """Yield the statements of a loop iteration, except those inside nested counted loops."""
     for s in body:
         yield s
         if not isinstance(s, For):
@@ -124,7 +124,7 @@ MOVED_OPERATIONS = 14
 
 
 def _copies(loop: For) -> int:
-    """Return the unroll factor of a loop: above 1 for short loops that scatter or count."""
+    """Return the unroll factor of a loop; it is above 1 only for short loops that scatter or count."""
     iterations = loop.end - loop.begin
     if (
         not isinstance(iterations, int)
@@ -166,13 +166,13 @@ def _is_fill(loop: For) -> bool:
 
 
 class _PlainMetadata(Metadata):
-    """Metadata of loops: unroll factors only; no pass asks for aliasing."""
+    """Loop metadata for kernels without LLVM's passes: unroll factors only, because no pass reads alias information."""
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
         self._module = module
 
     def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
-        """Return a function that marks nothing."""
+        """Return an annotation that does nothing: no pass reads alias information."""
         return lambda instruction: None
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
@@ -182,7 +182,7 @@ class _PlainMetadata(Metadata):
 
 
 class PlainEmitter(BodyEmitter):
-    """Emits a plain kernel."""
+    """Emitter of a kernel that LLVM's passes would not improve."""
 
     metadata = _PlainMetadata
 
@@ -194,7 +194,7 @@ class PlainEmitter(BodyEmitter):
     # --- addresses ---
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
-        """Return the pointer to element ``flat`` of ``buffer``, from a hoisted address if there is one."""
+        """Return the pointer to element ``flat`` of ``buffer``; from a hoisted address if there is one."""
         folded = self._indices.fold(flat)
         for found in reversed(self._places):
             if place := found.get((buffer.name, folded)):
@@ -211,7 +211,10 @@ class PlainEmitter(BodyEmitter):
         self._places = self._places[:-1]
 
     def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
-        """Emit the invariant parts of a loop's addresses before it; they may be outside of their buffers."""
+        """Emit the invariant parts of a loop's addresses before the loop.
+
+        These addresses may be outside of the buffers.
+        """
         found: dict[tuple[str, Dim], Place] = {}
         for buffer, number in self._flats(loop):
             flat = self._indices.fold(number)
@@ -225,7 +228,7 @@ class PlainEmitter(BodyEmitter):
         yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
 
     def _split_offset(self, flat: Dim) -> tuple[Dim, Dim]:
-        """Split an offset into the part that is computable here, and the rest."""
+        """Split an offset into the part that is computable before the loop, and the rest."""
         terms = flat.terms if isinstance(flat, Expr) else ()
         fixed: Dim = flat.const if isinstance(flat, Expr) else flat
         for term in (Expr(0, (t,)) for t in terms):
@@ -244,7 +247,7 @@ class PlainEmitter(BodyEmitter):
             super()._statement(stmt)
 
     def _fill(self, loop: For) -> None:
-        """Store zeros by one memset."""
+        """Emit a loop that stores zeros as one memset."""
         (store,) = loop.body
         assert isinstance(store, Store)
         size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
@@ -295,7 +298,7 @@ class PlainEmitter(BodyEmitter):
 
 
 class _BlockOfLanes:
-    """The values of a loop's iterations as vectors.
+    """The values of a loop's iterations as vectors; an iteration is a lane.
 
     A 16-bit float is represented by its bits; the only operation on it is a bitcast.
     """
@@ -348,7 +351,7 @@ class _BlockOfLanes:
 
 
 def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
-    """Yield buffers and indices of the accesses of a loop iteration."""
+    """Yield the buffer and the index of each access in a loop iteration."""
     for s in _within(loop.body):
         if isinstance(s, Store):
             yield s.buffer, s.index

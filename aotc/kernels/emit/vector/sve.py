@@ -1,8 +1,9 @@
 """SVE with vectors of known length: LLVM IR of fixed vectors, in functions with a known SVE vector length.
 
 With ``vscale_range(n, n)``, n times 128 bits, LLVM's back end for AArch64 keeps fixed vectors of that length in ``z``
-registers. Instructions without a form for fixed vectors (products of quads and pairs) are functions of fixed vectors
-around intrinsics of scalable ones: :func:`instruction` returns the name of one, :func:`with_length` defines it.
+registers. Some instructions (products of quads and pairs) have no form for fixed vectors. For each of them, a function
+of fixed vectors wraps the intrinsic of scalable ones: :func:`instruction` returns its name, :func:`with_length` defines
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aotc.targets import Target
 
 
 class _Instruction(NamedTuple):
-    """An LLVM intrinsic with its accumulator and operand types; a word has ``group`` operand elements."""
+    """An LLVM intrinsic with its accumulator and operand types; a 32-bit word has ``group`` operand elements."""
 
     intrinsic: str
     sums: str
@@ -34,7 +35,7 @@ _DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
 def instruction(name: str, lanes: int) -> str:
-    """Return the name of the function of an instruction with ``lanes`` accumulators, for operands as words."""
+    """Return the name of the function that wraps instruction ``name``, with ``lanes`` accumulators."""
     return f"aotc.sve.{name}.v{lanes}"
 
 

@@ -33,7 +33,7 @@ _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
 
 @dataclass(frozen=True, slots=True)
 class TransposingCopy:
-    """A copy of ``n`` contiguous elements of each of ``m`` rows of ``x``, with offsets and row strides."""
+    """A copy of ``n`` contiguous elements from each of ``m`` rows of ``x``, which become columns of the target."""
 
     x: Buffer
     x_at: Dim
@@ -55,7 +55,7 @@ TRANSPOSED_ELEMENTS = 65536
 
 
 def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
-    """Return the transposing copy of ``stmt``: two loops that swap axes; else None.
+    """Return the transposing copy that is equivalent to the loop nest ``stmt``, or None.
 
     None also if a loop is too short or the copy too large for tiles, or if source and target may overlap.
     """
@@ -95,7 +95,7 @@ def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
 
 
 def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
-    """Return the offset in the first iterations."""
+    """Return an offset in the first iteration of all ``loops``."""
     for loop in reversed(loops):
         flat = substitute(flat, {loop.var: loop.begin})
     return flat
@@ -113,7 +113,7 @@ def emit_transposed(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: 
 
 
 class TurnFunction:
-    """The function of a transposing copy. Row strides are in elements; 0 for an argument at run time."""
+    """The function of a transposing copy. A row stride is in elements; 0 means an argument at run time."""
 
     def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
         self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
@@ -131,7 +131,7 @@ TURNED_VECTORS = 16
 
 
 class _TurnWriter(VectorLines):
-    """Writes loops over the blocks of a copy; the last block of an axis may overlap the one before.
+    """Writer of a transposing copy: loops over blocks; the last block of an axis may overlap the one before.
 
     A block has as many rows as a vector has elements, and 16 bytes of each row for each vector in registers. So no load
     crosses a cache line if rows start at multiples of 16 bytes. A cache line of the result is written in one iteration.

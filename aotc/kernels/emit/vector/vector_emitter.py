@@ -1,4 +1,4 @@
-"""Emits kernels of tiles whose other loops are vectors (:mod:`aotc.kernels.emit.vector.vector_loops`)."""
+"""Emitter of kernels with register tiles whose other loops are vectorized here, not by LLVM."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class VectorEmitter(PlainEmitter):
         self._let(stmt.var, self.scalar(stmt.value))
 
     def _by_vectors(self, made: VectorLoop) -> For:
-        """Return a loop over vectors; the body is a short loop of one vector."""
+        """Return a loop over vectors whose body is a loop of one vector."""
         loop = made.loop
         first = sym(f"{loop.var}_vector")
         inner = replace(loop, begin=first, end=first + made.lanes)
@@ -63,7 +63,7 @@ class VectorEmitter(PlainEmitter):
         super()._loop(loop)
 
     def _load_before(self, loop: For) -> None:
-        """Hoist invariant vector loads out of a loop, within the register budget."""
+        """Hoist vector loads that are invariant in an outer loop out of that loop, within the register budget."""
         least, _ = bounds(loop.end - loop.begin)
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
         found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
@@ -86,7 +86,7 @@ class VectorEmitter(PlainEmitter):
                 yield buffer, _first(made, buffer, index)
 
     def _written(self, made: VectorLoop) -> None:
-        """Emit all vectors of a loop."""
+        """Emit a loop as straight-line vectors."""
         self._indices.push()
         self._scalars.append({})
         iteration = _Vectors(self, made)
@@ -101,7 +101,7 @@ def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 
 class _Vectors:
-    """The values of loop iterations as vectors."""
+    """The values of a loop's iterations as vectors; an iteration is a lane."""
 
     def __init__(self, emitter: VectorEmitter, made: VectorLoop) -> None:
         self.emitter, self.made, self.builder = emitter, made, emitter.builder
@@ -111,7 +111,7 @@ class _Vectors:
         self.known: dict[str, ir.Value] = {}
 
     def write(self, at: int, lanes: int) -> None:
-        """Emit the iterations from ``at`` on, as many as a vector has lanes."""
+        """Emit the ``lanes`` iterations from ``at`` on, one vector of them."""
         self.at, self.lanes = at, lanes
         for s in self.made.loop.body:
             self.done = {}
@@ -138,7 +138,7 @@ class _Vectors:
         return self.builder.trunc(found, ir.VectorType(I1, lanes)) if node.buffer.dtype == "i1" else found
 
     def store(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
-        """Store a vector; conditions are bytes."""
+        """Store a vector; conditions are stored as bytes."""
         if buffer.dtype == "i1":
             value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
         self.builder.store(value, place, align=size_of(buffer.dtype))

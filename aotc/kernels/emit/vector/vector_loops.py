@@ -1,7 +1,7 @@
-"""Loops next to tiles and transposes that are emitted as vectors here, without LLVM's vectorizer.
+"""Which loops next to register tiles and transposes are emitted as vectors without LLVM's vectorizer.
 
 Such a loop computes floats of one type, and conditions, by plain operations. Its elements are contiguous or invariant.
-It has a multiple of a vector of iterations, or a few, the last of which form shorter vectors.
+Its iterations fill whole vectors, or are so few that the remainder forms shorter vectors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PIECES = 8
 
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
-    """A loop, its float type, the lanes of its vectors, and the scalars that differ between iterations."""
+    """A loop to emit as vectors: its float type, lanes, and the scalars that differ between iterations."""
 
     loop: For
     dtype: str
@@ -60,7 +60,7 @@ class VectorLoop:
 
 
 def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
-    """Return the loops to emit as vectors, by id(); None if a loop outside of finished functions is not one."""
+    """Return the loops to emit as vectors, by ``id()``; None if LLVM must optimize some loop of the kernel."""
     found: dict[int, VectorLoop] = {}
 
     def is_simple(stmt: Stmt) -> bool:

@@ -1,4 +1,4 @@
-"""Functions of explicit vector code, written line by line as LLVM assembly."""
+"""Writers of vector code as LLVM assembly, line by line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = list[str]
 
 
 class VectorLines:
-    """Writes the lines of a function on one element type.
+    """Writer of the lines of a function on vectors of one element type.
 
     Values are names of registers or literals; offsets in memory are in elements. ``symbols`` has the assembly of each
     function that the lines call and of each constant that they load.
@@ -78,7 +78,10 @@ class VectorLines:
         return self._line(f"shufflevector {kind} {a}, {kind} {b}, <{len(mask)} x i32> <{picked}>")
 
     def _loop(self, end: int, step: int, body: Callable[[str], None]) -> None:
-        """Write a loop over ``0, step, ...`` whose last iteration ends at ``end``; if ``step >= end`` it has one."""
+        """Write a loop over ``0, step, ...`` whose last iteration ends at ``end``.
+
+        If ``step >= end`` there is one iteration.
+        """
         iterations = -(-end // step)
         if iterations <= 1:
             body("0")
@@ -109,7 +112,7 @@ AVX512_BYTES = 64
 
 
 class OrderedLines(VectorLines):
-    """Writes the lines of a function that permutes elements.
+    """Writer of the lines of a function that permutes elements.
 
     One instruction of AVX-512 selects any elements of two registers, but LLVM searches long for better ones. With
     ``permutes`` the code calls the instruction. The permutation is loaded from memory: LLVM would analyze a constant
@@ -161,7 +164,10 @@ class OrderedLines(VectorLines):
         return self.orders[order]
 
     def _woven(self, vectors: Values) -> tuple[int, Values]:
-        """Interleave vectors: all first elements, then all second ones; return their lanes and the vectors."""
+        """Interleave vectors (all first elements, then all second ones).
+
+        Return the lanes of the results, and the results.
+        """
         if len(vectors) & len(vectors) - 1 == 0:
             return self.lanes, self._halves_in_order(self._interleaved(vectors))
         lanes, number = self.lanes, len(vectors)

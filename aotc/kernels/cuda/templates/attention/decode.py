@@ -64,17 +64,20 @@ from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, LANE_MASK, SUM_BY
 
 @cache
 def attention_texts(tiles: FewAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel; it calls the device functions that the steps name."""
+    """Return the LLVM IR of the kernel.
+
+    It calls the device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
+    """
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
 def _merge(tiles: FewAttention) -> Callable[..., Any]:
-    """Return the device function that merges an element of several accumulators.
+    """Return the device function that merges an element of the accumulators of several warps or blocks.
 
-    It returns the merged value, the highest score and the sum of weights of its row. Each share is rescaled by
-    ``2 ** ((its maximum - the maximum of all) * factor)`` first.
+    It returns the merged value, the highest score and the sum of weights of its row. Each share is rescaled by ``2 **
+    ((its maximum - the maximum of all) * factor)`` first.
     """
     pitch, tops, f32, i32 = pitch_of(tiles), tops_of(tiles), types.float32, types.int32
     factor, apart = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes

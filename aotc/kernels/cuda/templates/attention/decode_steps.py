@@ -33,12 +33,12 @@ from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def pitch_of(tiles: FewAttention) -> int:
-    """Return the bytes between two rows of accumulators in shared memory."""
+    """Return the pitch of accumulators in shared memory: the bytes between two rows."""
     return SUM_BYTES * (tiles.width + ROWS_APART)
 
 
 def tops_of(tiles: FewAttention) -> int:
-    """Return the offset, after the accumulators, of the rows' highest scores; the sums of weights follow."""
+    """Return the offset of the rows' highest scores, after the accumulators; the sums of weights follow the scores."""
     return ROWS * pitch_of(tiles)
 
 
@@ -122,7 +122,7 @@ def _generate_keep(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
 def keep(pointers, dims, z, row, col, value):
-    """Call the epilogue of an element of the result."""
+    """Call the epilogue for one element of the result."""
     here().block.functions[STORE](int(z), int(row), int(col), value)
 
 
@@ -135,5 +135,5 @@ def _generate_keep_rest(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, FLOAT, FLOAT), _generate_keep_rest)
 def keep_rest(pointers, dims, z, row, top, whole):
-    """Store the softmax statistics of a row."""
+    """Call the device function that stores the softmax statistics of a row."""
     here().block.functions[REST](int(z), int(row), top, whole)

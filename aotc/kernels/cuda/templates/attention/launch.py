@@ -1,4 +1,4 @@
-"""Tile shapes and launch parameters of attention on tensor cores, as the manifest has them; needs no Numba."""
+"""Tile shapes and launch parameters of attention on tensor cores, for the manifest; this module needs no Numba."""
 
 from __future__ import annotations
 

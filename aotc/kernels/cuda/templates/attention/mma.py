@@ -46,7 +46,10 @@ from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS, WARP_TILE
 
 @cache
 def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel; it calls the device functions of :mod:`.softmax_steps` and :mod:`.mma_steps`."""
+    """Return the LLVM IR of the kernel.
+
+    It calls the device functions of :mod:`.softmax_steps` and :mod:`.mma_steps`.
+    """
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 

@@ -1,4 +1,4 @@
-"""Device functions of attention from Ampere on: copies by all threads of a block, and products of single warps."""
+"""Device functions of the attention template mma: copies by all threads of a block, and products of single warps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ REST = "aotc_rest"
 
 
 def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
-    """Return an operand: source, chunks, existing pieces, and offset in a stage."""
+    """Return facts about keys (0) or values (1): source, chunks, number of 16-byte pieces, and offset in a stage."""
     if number:
         return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
     return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
@@ -102,7 +102,7 @@ COPIED_AT_ONCE = 8
 def _emit_each(
     b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
 ) -> None:
-    """Emit a thread's pieces, one call of ``emit`` each; many in a loop, as their addresses would fill registers."""
+    """Emit code for each of a thread's pieces by ``emit``: unrolled, or a loop if addresses would fill registers."""
     if count <= COPIED_AT_ONCE:
         for n in range(count):
             emit(thread, n)
@@ -170,7 +170,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
 
 
 def load_queries(tiles: AttentionTiles) -> Any:
-    """Return the device function that loads a lane's fragments of its warp's 16 queries: four registers a step."""
+    """Return the device function that loads a lane's fragments of its warp's 16 queries: four registers per step."""
     count, each = FRAGMENT_REGISTERS * tiles.steps, WORD_BYTES // tiles.size
     kept = types.UniTuple(INT, count)
 
@@ -234,7 +234,7 @@ def put_query(tiles: AttentionTiles) -> Any:
 
 
 def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
-    """Return the emitter of a warp's loads and products, of keys, or of values (``by_rows``)."""
+    """Return the emitter of a warp's loads and products for keys, or for values (``by_rows``)."""
     operands = WarpOperands(tiles.operands, tiles.size, "f32", tiles.terms, a_by_rows=False, b_by_rows=by_rows)
     return WarpProducts(builder, operands, lane)
 
@@ -272,7 +272,7 @@ def products(tiles: AttentionTiles) -> Any:
 
 
 class _ValueWords:
-    """Emits the loads of f32 values, in the order in which :func:`.softmax_steps.pack` passes weights.
+    """Emitter of loads of f32 values, in the order in which :func:`.softmax_steps.pack` passes the weights.
 
     A lane has the values of two neighbouring terms of 8, in columns that are 8 apart.
     """
@@ -368,7 +368,7 @@ def _emit_rest(
     b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, warp: tuple[ir.Value, ir.Value, ir.Value],
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit what one lane of four stores of each of its rows."""
+    """Emit the stores of softmax statistics: one lane of each quad stores those of its rows."""
     z, row, lane = warp
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, SUM_OF_ROW + half)

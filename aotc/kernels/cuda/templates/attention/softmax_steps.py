@@ -64,7 +64,7 @@ def _generate_end(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_end)
 def end_of(pointers, dims, z, row):
-    """Return the number of keys of a row."""
+    """Return the number of keys of a row, from a device function of the kernel."""
     return here().block.functions[END](int(z), int(row))
 
 
@@ -75,7 +75,7 @@ def _generate_begin(context, builder, signature, arguments):
 
 @emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
 def begin_of(pointers, dims, z, row):
-    """Return the first key of a head."""
+    """Return the first key of a head, from a device function of the kernel."""
     return here().block.functions[BEGIN](int(z))
 
 
@@ -121,7 +121,7 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
 
 
 def complete_rows(weights: np.ndarray, terms: int) -> np.ndarray:
-    """Return 16 rows of weights; the calling thread's rows are complete: four lanes have a part of each."""
+    """Return 16 complete rows of weights by exchange within the quad: each lane has only a part of its rows."""
     every, whole = here().block.exchange(weights), np.zeros((WARP_TILE, terms), np.float32)
     for own in range(WARP)[quad_of(here().thread % WARP)]:
         whole[sum_places(own, np.arange(terms // 2))] = every[own].astype(np.float32)
@@ -129,7 +129,7 @@ def complete_rows(weights: np.ndarray, terms: int) -> np.ndarray:
 
 
 def sums_of_weights(known: np.ndarray) -> np.ndarray:
-    """Return the sum of all weights of each of the calling thread's rows."""
+    """Return the complete sum of weights of each of the calling thread's rows, by exchange within the quad."""
     sums = here().block.exchange(known[SUM_OF_ROW:FACTOR_OF_ROW])
     return np.sum(sums[quad_of(here().thread % WARP)], axis=0)
 
@@ -146,13 +146,13 @@ def unknown():
 
 
 class RowMaths:
-    """Emits arithmetic of f32, some of it across lanes."""
+    """Emitter of f32 arithmetic, within a lane and across the lanes of a row."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.b = builder
 
     def number(self, value: float) -> ir.Constant:
-        """Return a constant."""
+        """Return an f32 constant."""
         return ir.Constant(F32, float(np.float32(value)))
 
     def power(self, x: ir.Value) -> ir.Value:
@@ -168,7 +168,7 @@ class RowMaths:
         return assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
 
     def other(self, x: ir.Value, mask: int) -> ir.Value:
-        """Return the value of ``x`` of lane ``l ^ mask``."""
+        """Return the value of ``x`` in lane ``l ^ mask``."""
         kind = ir.FunctionType(F32, [F32, I32])
         return self.b.asm(kind, _SHUFFLE, "=f,f,r", [x, i32(mask)], side_effect=True)
 
@@ -185,7 +185,7 @@ class RowMaths:
 
 
 def _rows(scores: list[Any]) -> list[list[Any]]:
-    """Split a lane's elements into those of its two rows."""
+    """Split a lane's elements by row: a lane has elements of two rows."""
     return [[x for n, x in enumerate(scores) if n // 2 % 2 == row] for row in range(2)]
 
 
@@ -243,7 +243,7 @@ TOP_CHAINS = 4
 
 
 def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
-    """Return the highest score of a row, across the four lanes that have parts of it."""
+    """Return the highest score of a row over the four lanes of its quad."""
     chains = scores[:TOP_CHAINS]
     for n, x in enumerate(scores[TOP_CHAINS:]):
         chains[n % TOP_CHAINS] = lane.highest(chains[n % TOP_CHAINS], x)
@@ -277,7 +277,7 @@ TF32_ORDER = (0, 2, 1, 3)
 
 
 def weight_registers(tiles: AttentionTiles) -> int:
-    """Return the registers of a lane's packed weights: 16 rows times the keys of a stage, over the lanes of a warp."""
+    """Return the number of registers of a lane's packed weights: 16 rows times the keys of a stage, over 32 lanes."""
     return WARP_TILE * tiles.terms * tiles.size // (WARP * WORD_BYTES)
 
 
@@ -342,7 +342,8 @@ def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
 
     A score of minus infinity has weight 0, whatever the other scores: masks need no other treatment.
 
-    With ``there``, all keys exist, as before the last stage: indices are not clamped, which saves registers.
+    ``there`` means that all keys of the stage exist, as in all stages but the last: indices are then not clamped, which
+    saves registers.
     """
     count, ragged = tiles.terms // 2, tiles.ragged and not there
     kept = types.UniTuple(FLOAT, count)

@@ -1,4 +1,4 @@
-"""Attention as a kernel: the template for its tiles, and the device functions that the template calls."""
+"""Assemble an attention kernel: the template for its tiles, and the device functions that the template calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
 
 
 def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
-    """Return the IR of the template of ``kernel``, which has a tiling, and the device functions that it calls."""
+    """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
     tiles = attention_tiles(kernel)
     template: Any = _TEMPLATES.get(type(tiles), attention_mma)
     texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
@@ -49,7 +49,7 @@ def _functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFu
 
 
 def _map_places(found: LoopAttention) -> Iterator[DeviceFunction]:
-    """Yield the device functions of the operands' coordinates in tensor maps."""
+    """Yield the device functions that compute the operands' coordinates in tensor maps."""
     for number, view in enumerate(found.views()):
         lying = view.coordinates(*found.batch) if view is not None else None
         for n, (value, _, _) in enumerate(lying[1] if lying else ()):
@@ -57,7 +57,7 @@ def _map_places(found: LoopAttention) -> Iterator[DeviceFunction]:
 
 
 def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
-    """Yield the device functions of the operands' offsets and, of a part of the keys, of the softmax statistics."""
+    """Yield the device functions that compute offsets of operands and, for split keys, of the softmax statistics."""
     z, row = (found.batch[0], "i64"), (found.row[0], "i64")
     yield DeviceFunction(BEGIN, (z,), _long(found.begin))
     query = found.queries if found.operands == "tf32" else Apply("convert", (found.queries,), "f32")
@@ -88,7 +88,7 @@ def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunct
 
 
 def _before_rounding(value: Scalar) -> Scalar:
-    """Return ``value`` as f32, without a final conversion: templates round it to the result's dtype."""
+    """Return ``value`` as f32, without a final conversion: the template itself rounds to the result's dtype."""
     match value:
         case Apply(fn="convert", args=(inner,)) if inner.dtype == "f32":
             return inner

@@ -42,7 +42,8 @@ class AttentionTiles:
     causal : bool
         True if the number of keys depends on the row.
     in_lines : bool
-        True if results are stored in pieces of 16 bytes; otherwise the program's own statements store each element.
+        True if the template stores results in pieces of 16 bytes; otherwise a device function from the loop IR stores
+        each element.
     """
 
     operands: str
@@ -63,57 +64,57 @@ class AttentionTiles:
 
     @property
     def size(self) -> int:
-        """Bytes of an element of an operand."""
+        """Return the bytes of an element of an operand."""
         return ELEMENT_BYTES[self.operands]
 
     @property
     def result_size(self) -> int:
-        """Bytes of an element of the result."""
+        """Return the bytes of an element of the result."""
         return size_of(self.result)
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         raise NotImplementedError
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a block."""
+        """Return the bytes of shared memory of a block."""
         raise NotImplementedError
 
     @property
     def key_chunks(self) -> int:
-        """Pieces of 128 bytes in a key; the last may be partial."""
+        """Return the number of 128-byte pieces of a key; the last may be partial."""
         return -(-self.depth * self.size // CHUNK)
 
     @property
     def value_chunks(self) -> int:
-        """Pieces of 128 bytes in a value."""
+        """Return the number of 128-byte pieces of a value."""
         return -(-self.width * self.size // CHUNK)
 
     @property
     def steps(self) -> int:
-        """Tensor core instructions along a key: 32 bytes each."""
+        """Return the number of tensor core instructions along a key: one for 32 bytes."""
         return -(-self.depth * self.size // STEP_BYTES)
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a stage of keys."""
+        """Return the bytes of a stage of keys."""
         return self.terms * self.key_chunks * CHUNK
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a stage of values."""
+        """Return the bytes of a stage of values."""
         return self.terms * self.value_chunks * CHUNK
 
     @property
     def queries_stay(self) -> bool:
-        """True if queries of single warps stay in shared memory, and not in registers."""
+        """Return True if the queries of single warps stay in shared memory, not in registers."""
         return queries_stay(self.depth, self.width, self.size)
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of a block's queries; the results are staged in the same memory."""
+        """Return the bytes of a block's queries; the results are staged in the same memory."""
         return self.rows * self.key_chunks * CHUNK
 
 
@@ -149,7 +150,7 @@ class FewAttention(AttentionTiles):
     cluster : int
         Blocks that share the keys of a head.
     split : bool
-        True if the kernel has a part of the keys only, and must store the softmax statistics, too.
+        True if the kernel processes only a part of the keys, and so must also store the softmax statistics.
     """
 
     warps: int = 8
@@ -195,7 +196,7 @@ class WarpAttention(AttentionTiles):
     Attributes
     ----------
     split : bool
-        True if the kernel has a part of the keys only, and must store the softmax statistics, too.
+        True if the kernel processes only a part of the keys, and so must also store the softmax statistics.
     """
 
     split: bool = False

@@ -88,7 +88,7 @@ VALUE_BARRIERS, QUERY_BARRIERS = 2 * BARRIER_BYTES, 4 * BARRIER_BYTES
 
 @cache
 def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel; it calls the device functions that :mod:`.softmax_steps` names."""
+    """Return the LLVM IR of the kernel; it calls the device functions that :mod:`.softmax_steps` names."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, OPERANDS), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
@@ -105,7 +105,7 @@ def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
 
 
 def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the producer's loop: queries, keys and values of all tiles of the block.
+    """Return the device function of the producer: it copies queries, keys and values for all tiles of the block.
 
     Keys are one stage ahead of values, as consumers need the next keys together with the last values.
     """
@@ -150,11 +150,11 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
 
 
 def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
-    """Return the device function of an iteration: the last weights times values, and the weights of the next scores.
+    """Return the device function of an iteration, which overlaps the matmuls of two stages with a softmax.
 
-    Two groups of products are in flight: scores, then values. The softmax of the scores runs while the values' products
-    do. The accumulators are rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score
-    functions.
+    The matmuls are the last weights times values, and the queries times the next keys. Two groups of wgmma are in
+    flight: scores, then values. The softmax of the scores runs while the values' products do. The accumulators are
+    rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score functions.
     """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
@@ -246,7 +246,7 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of a consumer's rows of a tile: the loop over all keys, masked iterations first."""
+    """Return the device function of a consumer's part of a tile: the loop over all keys, masked iterations first."""
     terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
     first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
     turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
@@ -273,7 +273,7 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return a consumer's loop: 64 queries of all tiles of the block."""
+    """Return the device function of a consumer: 64 queries of all tiles of the block."""
     terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
     of_queries = _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
     divide, clear, store = rescale(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)

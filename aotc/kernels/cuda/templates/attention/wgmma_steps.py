@@ -1,4 +1,4 @@
-"""Device functions of attention on Hopper: TMA copies, and overlapping products of warpgroups.
+"""Device functions of the attention template wgmma (Hopper): TMA copies, and overlapping matmuls of warpgroups.
 
 A wgmma is asynchronous: its registers are valid only after a wait, but to the compiler they are complete when it is
 issued. So the wait has these registers as operands and returns them, and no use of them moves before it.
@@ -138,8 +138,8 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
 def wait_for_groups(left: int, *counts: int) -> Any:
     """Return the device function that waits until at most ``left`` groups of products are in flight.
 
-    It gets and returns tuples of ``counts`` registers: the results of the wait, and registers that must not be used
-    before.
+    The function takes and returns tuples of ``counts`` registers: results of the groups, and registers that must not be
+    used before the wait.
     """
     kinds = [types.UniTuple(FLOAT, count) for count in counts]
     result = types.Tuple(kinds) if len(kinds) > 1 else kinds[0]

@@ -1,1 +1,1 @@
-"""Matmul and convolution templates on tensor cores: mma, wgmma, and their epilogues."""
+"""Templates of matmuls and convolutions on tensor cores: mma (from Ampere on), wgmma (Hopper), and their epilogues."""

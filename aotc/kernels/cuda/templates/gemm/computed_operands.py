@@ -1,4 +1,5 @@
-"""Matmul operands that device functions of the kernel return: all threads compute the pieces of a stage.
+"""Matmul operands that device functions of the kernel compute, in pieces of 16 bytes: the threads of a block compute
+all pieces of a stage.
 
 This covers operands that cannot be copied: arrays whose rows are not aligned, f32 or i8 that is contiguous along the
 wrong axis for tensor cores, and the patches of a convolution. Quantized weights are loaded and dequantized piece by
@@ -35,7 +36,7 @@ BYTE_MASK, BYTE_POSITIONS, HALF_POSITION = 0xFF, (8, 16, 24), 16
 
 
 def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
-    """Return all pieces of a thread: operand, number, whether contiguous along rows, offset in a stage."""
+    """Return the pieces that a thread computes: operand, number, whether contiguous along rows, offset in a stage."""
     return [
         (operand, number, by_rows, begin)
         for operand, (source, by_rows, count, begin) in enumerate(parts(tiles))
@@ -89,7 +90,7 @@ def _one_by_one(
     b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
     ends: Sequence[ir.Value], by_rows: bool,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece, each from a call of its own."""
+    """Return the elements of a piece, each from its own call of a device function."""
     z, outer, inner = place
     kind, values = REGISTERS[tiles.sum][1], []
     for e in range(PIECE // tiles.size):
@@ -105,7 +106,7 @@ def _together(
     b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
     each: int,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece from one call, if all of its terms exist or none does.
+    """Return the elements of a piece from one call, for a piece whose terms either all exist or all do not.
 
     The code has no branches, so that all loads are issued at once. Indices outside are clamped to the last piece, and
     the result is replaced by zeros.
@@ -143,7 +144,7 @@ def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: 
 
 
 def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
-    """Return two 8-bit floats that were widened to f32, narrowed again: exact.
+    """Narrow two f32 that are exactly representable to 8-bit floats.
 
     f8E5M2 is the upper byte of f16, with its infinities; for f8E4M3 there is an instruction.
     """

@@ -46,7 +46,7 @@ _READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
 
 
 class StorePieces:
-    """Emits the epilogue of a warp's 16 rows, or of 16 rows in each of several parts of a tile, 64 rows apart.
+    """Emitter of the epilogue of a warp's 16 rows, or of 16 rows in each of several parts of a tile, 64 rows apart.
 
     It is a loop over chunks: a thread runs through a tile's code only once, and fetching unrolled instructions would
     take longer than executing them.
@@ -115,7 +115,7 @@ class StorePieces:
         b.position_at_end(done)
 
     def _place(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the first row and column of a chunk."""
+        """Return the first row and column of a chunk in the result."""
         b, part = self.b, i32(0)
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
@@ -123,7 +123,10 @@ class StorePieces:
         return b.add(self.row, scaled(b, part, WARPGROUP_TILE)), b.add(self.col, b.mul(chunk, i32(self.columns)))
 
     def _put(self, chunk: ir.Value) -> None:
-        """Stage the accumulators of a chunk. A switch selects their registers, which cannot be indexed dynamically."""
+        """Store the accumulators of a chunk in the staging area.
+
+        A switch selects registers, which cannot be indexed.
+        """
         b = self.b
         if len(self.chunks) == 1:
             self._put_down(self.chunks[0])
@@ -172,7 +175,7 @@ class StorePieces:
         return b.add(self.staging, b.add(line_offset(b, row), b.add(piece_offset(b, piece), byte)))
 
     def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the row and column, within the chunk, of the lane's piece in a step."""
+        """Return the row and column, within the chunk, of the piece that the lane stores in a step."""
         b, width = self.b, self.pieces.width
         if self.down:
             down = ROWS // width
@@ -183,7 +186,10 @@ class StorePieces:
         return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
 
     def _piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Return matmul, row and column as device functions get them; one of the two is a piece's number."""
+        """Return matmul, row and column in the form that device functions take.
+
+        One of the two is the number of a piece.
+        """
         b, width = self.b, self.pieces.width
         if width > 1:
             shift = i32(width.bit_length() - 1)
@@ -268,7 +274,7 @@ class StorePieces:
     def _store(
         self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
     ) -> None:
-        """Call the epilogue of the lane's piece at a row and column."""
+        """Call the epilogue for the lane's piece at ``place``."""
         call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
 
     def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:

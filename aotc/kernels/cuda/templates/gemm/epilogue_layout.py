@@ -1,4 +1,4 @@
-"""Pieces in which a matmul stores its results, and the operands that its epilogue loads ahead in such pieces."""
+"""Layout of a matmul's epilogue: the pieces in which results are stored, and operands loaded ahead in such pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE, LANE = "aotc_piece", "aotc_lane"
 
 @dataclass(frozen=True, slots=True)
 class ResultPieces:
-    """How results are stored.
+    """The pieces in which a template stores results.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ ONE_BY_ONE = ResultPieces()
 
 @dataclass(frozen=True, slots=True)
 class PieceStatements:
-    """Statements of a template's device functions for a piece.
+    """Loop-IR statements for the device functions of a piece.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class PieceStatements:
 
 
 def piece_statements(product: LoopProduct) -> PieceStatements:
-    """Return how the results of ``product`` are stored, with the statements of its epilogue."""
+    """Return the layout of the stores of ``product``, with the statements of its epilogue."""
     width, down = _width(product)
     if not width:
         return PieceStatements(ResultPieces(1, _runs_down(product)), product.epilogue, (), ())
@@ -89,7 +89,7 @@ def piece_statements(product: LoopProduct) -> PieceStatements:
 
 
 def result_pieces(product: LoopProduct, buffers: Sequence[str]) -> ResultPieces:
-    """Return how the results of ``product`` are stored; ``buffers`` are the names of its kernel's buffers, in order."""
+    """Return the layout of the stores of ``product``; ``buffers`` are the names of its kernel's buffers, in order."""
     found = piece_statements(product)
     far = tuple((buffers.index(x.buffer.name), size_of(x.buffer.dtype)) for x in found.far)
     return replace(found.pieces, far=far)
@@ -100,7 +100,7 @@ WIDTHS, DOUBLE_WIDTHS = (16, 8, 4), (4, 2)
 
 
 def _width(product: LoopProduct) -> tuple[int, bool]:
-    """Return the width of a piece and whether it runs down a column; a width of 0 stores element by element.
+    """Return the width of a piece and whether it is part of a column; width 0 means storing element by element.
 
     Pieces require an epilogue of definitions and non-reducing stores only, whose offsets depend on no computed value.
     """
@@ -121,7 +121,7 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
 
 
 def _runs_down(product: LoopProduct) -> bool:
-    """Return true if the elements of a column are contiguous in memory, and those of a row are not."""
+    """Return True if the elements of a column are contiguous in memory, and those of a row are not."""
     last = product.epilogue[-1]
     if not isinstance(last, Store):
         return False
@@ -187,7 +187,7 @@ def _mentions(load: Load, name: str) -> bool:
 
 @dataclass(slots=True)
 class Substitution:
-    """Substitutes dims for names and loads for loads in scalars; shared subexpressions stay shared."""
+    """Replaces dims and loads in scalars by other ones; shared subexpressions stay shared."""
 
     dims: dict[str, Dim]
     loads: dict[Load, Load] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Copies of a convolution's operands on Hopper: im2col patches of the input, which no array contains, and the kernel.
+"""Copies of a convolution's operands on Hopper: im2col patches of the input, and the kernel. No array in memory
+contains the patches.
 
 A stage has up to 128 bytes of channels of one tap: of the input pixels that belong to the tile's output pixels, and of
 the kernel's columns. Pixels outside of the input, and channels beyond the last one, are 0. This is an implicit GEMM, as
@@ -53,7 +54,7 @@ def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
 
 
 def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any) -> tuple[list[Any], list[Any], Any]:
-    """Return the coordinates of a stage: channel, pixel and image of the input; offset of its tap; number of the tap.
+    """Return the coordinates that a stage is copied from: channel, pixel, image, offset and number of the tap.
 
     Numbers are Python ints or emitted values.
     """
@@ -72,7 +73,7 @@ def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any)
 
 
 def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
-    """Return the coordinates of a tap's kernel: a matrix for each tap, or columns with the taps of the last dim."""
+    """Return the coordinates of a tap in the convolution's kernel: a matrix per tap, or columns of the last taps."""
     if by_rows:
         return [column, channel, tap]
     outer, last = _divided(tap, last_taps)

@@ -1,4 +1,4 @@
-"""Tile shapes and launch parameters of a matmul on tensor cores, as the manifest has them; needs no Numba."""
+"""Tile shapes and launch parameters of a matmul on tensor cores, for the manifest; this module needs no Numba."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 
 
 def _warpgroups(tiling: Tiling) -> dict[str, Any]:
-    """Return the distribution of rows to consumer warpgroups."""
+    """Return how the rows of a tile are distributed to consumer warpgroups."""
     if tiling.is_ping_pong:
         return {"consumers": 2, "parts": tiling.rows // WARPGROUP_TILE, "in_turn": True}
     if tiling.is_transposed:
@@ -108,7 +108,7 @@ def launch_entry(kernel: Kernel) -> dict[str, Any]:
 
 
 def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as a stage."""
+    """Return the manifest's tensor map of an operand: its boxes are 128 bytes wide, and as high as a stage."""
     view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
     assert view is not None
     outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]

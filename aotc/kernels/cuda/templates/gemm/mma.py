@@ -28,7 +28,10 @@ from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS
 
 @cache
 def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a matmul kernel; it calls the device functions that :mod:`steps` names."""
+    """Return the LLVM IR of a matmul kernel.
+
+    It calls device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
+    """
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 

@@ -1,4 +1,4 @@
-"""Device functions of a matmul from Ampere on: copies by all threads of a block, and products of single warps."""
+"""Device functions of the matmul template mma: copies by all threads of a block, and products of single warps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _FOUR = ir.LiteralStructType([I32] * MATRICES)
 
 
 def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[Any, Any, Any]:
-    """Return destination, first row or column, and first term of the ``number``-th piece that a thread copies.
+    """Return the ``number``-th piece that a thread copies: destination, first row or column, and first term.
 
     ``thread`` is a Python int or an emitted value.
     """
@@ -183,7 +183,7 @@ F32_TERMS = STEP_BYTES // WORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class WarpOperands:
-    """The operands of a warp's products, as :class:`.ProductTiles` has them: dtypes and layout in shared memory."""
+    """The operands of a warp's products: dtypes and layout in shared memory, as in :class:`.ProductTiles`."""
 
     operands: str
     size: int
@@ -194,7 +194,7 @@ class WarpOperands:
 
 
 class WarpProducts:
-    """Emits the loads and products of a warp: ``steps`` for each stage; all columns at once, or 16 at a time.
+    """Emitter of the loads and products of a warp: ``steps`` per stage; all columns at once, or 16 at a time.
 
     A step multiplies 32 bytes of a row, the k of the instruction. ldmatrix.x4 loads a fragment: four matrices of 8 rows
     and 16 bytes. Lane l passes the address of row l % 8 of matrix l / 8, and gets a word of row l / 4 of each (PTX ISA,
@@ -290,10 +290,9 @@ DOUBLE_PIECES = DOUBLE_STEP_TERMS * DOUBLE_BYTES // PIECE
 
 
 class DoubleProducts(WarpProducts):
-    """Loads and products of a warp for f64 matmuls, with 8 terms of the sum in a step.
+    """Emitter of the loads and products of a warp for f64 matmuls, with 8 terms of the sum in a step.
 
     Lane l of the instruction's layout has the terms l % 4 and l % 4 + 4; here it takes ``2 (l % 4)`` and the next one.
-
 
     The order of the terms is arbitrary, as long as both operands have the same one. With this order the terms of an
     operand that is contiguous along the contraction are neighbours, and one load has both.

@@ -102,7 +102,7 @@ def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
 
 
 def _own_places() -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows, within its warp's 16, and the terms of the calling thread's registers."""
+    """Return the row (of its warp's 16) and the term of each of the calling thread's registers."""
     return _places(here().thread % WARP)
 
 
@@ -112,7 +112,7 @@ def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nothing() -> Any:
-    """Return the device function that creates a warp's registers before its first stage."""
+    """Return the device function that creates the registers of a warp before its first stage."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))
@@ -125,9 +125,9 @@ def nothing() -> Any:
 
 
 def multiply_registers(tiles: WarpgroupTiles) -> Any:
-    """Return the device function that issues the products of a stage: as :func:`wgmma_steps.multiply`.
+    """Return the device function that issues the products of a stage with the first operand in registers.
 
-    It gets the registers of :func:`hold` in place of the address of the first operand.
+    Otherwise it is as :func:`.wgmma_steps.multiply`; the registers are those of :func:`hold`.
     """
     count = tiles.width // 2
     instruction = WgmmaInstruction(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
@@ -164,7 +164,10 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
 
 
 def wait_for_products(tiles: WarpgroupTiles) -> Any:
-    """Return the device function that waits for all products and returns the accumulators; it gets the operand, too."""
+    """Return the device function that waits for all products.
+
+    From accumulators and operand, it returns accumulators.
+    """
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 

@@ -1,4 +1,4 @@
-"""A matmul as a kernel: the template for its tiles, and the device functions that the template calls."""
+"""Assemble a matmul kernel: the template for its tiles, and the device functions that the template calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WIDE_F64_TERMS = 8
 
 
 def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
-    """Return the IR of the template of ``kernel``, which has a tiling, and the device functions that it calls."""
+    """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
     tiles = tiles_of(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
         tiles = replace(tiles, terms=WIDE_F64_TERMS)
@@ -64,7 +64,7 @@ def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[Devi
 def _operand(
     product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
 ) -> Iterator[DeviceFunction | LoadFunction]:
-    """Yield the device functions of an operand."""
+    """Yield the device functions that load or locate an operand."""
     z = ((product.batch[0] or "z", "i64"),)
     if source.computed:
         value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
@@ -98,7 +98,7 @@ def _operand(
 
 
 def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int) -> LoadFunction:
-    """Return the function that loads all elements of a 16-byte piece; packing rounds them."""
+    """Return the function that loads all elements of a 16-byte piece; they are rounded when they are packed."""
     match value:
         case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
@@ -109,7 +109,7 @@ def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], 
 
 
 def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
-    """Yield the device functions of the epilogue, of an accumulator or of a piece."""
+    """Yield the device functions of the epilogue, for single accumulators or for pieces."""
     found, total = piece_statements(product), product.total
     pieces, loops = found.pieces, (product.batch, product.row, product.col)
     axes = tuple((name or "z", "i64") for name, _ in loops)

@@ -92,32 +92,32 @@ class ProductTiles:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile."""
+        """Return the rows of a tile."""
         raise NotImplementedError
 
     @property
     def size(self) -> int:
-        """Bytes of an element of an operand."""
+        """Return the bytes of an element of an operand."""
         return ELEMENT_BYTES[self.operands]
 
     @property
     def sum(self) -> str:
-        """Dtype of the accumulators."""
+        """Return the dtype of the accumulators."""
         return {"i8": "i32", "f64": "f64"}.get(self.operands, "f32")
 
     @property
     def staged(self) -> int:
-        """Columns of accumulators that a warp stages at a time (a chunk)."""
+        """Return the columns of accumulators that a warp stages at a time (a chunk)."""
         return CHUNK // size_of(self.sum)
 
     @property
     def steps(self) -> int:
-        """Pieces of a chunk that each lane stores, one after the other."""
+        """Return the number of steps in which each lane stores its pieces of a chunk."""
         return ROWS * self.staged // (WARP * self.pieces.width)
 
     @property
     def depth(self) -> int:
-        """Terms of the contraction in a stage."""
+        """Return the terms of the contraction in a stage."""
         return CHUNK // self.size
 
     def swizzle(self, line: Any, by_rows: bool) -> Any:
@@ -126,12 +126,12 @@ class ProductTiles:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: rows of A, then of B."""
+        """Return the bytes of a stage: rows of A, then of B."""
         return (self.rows + self.cols) * CHUNK
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of all stages."""
+        """Return the bytes of all stages."""
         return self.stages * self.stage_bytes
 
 
@@ -158,11 +158,10 @@ WIDE_COLUMNS = 128
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupTiles(ProductTiles):
-    """Tiles of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`: 64 rows for each of ``consumers`` warpgroups that
-    multiply.
+    """Tiles of :mod:`aotc.kernels.cuda.templates.gemm.wgmma`: 64 rows per consumer warpgroup.
 
-    With ``in_turn`` the consumers alternate between tiles, and each has a whole tile of ``parts`` times 64 rows. With a
-    ``window`` the matmul is a convolution, whose input A is copied by im2col tensor maps. With swapped operands
+    With ``in_turn`` the consumers alternate between tiles, and each computes a whole tile of ``parts`` times 64 rows.
+    With a ``window`` the matmul is a convolution, whose input A is copied by im2col tensor maps. With swapped operands
     (``transposed``) a consumer has 64 columns, and a tile has ``high`` rows.
     """
 
@@ -179,17 +178,17 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def width(self) -> int:
-        """The n of the instruction: the columns of a tile, or its rows with swapped operands."""
+        """Return the n of the instruction: the columns of a tile, or its rows with swapped operands."""
         return self.high if self.transposed else self.cols
 
     @property
     def in_registers(self) -> bool:
-        """True if warps load the first operand to registers: f32 that is contiguous along its rows."""
+        """Return True if warps load the first operand to registers: f32 that is contiguous along its rows."""
         return self.operands == "tf32" and (self.b_by_rows if self.transposed else self.a_by_rows)
 
     @property
     def registers(self) -> int:
-        """Registers of a consumer thread."""
+        """Return the number of registers of a consumer thread."""
         return PRODUCT_REGISTERS if self.consumers == 2 or self.width > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
 
     @property
@@ -217,7 +216,7 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor runs at the same time."""
+        """Return the number of blocks that a multiprocessor runs at the same time."""
         held = TARGETS["cuda:sm_90a"].multiprocessor
         return max(min(held.shared // (self.shared + held.reserved), MOST_THREADS // self.threads, 2), 1)
 

@@ -62,7 +62,10 @@ _TURN = 1  # and the next: named barriers of two consumers that alternate betwee
 
 @cache
 def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a matmul kernel; it calls the device functions that :mod:`steps` names."""
+    """Return the LLVM IR of a matmul kernel.
+
+    It calls device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
+    """
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
@@ -76,7 +79,7 @@ def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
 
 
 def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return the producer's loop: one thread fills stage after stage, for all tiles of the block.
+    """Return the device function of the producer: one thread fills stage after stage, for all tiles of the block.
 
     Invariant: stage s is written only after its empty barrier completed the phase of its last use. ``parity`` flips
     whenever the ring buffer wraps around.
@@ -105,7 +108,7 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
 # the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the tensor
 # cores from one to the other.
 def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return a consumer's loop: 64 rows of all tiles of the block."""
+    """Return the device function of a consumer: 64 rows of all tiles of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
@@ -165,7 +168,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 
 def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
-    """Return the device function of a warp's part of a tile, and of the extents, in instruction order."""
+    """Return the device function that locates a warp's part of a tile, and the extents, in instruction order."""
     transposed, i32 = tiles.transposed, types.int32
 
     @cuda.jit(device=True, inline="always")
@@ -178,7 +181,7 @@ def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
 
 
 def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return :func:`_multiplier` for a first operand in registers; here each warp releases a stage by itself."""
+    """Return :func:`_multiplier` for a first operand in registers; each warp then releases stages by itself."""
     rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply_registers(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)

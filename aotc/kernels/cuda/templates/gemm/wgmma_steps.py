@@ -1,4 +1,4 @@
-"""Device functions of a matmul on Hopper: copies by the tensor memory accelerator, and products of warpgroups."""
+"""Device functions of the matmul template wgmma (Hopper): TMA copies, and products of warpgroups."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
     Lane l of warp w has the accumulators of row ``16 w + l / 4`` and of the row 8 below, in columns ``8 j + 2 (l % 4)``
     and the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
-    (``iteration`` is 0) the accumulators are overwritten. The function gets the addresses of the operands in
+    (``iteration`` is 0) the accumulators are overwritten. The function takes the addresses of the operands in
     instruction order: B comes first if the operands are swapped.
     """
     count, step = tiles.width // 2, STEP_BYTES // tiles.size
@@ -140,7 +140,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 def store_tile(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp stores its 16 rows of a tile, or of each part of one.
 
-    It gets the values that :func:`ask_ahead` loaded.
+    The function takes the values that :func:`ask_ahead` loaded.
     """
     count = tiles.width // 2
 
@@ -165,7 +165,7 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
 def ask_ahead(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp starts to load the epilogue operands of its 16 rows.
 
-    It loads those of the first chunks, and prefetches large operands to L2.
+    The function loads the operands of the first chunks, and prefetches large operands to L2.
     """
 
     def generate(context, builder, signature, arguments):
