@@ -69,7 +69,7 @@ def page() -> str:
         parts.append(f"## {title}\n")
         for file, name in rows:
             node = _definition(file, name)
-            parts += _described(node, file)
+            parts += _described(node)
     return "\n".join(parts)
 
 
@@ -78,11 +78,11 @@ def _definition(file: str, name: str) -> ast.AST:
     return [n for n in ast.parse((ROOT / file).read_text()).body if getattr(n, "name", "") == name][-1]
 
 
-def _described(node: ast.AST, file: str) -> list[str]:
+def _described(node: ast.AST) -> list[str]:
     if isinstance(node, ast.FunctionDef):
         return [f"### `aotc.{node.name}({_arguments(node)})`\n", _text(node)]
     assert isinstance(node, ast.ClassDef)
-    parts = [f"### {node.name} (`{file}`)\n", _text(node)]
+    parts = [f"### {node.name}\n", _text(node)]
     shown = _public_names(node)
     for method in node.body:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _is_told(method, shown):

@@ -45,6 +45,17 @@ def test_supported_ops_are_those_of_the_tables(update):
     _as_made({ROOT / "docs" / "supported_ops.md": _made_by("make_ops.py")["page"]()}, "make_ops.py", update)
 
 
+def test_the_command_line_is_as_its_help_says(update):
+    _as_made({ROOT / "docs" / "cli.md": _made_by("make_cli.py")["page"]()}, "make_cli.py", update)
+
+
+def test_every_environment_variable_is_on_its_page():
+    sources = (path for folder in ("aotc", "cli") for path in (ROOT / folder).rglob("*.py"))
+    names = {name for path in sources for name in re.findall(r"\bAOTC_[A-Z_]+\b", path.read_text())}
+    page = set(re.findall(r"^\| `(AOTC_[A-Z_]+)`", (ROOT / "docs/environment.md").read_text(), re.MULTILINE))
+    assert page == names
+
+
 def test_the_zoo_is_as_it_is_built(update):
     text = runpy.run_path(str(ROOT / "docs" / "make_zoo.py"))["page"]()
     path = ROOT / "docs" / "zoo.md"

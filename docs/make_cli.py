@@ -1,0 +1,67 @@
+"""Write ``docs/cli.md``: each command with its arguments, options and examples, from the command line itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+HEAD = """\
+# The command line
+
+Written by `python docs/make_cli.py` from the commands themselves; a test fails when it is out of date.
+[The quickstart](get_started/quickstart_cli.md) shows the common ones with their output.
+
+Exit codes: 0 if all is well; 1 for an error in the model, the bundle or the call; 2 for a wrong command line or a bug.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    os.environ["COLUMNS"] = "100"
+    import typer.main
+
+    from aotc_cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    commands = [group.commands[name] for name in group.commands]
+    rows = [f"| [`aotc {c.name}`](#aotc-{c.name}) | {_cell(c.short_help or '')} |" for c in commands]
+    parts = [HEAD, "| Command | Purpose |\n|---|---|", "\n".join(rows) + "\n"]
+    return "\n".join([*parts, *(_section(c) for c in commands)])
+
+
+def _section(command: Any) -> str:
+    """Return the section of a command: what it does, arguments, options, examples."""
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    parts = [f"## aotc {command.name}\n", _prose(command.help or command.short_help or "")]
+    usage = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    parts.append(f"```console\n$ aotc {command.name} [OPTIONS] {' '.join(usage)}".rstrip() + "\n```\n")
+    options = []
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is None or "--help" in record[0]:
+            continue
+        name = re.sub(r" <[^>]*>", "", record[0])
+        options.append(f"| `{name}` | {_cell(record[1])} |")
+    if options:
+        parts.append("| Option | Meaning |\n|---|---|\n" + "\n".join(options) + "\n")
+    if command.epilog:
+        lines = [line.strip() for line in command.epilog.splitlines()]
+        examples = "\n".join(f"$ {line}" if line.startswith("aotc") else f"# {line}" for line in lines if line)
+        parts.append(f"```console\n{examples}\n```\n")
+    return "\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """Return paragraphs of a help text, each on a line."""
+    return "\n\n".join(" ".join(part.split()) for part in text.replace("\b", "").split("\n\n")).strip() + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a table; names in angle brackets are no HTML."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("cli.md").write_text(page())
