@@ -8,6 +8,7 @@
 # make zoo: models of flax, equinox, keras and transformers beside jax.jit;
 # make fuzz: changed bundles, models, weights and calls; goes on where the last run ended;
 # make site: the documentation as a site in build/site;
+# make package: wheel and source archive in build/package, checked, and installed once;
 # make executor: the executor's LLVM IR again, after a change of its Python.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
@@ -18,7 +19,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site
+.PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -112,5 +113,17 @@ demo: .venv/ready-$(DEMO) .venv-run/ready
 site: .venv-test/ready
 	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build --strict
 
+package: .venv-package/ready
+	rm -rf build/package build/lib
+	.venv-package/bin/python -m build --outdir build/package
+	.venv-package/bin/python -m twine check --strict build/package/*
+	.venv-package/$(PIP) --force-reinstall build/package/*.whl
+	cd build/package && ../../.venv-package/bin/aotc --version
+
+.venv-package/ready:
+	$(PYTHON) -m venv .venv-package
+	.venv-package/$(PIP) build twine
+	touch $@
+
 clean:
-	rm -rf .venv .venv-run .venv-test .venv-ray build
+	rm -rf .venv .venv-run .venv-test .venv-ray .venv-package build
