@@ -64,7 +64,7 @@ _SPECIAL = frozenset({"__call__", "__getitem__", "__setitem__"})
 
 def page() -> str:
     """Return the page."""
-    parts = ["# The Python API\n", "Written by `python docs/make_api.py` from the docstrings; do not edit.\n"]
+    parts = ["# The Python API\n", "<!-- Written by `python docs/make_api.py` from the docstrings; do not edit. -->\n"]
     for title, rows in SECTIONS:
         parts.append(f"## {title}\n")
         for file, name in rows:

@@ -10,7 +10,8 @@ from typing import Any
 HEAD = """\
 # The command line
 
-Written by `python docs/make_cli.py` from the commands themselves; a test fails when it is out of date.
+<!-- Written by `python docs/make_cli.py` from the commands themselves; a test fails when it is out of date. -->
+
 [The quickstart](get_started/quickstart_cli.md) shows the common ones with their output.
 
 Exit codes: 0 if all is well; 1 for an error in the model, the bundle or the call; 2 for a wrong command line or a bug.

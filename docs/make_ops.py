@@ -11,7 +11,7 @@ from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES, JACOBI_ROUTINES, ROUTINE
 HEAD = """\
 # Supported ops
 
-Written by `python docs/make_ops.py` from the compiler's tables; a test fails when it is out of date.
+<!-- Written by `python docs/make_ops.py` from the compiler's tables; a test fails when it is out of date. -->
 
 aotc imports each op of StableHLO and CHLO. CPUs run all of them. An NVIDIA GPU runs them too, except where the table
 says "CPU": these run on the CPU of the same machine, with transfers, or are an error with `--no-host-fallback`.

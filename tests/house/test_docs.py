@@ -87,6 +87,29 @@ def test_links_and_paths_exist(page):
     assert not missing
 
 
+PLAIN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
+PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("index", "inputs", "weights", "state", "errors", "environment")]
+PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("limits", "status", "supported_ops")]
+PLAIN += sorted([*(ROOT / "docs/get_started").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")])
+"""Pages in plain English; the list only grows."""
+LONGEST_SENTENCE = 35  # words
+
+
+def _sentences(text):
+    """Yield the sentences of a page: of paragraphs, items of lists and cells of tables, without code and links."""
+    text = re.sub(r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)
+    for block in re.split(r"\n\s*\n|\n(?=[-#|>]|\s*[-*] |\d+\. )", text):
+        for part in block.split("|") if block.lstrip().startswith("|") else [block]:
+            yield from re.split(r"(?<=[.!?:;])\s+", part)
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.name)
+def test_sentences_are_short(page):
+    words = {" ".join(s.split()): len(re.findall(r"[A-Za-z][\w'-]*", s)) for s in _sentences(page.read_text())}
+    assert {sentence: count for sentence, count in words.items() if count > LONGEST_SENTENCE} == {}
+
+
 def _benchmark_options():
     """Return the options of all suites: the parameters of their ``run``, and those that all suites have."""
     names = {"--smoke", "--format", "--record"}
