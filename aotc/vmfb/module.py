@@ -90,7 +90,7 @@ def load(
     memory_limit : int or str, optional
         Bytes (or ``"64MB"``) of working memory of concurrent calls per device; others wait (``docs/memory.md``).
     max_in_flight : int, optional
-        Maximum number of concurrent calls; others wait (``docs/scheduling.md``).
+        Maximum number of concurrent calls; others wait (``docs/async_calls.md``).
     timeout : float, optional
         Seconds after which a call, also a waiting one, ends with :class:`aotc.DeadlineExceeded`.
     weights : path or mapping, optional
@@ -294,7 +294,7 @@ class LoadedModule(Keeping):
         donate: bool = False,
         results: str = "",
     ) -> Fence:
-        """Submit a call of a function on flat arrays, and return at once; see ``docs/scheduling.md``.
+        """Submit a call of a function on flat arrays, and return at once; see ``docs/async_calls.md``.
 
         ``module.submit(x)``, whose first argument is no name, submits the default function with pytrees, as
         ``module.main.submit(x)`` does: its fence's :meth:`~aotc.Fence.result` has the structure that a call returns.
