@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from aotc.tools.explain.explain import explain
     from aotc.tools.inspect import inspect
     from aotc.tools.lint import lint
+    from aotc.tools.page.build import report
     from aotc.tools.page.compare import diff
+    from aotc.tools.profile import profile
     from aotc.vmfb.custom_calls import register_custom_call
     from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.errors import (
@@ -70,7 +72,9 @@ _HOMES = {
     "inspect": "aotc.tools.inspect",
     "lint": "aotc.tools.lint",
     "load": "aotc.vmfb.module",
+    "profile": "aotc.tools.profile",
     "register_custom_call": "aotc.vmfb.custom_calls",
+    "report": "aotc.tools.page.build",
     "upgrade": "aotc.recompile",
 }
 _RENAMED = {"VmError": "CallError"}
@@ -102,7 +106,9 @@ __all__ = [
     "inspect",
     "lint",
     "load",
+    "profile",
     "register_custom_call",
+    "report",
     "upgrade",
 ]
 

@@ -54,6 +54,9 @@ SECTIONS = (
                                  ("aotc/tools/explain/schedule.py", "ScheduleRow"),
                                  ("aotc/tools/explain/memory.py", "MemoryReport"),
                                  ("aotc/tools/live_values.py", "MemoryRow")]),
+    ("Times of kernels", [("aotc/tools/profile.py", "profile"), ("aotc/tools/profile.py", "ProfileResult"),
+                          ("aotc/tools/profile.py", "ProfiledKernel")]),
+    ("A page about a bundle", [("aotc/tools/page/build.py", "report"), ("aotc/tools/page/build.py", "BundleReport")]),
     ("Options of `compile`", [("aotc/options.py", "Options")]),
 )  # fmt: skip
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotc.vmfb.profile.model_place import PLACES, described, places_of, times_by_place
+from aotc.vmfb.profile.model_place import PLACES
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 
@@ -65,7 +65,9 @@ def command(
     when, on which threads, and how fast.
     """
     import aotc
+    from aotc.tools.profile import profile_of
     from aotc_cli.commands.compile import check_output
+    from aotc_cli.shared.tables import show
 
     register_from(custom_calls)
     if output is not None:
@@ -88,7 +90,7 @@ def command(
         traced = _traced(several, source, name, values, sizes, calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
-        _print(record, by, depth)
+        show(profile_of(record).document(by, depth))
     if apply:
         _apply(model, written, source, record, quiet)
     elif written is not None:
@@ -205,55 +207,3 @@ def _memory(
     calls = [span for span in recording.spans if span.name.startswith("@")]
     target = module.stats()["target"]
     return memory_track(open_bundle(source), name, sizes, target, recording.dispatches, calls)
-
-
-def _print(record: Mapping[str, Any], by: str, depth: int) -> None:
-    """Print the kernels, or the sums of places, by decreasing total time."""
-    from aotc.tools.explain.schedule import measured_on
-    from aotc_cli.shared.tables import print_line
-    from aotc_cli.shared.units import count_text, time_text
-
-    times = [(row, next(iter(row["ns"].values()))) for row in record["kernels"]]
-    total = sum(ns * row["runs"] for row, ns in times)
-    if by == "kernel":
-        _print_kernels(times, total)
-    else:
-        _print_places(record, by, depth, total)
-    what = f"{count_text(len(times), 'kernel')} of @{record['function']}"
-    core = "one core of " if "cpu" in record["target"] else ""
-    print_line(f"\n{what}: {time_text(total / 1e9)} on {core}{measured_on(record, record['target'])}", 2)
-
-
-def _print_places(record: Mapping[str, Any], by: str, depth: int, total: float) -> None:
-    from aotc_cli.shared.tables import print_table
-    from aotc_cli.shared.units import size_text, time_text
-
-    rows = []
-    for place in times_by_place(record, by, depth):
-        counts = f"{len(place.kernels)}", f"{place.runs}"
-        times = time_text(place.ns / 1e9), f"{100 * place.ns / total:.1f} %"
-        rates = f"{place.flops / place.ns:.1f}" if place.flops else "", f"{place.bytes / place.ns:.1f}"
-        name = place.name if by == "scope" else PurePath(place.name).name
-        rows.append((name or "(none)", *counts, *times, size_text(place.bytes), *rates))
-    headings = (by, "kernels", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s")
-    print_table(headings, rows, right=headings[1:])
-
-
-def _print_kernels(times: Sequence[tuple[Mapping[str, Any], float]], total: float) -> None:
-    from aotc.vmfb.profile.roofline import roof_of
-    from aotc_cli.shared.tables import print_table
-    from aotc_cli.shared.units import size_text, time_text
-
-    rows = []
-    for row, ns in sorted(times, key=lambda pair: -pair[1] * pair[0]["runs"]):
-        share = f"{100 * ns * row['runs'] / total:.1f} %"
-        sizes = ", ".join(f"{name}={n}" for name, n in row["sizes"].items())
-        flops = row.get("flops", 0)
-        least = roof_of(row["bytes"]).nanoseconds(flops, row["bytes"]) if "cpu" in row["ns"] else None
-        roof = "" if least is None else f"{100 * least / ns:.0f} %"
-        rates = f"{flops / ns:.1f}" if flops else "", f"{row['bytes'] / ns:.1f}", roof
-        times_ = (f"{row['runs']}", time_text(ns / 1e9), share)
-        rates_ = (*times_, size_text(row["bytes"]), *rates)
-        rows.append((row["name"], sizes, *rates_, *described(places_of(row))))
-    headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "GFLOP/s", "GB/s", "roof", "from", "scope")
-    print_table(headings, rows, right=headings[2:-2])

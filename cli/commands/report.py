@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -37,32 +36,18 @@ def command(
     For each kernel it shows time, fused ops, lines of the model, StableHLO, loops, assembly, and why its neighbours
     were not fused. Times are those that `aotc profile --save` stored in the bundle, or else predicted.
     """
-    from aotc.vmfb.host.files import write_atomically
+    from aotc.tools.page.build import report
+    from aotc.vmfb.bundle import open_bundle
     from aotc_cli.commands.compile import check_output
-    from aotc_cli.shared.inputs import print_assumed
-    from aotc_cli.shared.units import count_text, size_text
+    from aotc_cli.commands.profile import compiled
+    from aotc_cli.shared.inputs import parse_sizes, print_assumed
 
     check_output(output, model)
     register_from(custom_calls)
-    facts = facts_about(model, function, dims)
-    from aotc.tools.page.build import page_of
-
-    data = page_of(facts).encode()
-    write_atomically(str(output), [data])
-    print_assumed({dim: facts["sizes"][dim] for dim in facts["assumed"]})
-    print(f"{output}: {count_text(len(facts['kernels']), 'kernel')}, {size_text(len(data))}")
-
-
-def facts_about(model: Path, function: str, dims: list[str]) -> dict[str, Any]:
-    """Return the facts about a function of a bundle, or of the bundle that a model compiles to."""
-    from aotc.tools.flow import entry_of
-    from aotc.tools.page.facts import facts_of
-    from aotc.vmfb.bundle import open_bundle
-    from aotc_cli.commands.profile import compiled
-    from aotc_cli.shared.inputs import parse_sizes
-
-    data = compiled(model)
-    opened = open_bundle(str(model) if data is None else data)
-    name = entry_of(opened, function)
-    sizes = parse_sizes(dims, opened.manifest["functions"][name]["arguments"])
-    return facts_of(model.read_bytes() if data is None else data, str(model), name, sizes)
+    source = str(model) if (made := compiled(model)) is None else made
+    functions = open_bundle(source).manifest["functions"]
+    arguments = [row for entry in functions.values() for row in entry["arguments"]]
+    found = report(source, function=function, sizes=parse_sizes(dims, arguments), name=str(model))
+    found.save(output)
+    print_assumed(found.assumed)
+    print(f"{output}: {found}")

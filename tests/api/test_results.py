@@ -167,3 +167,26 @@ def test_bench(bundle):
     assert "2 callers, calls/s" in found._repr_html_()
     with pytest.raises(TypeError):
         aotc.bench(bundle, second=1)
+
+
+# ---------------------------------------------------------------- profile and report
+
+
+def test_profile(bundle):
+    found = aotc.profile(bundle, inputs=[X], repeat=1)
+    assert sum(kernel.share for kernel in found.kernels) == pytest.approx(1)
+    assert found.seconds == pytest.approx(sum(k.runs * k.seconds for k in found.kernels))
+    assert "of @main" in str(found)
+    assert "<table>" in found._repr_html_()
+    aotc.compile(lambda x, w: jnp.tanh(x @ w) + 1, X, np.ones((4, 4), "f4"), costs=found.record)
+    with pytest.raises(aotc.CallError, match="no function"):
+        aotc.profile(bundle, function="other")
+
+
+def test_report(bundle, tmp_path):
+    found = aotc.report(bundle, name="m.vmfb")
+    found.save(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == found.html
+    assert str(found).startswith(f"{found.kernels} kernel")
+    assert found._repr_html_().startswith("<iframe ")
+    assert "<script" not in found._repr_html_()

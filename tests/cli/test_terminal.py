@@ -392,6 +392,7 @@ FITTING = [
     ("lint", "{}.jax"),
     ("check", "{}.jax"),
     ("bench", "{}.vmfb", "--seconds=0.02", "--rounds=1", "--per-dispatch", "--roofline"),
+    ("profile", "{}.vmfb", "--repeat=1", "-o", "{}.json"),
     ("explain", "schedule", "{}.vmfb"),
     ("explain", "memory", "{}.vmfb"),
     ("explain", "fusion", "{}.vmfb"),

@@ -1,0 +1,183 @@
+"""The time of each kernel of a bundle, measured in isolation, as typed values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from aotc.display.document import Column, Document, Line, Table, table
+from aotc.display.places import short_place
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, size_text, time_text
+from aotc.tools.explain.schedule import measured_on
+from aotc.tools.sample_arguments import make_values
+from aotc.vmfb.api.choose_function import choose_function
+from aotc.vmfb.module import load
+from aotc.vmfb.profile.model_place import PlaceTime, described, places_of, times_by_place
+from aotc.vmfb.profile.roofline import roof_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledKernel:
+    """A kernel with the sizes of its dims.
+
+    Attributes
+    ----------
+    name : str
+    line, scope : str
+        Where the user's program computes it: the innermost line, and the layer; several launches may be in several.
+    sizes : mapping of str to int
+    runs : int
+        In one call.
+    seconds : float
+        Of one run, alone on one core or a whole GPU.
+    share : float
+        Of the time of all runs of all kernels.
+    bytes, flops : int
+        Read and written, and computed, by one run.
+    roofline : float or None
+        The least time by the peak rates of a core, relative to ``seconds``; None on a GPU.
+    """
+
+    name: str
+    line: str
+    scope: str
+    sizes: Mapping[str, int]
+    runs: int
+    seconds: float
+    share: float
+    bytes: int
+    flops: int
+    roofline: float | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProfileResult(Shown):
+    """The kernels of a function by decreasing total time; ``print`` displays them as ``aotc profile`` does.
+
+    Attributes
+    ----------
+    function, target, machine : str
+    seconds : float
+        All runs of all kernels, one after the other.
+    kernels : tuple of ProfiledKernel
+    record : mapping
+        What ``aotc.compile(..., costs=record)`` takes.
+    """
+
+    function: str
+    target: str
+    machine: str
+    seconds: float
+    kernels: tuple[ProfiledKernel, ...]
+    record: Mapping[str, Any]
+
+    def document(self, by: str = "kernel", depth: int = 0) -> Document:
+        """Return a table of the kernels, and their total time.
+
+        Parameters
+        ----------
+        by : {"kernel", "scope", "line"}
+            What a row is: a kernel, or the sum of a layer or of a line of the user's program.
+        depth : int
+            By scope: the outermost names that count; 0: all.
+        """
+        core = "one core of " if "cpu" in self.target else ""
+        what = f"{count_text(len(self.kernels), 'kernel')} of @{self.function}"
+        total = Line(f"{what}: {time_text(self.seconds)} on {core}{self.machine}")
+        return Document("", (self._kernel_table() if by == "kernel" else self._place_table(by, depth), total))
+
+    def times_by_place(self, by: str = "scope", depth: int = 0) -> list[PlaceTime]:
+        """Return the sums of each scope or line, the longest first; ``depth`` names of a scope count, all for 0."""
+        return times_by_place(self.record, by, depth)
+
+    def _place_table(self, by: str, depth: int) -> Table:
+        columns = [
+            Column(by), Column("kernels", True, 4), Column("runs", True, 3), Column("time", True),
+            Column("share", True), Column("bytes", True, 5), Column("GFLOP/s", True, 2), Column("GB/s", True, 1),
+        ]  # fmt: skip
+        rows = [
+            ((t.name if by == "scope" else short_place(t.name)) or "(none)", f"{len(t.kernels)}", f"{t.runs}",
+             time_text(t.ns / 1e9), f"{100 * t.ns / 1e9 / self.seconds:.1f} %", size_text(t.bytes),
+             f"{t.flops / t.ns:.1f}" if t.flops else "", f"{t.bytes / t.ns:.1f}")
+            for t in self.times_by_place(by, depth)
+        ]  # fmt: skip
+        return table(columns, rows)
+
+    def _kernel_table(self) -> Table:
+        columns = [
+            Column("kernel"), Column("sizes", priority=2), Column("runs", True, 3), Column("time", True),
+            Column("share", True), Column("bytes", True, 6), Column("GFLOP/s", True, 5), Column("GB/s", True, 4),
+            Column("roof", True, 1), Column("from", priority=1), Column("scope", priority=2),
+        ]  # fmt: skip
+        rows = [
+            (k.name, ", ".join(f"{name}={n}" for name, n in k.sizes.items()), f"{k.runs}", time_text(k.seconds),
+             f"{100 * k.share:.1f} %", size_text(k.bytes), f"{k.flops / k.seconds / 1e9:.1f}" if k.flops else "",
+             f"{k.bytes / k.seconds / 1e9:.1f}", "" if k.roofline is None else f"{100 * k.roofline:.0f} %",
+             k.line, k.scope)
+            for k in self.kernels
+        ]  # fmt: skip
+        return table(columns, rows)
+
+
+def profile_of(record: Mapping[str, Any]) -> ProfileResult:
+    """Return the times in a record that ``module.profile(name, ...)`` returned."""
+    times = [(row, next(iter(row["ns"].values()))) for row in record["kernels"]]
+    total = sum(ns * row["runs"] for row, ns in times) or 1.0
+    kernels = []
+    for row, ns in sorted(times, key=lambda pair: -pair[1] * pair[0]["runs"]):
+        flops = row.get("flops", 0)
+        least = roof_of(row["bytes"]).nanoseconds(flops, row["bytes"]) / ns if "cpu" in row["ns"] else None
+        share = ns * row["runs"] / total
+        work = ns / 1e9, share, row["bytes"], flops, least
+        kernels.append(ProfiledKernel(row["name"], *described(places_of(row)), row["sizes"], row["runs"], *work))
+    machine = measured_on(record, record["target"])
+    return ProfileResult(record["function"], record["target"], machine, total / 1e9, tuple(kernels), record)
+
+
+def profile(
+    bundle: str | os.PathLike[str] | bytes,
+    *,
+    function: str = "",
+    inputs: Sequence[Any] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    devices: str | Sequence[str] | Mapping[str, str] | None = None,
+    repeat: int = 7,
+) -> ProfileResult:
+    """Run a function once, and each of its kernels again and again, alone on one core or on the whole GPU.
+
+    Parameters
+    ----------
+    bundle : path or bytes
+        With debug information; it is not changed.
+    function : str
+        By default the only function, or ``main``.
+    inputs : sequence of arrays
+        The first arguments, flat; the others are random values.
+    sizes : mapping of str to int
+        Sizes of symbolic dims of the random values; others are 16.
+    devices
+        As for :func:`aotc.load`.
+    repeat : int
+        Rounds for each kernel, of which the quickest counts.
+
+    Returns
+    -------
+    ProfileResult
+
+    Raises
+    ------
+    BundleError
+        If the bundle cannot be loaded.
+    CallError
+        If there is no such function, the arguments do not fit, or the bundle has no debug information.
+    """
+    source = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
+    module = load(source, devices=devices, threads=1, copy=True)
+    name = choose_function(module.functions, function, module.name)
+    rows = module.functions[name].signature.arguments
+    values = [*inputs, *make_values(rows[len(inputs) :], sizes, True, 0)]
+    return profile_of(module.profile(name, *values, repeat=repeat))
