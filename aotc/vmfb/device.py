@@ -109,9 +109,12 @@ def choose(
             usable.append((kind, module.rank(variant), variant, module))
     if not usable:
         offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
-        named = any(variant.get("devices") for variant in bundle.manifest["variants"])
+        variants = bundle.manifest["variants"]
+        named = any(variant.get("devices") for variant in variants)
         options = "--target, and --device NAME=TARGET," if named else "--target"
-        hint = f"compile with {options} for this machine"
+        cpus = not named and all(variant["kind"] == "cpu" for variant in variants)
+        portable = "--portable, for all CPUs, or with " if cpus else ""
+        hint = f"compile with {portable}{options} for this machine"
         raise BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
     first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # every machine has a CPU
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])

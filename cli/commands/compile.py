@@ -271,7 +271,7 @@ def write_compiled(output: Path, data: Bundle, start: float, quiet: bool) -> Non
     data.save(output)
     if not quiet:
         place = sys.stderr if _is_stdout(output) else sys.stdout
-        for line in (*_notes(data), _summary(output, data, perf_counter() - start)):
+        for line in (*_notes(data), _summary(output, data, perf_counter() - start), *_machines(data)):
             print(line, file=place)
 
 
@@ -347,6 +347,32 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
     facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
     facts += [f"{v['target']} with {_transfers(v['transfers'])}" for v in variants if v.get("implied")]
     return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
+
+
+# The first processors that run a target's code. The CPU features of each target are in `aotc targets`.
+_PROCESSORS = {
+    "cpu:x86-64-v2": "Intel Nehalem, AMD Bulldozer",
+    "cpu:x86-64-v3": "Intel Haswell, AMD Zen",
+    "cpu:x86-64-v3-vnni": "Intel Alder Lake, AMD Zen 5",
+    "cpu:x86-64-v4": "Intel Skylake-X, AMD Zen 4",
+    "cpu:x86-64-v4-vnni": "Intel Cascade Lake, AMD Zen 4",
+    "cpu:x86-64-v4-bf16": "Intel Cooper Lake, AMD Zen 4",
+    "cpu:x86-64-amx": "Intel Sapphire Rapids",
+}
+
+
+def _machines(data: bytes) -> list[str]:
+    """Return lines that name the least processor that a bundle needs, unless it has code for all CPUs."""
+    from aotc.targets import PORTABLE, TARGETS, resolve
+    from aotc.vmfb.bundle import open_bundle
+
+    names = [v["target"] for v in open_bundle(data).manifest["variants"] if v["target"] in TARGETS]
+    cpus = sorted((n for n in names if TARGETS[n].kind == "cpu"), key=lambda n: len(TARGETS[n].features))
+    if not cpus or {t.name for t in resolve(PORTABLE)} <= set(cpus):
+        return []
+    least = cpus[0]
+    text = f"{_PROCESSORS[least]} or later" if least in _PROCESSORS else f"needs {' '.join(TARGETS[least].features)}"
+    return [f"runs on {least}: {text}", "--portable compiles for other machines too"]
 
 
 def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -291,6 +291,7 @@ def test_wrong_cpu(aotc, tmp_path):
     code, _, err = aotc("run", path, "--zeros")
     assert code == 1
     assert "this CPU lacks unobtainium" in err
+    assert "compile with --portable, for all CPUs, or with --target for this machine" in err
     assert aotc("inspect", path)[0] == 0
 
 

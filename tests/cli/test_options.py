@@ -44,6 +44,18 @@ def test_the_summary_names_devices(two):
     assert "on d0 and d1 with 1 transfer, memory" in two[1]
 
 
+def test_the_summary_names_the_least_processor(tmp_path):
+    path, model = tmp_path / "m.vmfb", tmp_path / "m.mlir"
+    model.write_text("func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
+    several = run("compile", model, "-o", path, "--target=cpu:x86-64-v4,cpu:x86-64-v3").output
+    assert several.splitlines()[-2:] == [
+        "runs on cpu:x86-64-v3: Intel Haswell, AMD Zen or later", "--portable compiles for other machines too",
+    ]  # fmt: skip
+    assert "runs on cpu:aarch64: needs asimd\n" in run("compile", model, "-o", path, "--target=cpu:aarch64").output
+    assert "runs on" not in run("compile", model, "-o", path, "--portable").output
+    assert run("compile", model, "-o", path, "-q").output == ""
+
+
 def test_inspect_says_where_devices_are(two):
     (variant,) = json.loads(run("inspect", two[0], "--json").output)["variants"]
     target = variant["target"]

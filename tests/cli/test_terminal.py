@@ -289,7 +289,8 @@ def test_compile_cold_and_warm(folder):
         assert {step for step in steps if step in seen.raw} == (set() if again else steps)
         assert bool(COLOUR.search(seen.raw)) == (not more and not again)
         assert again or seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l"), "the cursor stays hidden"
-        assert re.fullmatch(r"many\.vmfb: [\d.]+ [kM]B, \d+ kernels, memory peak [\d.]+ [kM]?B, .*s\n", seen.text)
+        summary = r"many\.vmfb: [\d.]+ [kM]B, \d+ kernels, memory peak [\d.]+ [kM]?B, .*s\nruns on .*\n--portable .*\n"
+        assert re.fullmatch(summary, seen.text)
     assert len(list((folder / "cache" / "bundles").iterdir())) >= 1
 
 
