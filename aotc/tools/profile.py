@@ -109,9 +109,9 @@ class ProfileResult(Shown):
 
     def _kernel_table(self) -> Table:
         columns = [
-            Column("kernel"), Column("sizes", priority=2), Column("runs", True, 3), Column("time", True),
-            Column("share", True), Column("bytes", True, 6), Column("GFLOP/s", True, 5), Column("GB/s", True, 4),
-            Column("roof", True, 1), Column("from", priority=1), Column("scope", priority=2),
+            Column("kernel"), Column("sizes", priority=3), Column("runs", True, 4), Column("time", True),
+            Column("share", True), Column("bytes", True, 7), Column("GFLOP/s", True, 6), Column("GB/s", True, 5),
+            Column("roof", True, 2), Column("from", priority=1), Column("scope", priority=1),
         ]  # fmt: skip
         rows = [
             (k.name, ", ".join(f"{name}={n}" for name, n in k.sizes.items()), f"{k.runs}", time_text(k.seconds),
@@ -132,8 +132,11 @@ def profile_of(record: Mapping[str, Any]) -> ProfileResult:
         flops = row.get("flops", 0)
         least = roof_of(row["bytes"]).nanoseconds(flops, row["bytes"]) / ns if "cpu" in row["ns"] else None
         share = ns * row["runs"] / total
-        work = ns / 1e9, share, row["bytes"], flops, least
-        kernels.append(ProfiledKernel(row["name"], *described(places_of(row)), row["sizes"], row["runs"], *work))
+        line, scope = described(places_of(row))
+        seconds, size = ns / 1e9, row["bytes"]
+        kernels.append(
+            ProfiledKernel(row["name"], line, scope, row["sizes"], row["runs"], seconds, share, size, flops, least)
+        )
     machine = measured_on(record, record["target"])
     return ProfileResult(record["function"], record["target"], machine, total / 1e9, tuple(kernels), record)
 

@@ -41,13 +41,14 @@ def files(tmp_path_factory):
 
 
 def run(*words):
-    return CliRunner().invoke(app, [*map(str, words)])
+    return CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
 
 
 def table(done):
     assert done.exit_code == 0, done.output
-    lines = done.output.partition("\n\n")[0].splitlines()
-    return lines[0].split(), [line.split() for line in lines[1:]]
+    head, rule, *lines = done.output.partition("\n\n")[0].splitlines()
+    assert not rule.strip("─ ")
+    return head.split(), [line.split() for line in lines]
 
 
 def test_table_by_scope(files):
