@@ -88,6 +88,7 @@ from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
 from aotc.targets import Target, combine, host_of, resolve
 from aotc.vmfb.errors import meant
+from aotc.vmfb.log import INFO, log
 from aotc.vmfb.profile.cost_record import problem
 from aotc.vmfb.verify.check_bundle import check_bundle
 
@@ -345,6 +346,7 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         if key and (known := bundle_cache.read(key)) is not None:
+            log(INFO, "%s: the bundle is in the cache, %d bytes", raw.path or "a model", len(known))
             return known
     start = time.perf_counter()
     with guard("while starting the compiler processes", chosen):
@@ -356,7 +358,9 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
     begin(chosen, "checking the bundle")
     with guard("while checking the bundle that was written", chosen, path=path, passing=()):
         check_bundle(data)
-    if key and time.perf_counter() - start > WORTH_SECONDS:
+    seconds, names = time.perf_counter() - start, ", ".join(target.name for target in targets)
+    log(INFO, "%s: compiled for %s in %.2f s, %d bytes", path or "a model", names, seconds, len(data))
+    if key and seconds > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
 
@@ -395,6 +399,8 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             begin(one, "lowering")
             variant = lower(module, target, one, ahead.begin)
             del module
+            for row in variant.on_host:
+                log(INFO, "%s runs on the host: no kernel for %s (%s)", row["op"], variant.target.name, row["loc"])
             if one.dump_ir:
                 with guard("in the report on lowering", one):
                     _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from aotc.options import Options
+from aotc.vmfb.log import DEBUG, log
 
 FIRST = "importing the compiler"
 
@@ -65,4 +66,5 @@ def begin(options: Options, name: str, number: int = 0, of: int = 1) -> None:
     laps = _LAPS.get()
     if laps is not None and options.timings:
         laps.next(name, number)
+    log(DEBUG, *(("pass %d of %d: %s", number, of, name) if number else ("%s", name)))
     options.advance(number, of, name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.log import DEBUG, log
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Device
@@ -105,6 +106,7 @@ def choose(
         )
         if obstacle or module is None:
             obstacles.append(f"{target}: {obstacle}")
+            log(DEBUG, "%s: no use of the variant %s: %s", bundle.where, target, obstacle)
         else:
             usable.append((kind, module.rank(variant), variant, module))
     if not usable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from aotc.vmfb.device import bind_devices, choose, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
+from aotc.vmfb.log import INFO, log
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
@@ -104,6 +106,7 @@ def load(
     BundleError, CallError
         If it is not a bundle, damaged, not signed as required, or cannot run here; if a keyword has no valid value.
     """
+    start = perf_counter()
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
@@ -114,6 +117,7 @@ def load(
         from aotc.vmfb.api.warm_up import warm_up  # only for modules that are warmed up
 
         warm_up(module, warm)
+    log(INFO, "%s: loaded for %s in %.1f ms", bundle.where, module.home, 1e3 * (perf_counter() - start))
     return module.with_entry()
 
 

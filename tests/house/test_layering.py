@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.support.memoize", "aotc.options", "aotc.support.recursion_limit", "aotc.progress",
-          "aotc.targets")
+          "aotc.targets", "aotc.vmfb.log")
 CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
     "aotc.vmfb.verify.kernel_interface",
@@ -83,7 +83,7 @@ MAY_IMPORT = {
         "aotc.ir", "aotc.lowering.passes.bind_weights", "aotc.vmfb.result_names", *COMMON,
     ),
     "aotc.support.recursion_limit": (),
-    "aotc.progress": ("aotc.options",),
+    "aotc.progress": ("aotc.options", "aotc.vmfb.log"),
     "aotc.support.gc_pause": (),
     "aotc.target_gpus": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.target_gpus", "aotc.vmfb.host.machine"),

@@ -20,6 +20,7 @@ from aotc.kernels.worker import begin_kernel, target_fields
 from aotc.options import DIRECT, NUMBA, Options
 from aotc.support.recursion_limit import deeper_recursion
 from aotc.targets import Target
+from aotc.vmfb.log import DEBUG, log
 
 _NO_LETTER = re.compile(r"\W")
 
@@ -119,6 +120,7 @@ class Compilation:
         self._missing = [n for n in range(len(requests)) if n not in self._finished]
         self.given, self._stack = (requests, named, options), ExitStack()
         missing = [requests[n] for n in self._missing]
+        log(DEBUG, "%d of %d kernels are in the cache", len(requests) - len(missing), len(requests))
         self._run = CompilerRun(POOL, missing, options.jobs, None if missing and _uses_svml() else begin_kernel)
 
     def __enter__(self) -> Compilation:
