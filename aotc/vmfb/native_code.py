@@ -1,10 +1,12 @@
-"""Addresses of the kernels in a shared object, and their disassembly by the system's objdump."""
+"""Addresses of the kernels in a shared object, and disassembly: of CPU code by objdump, of cubins by nvdisasm."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
+import sys
 from typing import Any, NamedTuple
 
 from aotc.vmfb.abi import TABLE_SYMBOL
@@ -82,6 +84,25 @@ def _table_address(view: memoryview, sections: list[_Section]) -> int:
             if bytes(view[names + name : names + name + len(wanted)]) == wanted:
                 return value
     return -1
+
+
+def disassemble_cubin(image: Any) -> str:
+    """Return the SASS of a GPU kernel.
+
+    Raises
+    ------
+    BundleError
+        If nvdisasm is neither on the path, nor in the CUDA toolkit, nor installed by pip.
+    """
+    places = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *(f"{p}/nvidia/cu13/bin" for p in sys.path)]
+    tool = shutil.which("nvdisasm", path=os.pathsep.join(places))
+    if tool is None:
+        hint = "pip install nvidia-cuda-nvdisasm, or --target=cuda:compute_80 for PTX"
+        raise BundleError("", "--asm of a cubin needs nvdisasm, which is not installed", hint=hint)
+    with work_folder() as folder:
+        file = folder / "kernel.cubin"
+        file.write_bytes(image)
+        return subprocess.run([tool, "-c", str(file)], capture_output=True, text=True, check=False).stdout
 
 
 def disassemble(data: Any, first: int, end: int) -> str:

@@ -34,7 +34,7 @@ def command(
     kernels: bool = typer.Option(False, "--kernels", help="The Python function that each kernel is."),
     bytecode: bool = typer.Option(False, "--bytecode", help="The host program of each function."),
     command_buffers: bool = typer.Option(False, "--command-buffers", help="What is dispatched, in which order."),
-    asm: bool = typer.Option(False, "--asm", help="Machine code (needs objdump)."),
+    asm: bool = typer.Option(False, "--asm", help="Machine code (needs objdump), PTX, or SASS (needs nvdisasm)."),
     source: bool = typer.Option(False, "--source", help="StableHLO, without large constants (needs aotc[compile])."),
     kernel: str = typer.Option("", help="Only kernels whose name contains this."),
     target: str = typer.Option("", help="Only variants whose target contains this."),
@@ -66,7 +66,8 @@ def command(
             if command_buffers or every:
                 print("\n".join(_command_buffers(opened, variant)))
     for variant in shown if asm else ():
-        print(_assembly(opened, variant, kernel))
+        for text in _assembly(opened, variant, kernel):
+            print(text)
 
 
 def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
@@ -221,14 +222,26 @@ def _place_text(place: Place) -> str:
     return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
 
 
-def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> str:
-    from aotc.vmfb.errors import BundleError
-    from aotc.vmfb.native_code import disassemble, kernel_ranges
+def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+    """Yield the machine code of each kernel: CPU instructions, PTX, or SASS of cubins."""
+    from aotc.vmfb.devices.cuda.loaded_kernels import images
+    from aotc.vmfb.devices.mixed.spaces import Spaces
+    from aotc.vmfb.native_code import disassemble, disassemble_cubin, kernel_ranges
 
-    part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # CPU kernels come first
-    if part.get("library") is None:
-        raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")
-    names = [kernel["name"] for kernel in variant["kernels"][: part.get("count")]]
-    data = opened.checked(part["library"])
-    ranges = kernel_ranges(data, len(names))
-    return "\n".join(f"# {name}\n{disassemble(data, *at)}" for name, at in zip(names, ranges) if wanted in name)
+    parts = Spaces(opened, variant).parts if "parts" in variant else [variant]
+    for part in parts:
+        names = [kernel["name"] for kernel in part["kernels"]]
+        if not any(wanted in name for name in names):
+            continue
+        if part.get("library") is not None:
+            data = opened.checked(part["library"])
+            ranges = kernel_ranges(data, len(names))
+            texts = (disassemble(data, *at) if wanted in name else "" for name, at in zip(names, ranges))
+        else:
+            codes = images(opened, part)
+            texts = (
+                "" if wanted not in name else bytes(code).rstrip(b"\0").decode() if "ptx" in part
+                else disassemble_cubin(code)
+                for name, code in zip(names, codes)
+            )  # fmt: skip
+        yield from (f"# {name}\n{text}" for name, text in zip(names, texts) if wanted in name)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,13 +15,14 @@ from typer.main import get_command
 from aotc.bundle import Bundle
 from aotc.tools.largest_error import largest_error
 from aotc.tools.sample_arguments import dim_value
-from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
 from aotc_cli.shared.inputs import from_storage, parse_values, to_storage
 from aotc_cli.shared.outputs import array_text, check_results, elided_text
 
 pytestmark = pytest.mark.ir
+GOLDEN = Path(__file__).parents[1] / "golden_bundles"
 
 
 @pytest.fixture
@@ -422,3 +424,36 @@ def test_files_of_custom_calls_that_fail(text, part, aotc, bundle, tmp_path):
     assert code == 1
     assert part in err
     assert "Traceback" not in err
+
+
+def test_dump_asm_of_gpu_kernels_is_sass(aotc, tmp_path, monkeypatch):
+    bundle = GOLDEN / "sm_90.vmfb"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    places = ("/usr/local/cuda/bin", *(f"{p}/nvidia/cu13/bin" for p in sys.path))
+    if not any(Path(place, "nvdisasm").exists() for place in places):
+        code, _, err = aotc("dump", "--asm", bundle)
+        assert code == 1
+        assert "pip install nvidia-cuda-nvdisasm" in err
+    tool = tmp_path / "nvdisasm"
+    tool.write_text('#!/bin/sh\ntest -s "$2" && echo "$1 of a cubin"\n')
+    tool.chmod(0o755)
+    code, out, _ = aotc("dump", "--asm", "--kernel=k1", bundle)
+    assert code == 0
+    assert out.startswith("# k1_row\n-c of a cubin\n")
+    assert "k0_add" not in out
+
+
+def test_dump_asm_of_a_portable_gpu_target_is_ptx(aotc):
+    code, out, _ = aotc("dump", "--asm", GOLDEN / "ptx.vmfb")
+    assert code == 0
+    assert out.startswith("# k0_")
+    assert ".target sm_" in out
+
+
+def test_dump_asm_of_a_kernel_of_two_memories(aotc):
+    names = [k["name"] for k in open_bundle(str(GOLDEN / "mixed.vmfb")).manifest["variants"][0]["kernels"]]
+    code, out, _ = aotc("dump", "--asm", f"--kernel={names[0]}", GOLDEN / "mixed.vmfb")
+    assert code == 0
+    assert out.startswith(f"# {names[0]}\n")
+    assert "ret" in out
+    assert names[1] not in out
