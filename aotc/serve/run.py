@@ -129,6 +129,8 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
         port, grpc_port = listener.getsockname()[1], None if grpc is None else grpc.port
         address = f"http{'s' * bool(settings.tls_cert)}://{settings.host}:{port}"
         engine.log.info("listening", extra={"fields": {"rest": address, "grpc_port": grpc_port}})
+        if not settings.model_control and not engine.repository.models and not engine.repository.failures:
+            engine.log.warning("no bundle to serve yet", extra={"fields": {"folder": str(settings.source)}})
         if started is not None:
             started(engine, port, grpc_port)
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -87,13 +87,14 @@ def command(
 
 def _serve(**settings: object) -> None:
     from aotc.vmfb.errors import CallError
+    from aotc.vmfb.host.install import install_command
 
     try:
         from aotc.serve.run import serve
         from aotc.serve.settings import Settings
     except ImportError as error:
-        what = f"the server needs packages that are not here: {error}"
-        raise CallError("", what, hint="pip install 'aotc[serve]'") from None
+        what = f"the server needs packages that are not installed: {error}"
+        raise CallError("", what, hint=install_command("serve")) from None
     serve(Settings(**settings))  # type: ignore[arg-type]
 
 

@@ -24,6 +24,7 @@ from aotc.serve.logs import EventFormatter
 from aotc.serve.settings import Settings
 from aotc.serve.telemetry import open_traces
 from aotc.vmfb.errors import BundleError, CallError, DeadlineExceeded
+from aotc.vmfb.host.install import install_command
 from aotc_cli.commands import serve as command
 from aotc_cli.main import app
 
@@ -176,8 +177,15 @@ main()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run([sys.executable, "-c", program, bundle], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install 'aotc[serve]'" in done.stderr
+    assert f"try: {install_command('serve')}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_an_empty_folder_is_a_warning(tmp_path, capsys, explicit):
+    with running(tmp_path, model_control=explicit) as server:
+        assert server.json("/v2/health/live")[0] == 200
+    assert ("warning no bundle to serve yet" in capsys.readouterr().err) == (not explicit)
 
 
 def test_a_bundle_that_cannot_be_read_is_one_message(tmp_path):

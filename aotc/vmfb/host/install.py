@@ -4,32 +4,64 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+_OWN = re.compile(r"aotc\[([\w,-]+)\]$")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
 
 def install_command(extra: str = "") -> str:
-    """Return the command that installs aotc with an extra.
+    """Return the command that installs what aotc needs, or what one of its extras needs.
 
-    If aotc was installed from a folder, such as a checkout, the command names that folder: an index may have another
-    version.
+    It names the folder, file or address that aotc was installed from. Where that is unknown, it names the packages of
+    the extra: no index is assumed to have aotc.
     """
     source = _source()
-    named = "aotc" if source is None else "." if source == Path.cwd() else str(source)
+    if source is None:
+        packages = list(_packages(extra))
+        return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else f"install aotc[{extra}]"
+    if "://" in source:
+        return f"pip install {shlex.quote(f'aotc[{extra}] @ {source}' if extra else source)}"
+    named = "." if source == str(Path.cwd()) else source
     return f"pip install {shlex.quote(f'{named}[{extra}]' if extra else named)}"
 
 
-def _source() -> Path | None:
-    """Return the folder that aotc was installed from, or runs in; None if it came from an index."""
+def _source() -> str | None:
+    """Return the folder, file or address that aotc was installed from, or its checkout; None if there is no record."""
     checkout = Path(__file__).parents[3]
     if (checkout / "pyproject.toml").is_file():
-        return checkout
+        return str(checkout)
     try:
-        told = metadata.distribution("aotc").read_text("direct_url.json")
+        record = metadata.distribution("aotc").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return None
-    place = urlparse(json.loads(told).get("url", "") if told else "")
-    folder = Path(os.fsdecode(unquote(place.path)))
-    return folder if place.scheme == "file" and (folder / "pyproject.toml").is_file() else None
+    row = json.loads(record) if record else {}
+    place = urlparse(row.get("url", ""))
+    if place.scheme == "file":
+        path = Path(os.fsdecode(unquote(place.path)))
+        return str(path) if path.is_file() or (path / "pyproject.toml").is_file() else None
+    kind = f"{row['vcs_info']['vcs']}+" if "vcs_info" in row else ""
+    return f"{kind}{row['url']}" if place.scheme else None
+
+
+def _packages(extra: str) -> Iterator[str]:
+    """Yield the requirements of aotc, or of an extra, and of the extras that it includes."""
+    try:
+        required: Sequence[str] = metadata.distribution("aotc").requires or ()
+    except metadata.PackageNotFoundError:
+        return
+    for row in required:
+        package, _, condition = (part.strip() for part in row.partition(";"))
+        of = _EXTRA.search(condition)
+        if (of[1] if of else "") != extra:
+            continue
+        if own := _OWN.match(package):
+            for name in own[1].split(","):
+                yield from _packages(name)
+        else:
+            yield package

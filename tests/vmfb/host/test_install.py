@@ -9,6 +9,10 @@ import pytest
 
 from aotc.vmfb.host import install
 
+REQUIRES = [
+    "numpy>=1.26", 'cryptography>=42; extra == "sign"', 'jax>=0.6 ; extra == "compile"',
+    'aotc[compile]; extra == "cuda-compile"', 'numba-cuda>=0.30.4,<0.31; extra == "cuda-compile"',
+]  # fmt: skip
 CHECKOUT = Path(install.__file__).parents[3]
 
 
@@ -18,6 +22,8 @@ def installed(tmp_path, monkeypatch):
 
     def put(told):
         class Distribution:
+            requires = REQUIRES
+
             @staticmethod
             def read_text(name):
                 assert name == "direct_url.json"
@@ -36,10 +42,21 @@ def test_of_a_checkout(tmp_path, monkeypatch):
     assert install.install_command("compile") == f"pip install '{CHECKOUT}[compile]'"
 
 
-def test_of_an_index(installed):
+def test_without_a_known_place_the_packages_are_named(installed):
     installed(None)
-    assert install.install_command("sign") == "pip install 'aotc[sign]'"
-    assert install.install_command() == "pip install aotc"
+    assert install.install_command("sign") == "pip install 'cryptography>=42'"
+    assert install.install_command("cuda-compile") == "pip install 'jax>=0.6' 'numba-cuda>=0.30.4,<0.31'"
+    assert install.install_command() == "pip install 'numpy>=1.26'"
+
+
+def test_of_a_wheel_and_of_an_address(installed, tmp_path):
+    wheel = tmp_path / "aotc-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"")
+    installed({"url": wheel.as_uri(), "archive_info": {}})
+    assert shlex.split(install.install_command("sign")) == ["pip", "install", f"{wheel}[sign]"]
+    installed({"url": "https://example.org/aotc.git", "vcs_info": {"vcs": "git", "commit_id": "1"}})
+    assert install.install_command("sign") == "pip install 'aotc[sign] @ git+https://example.org/aotc.git'"
+    assert install.install_command() == "pip install git+https://example.org/aotc.git"
 
 
 def test_of_a_folder_that_pip_installed(installed, tmp_path):
@@ -51,10 +68,10 @@ def test_of_a_folder_that_pip_installed(installed, tmp_path):
     assert shlex.split(command) == ["pip", "install", f"{folder}[sign]"]
 
 
-@pytest.mark.parametrize("url", ["file:///gone/away", "https://example.org/aotc.zip", ""])
-def test_of_a_place_that_is_no_folder(installed, url):
+@pytest.mark.parametrize("url", ["file:///gone/away", ""])
+def test_of_a_place_that_is_gone(installed, url):
     installed({"url": url})
-    assert install.install_command("sign") == "pip install 'aotc[sign]'"
+    assert install.install_command("sign") == "pip install 'cryptography>=42'"
 
 
 def test_without_any_record(installed, monkeypatch):
@@ -63,5 +80,4 @@ def test_without_any_record(installed, monkeypatch):
 
     installed(None)
     monkeypatch.setattr(metadata, "distribution", none)
-    assert install.install_command("sign") == "pip install 'aotc[sign]'"
-
+    assert install.install_command("sign") == "install aotc[sign]"
