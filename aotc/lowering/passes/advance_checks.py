@@ -3,12 +3,12 @@
 Before: ``%y = exp %x``, ``%ok = lt %x, %c``, ``assert %ok``. After: ``%ok``, ``assert %ok``, ``%y``: if a check fails,
 no work that comes after it runs, and no memory of the caller is written.
 
-The host waits at each of these ops, so several of them at one place cost one wait, called a stop. Checks share a stop
-if their conditions need only elementwise work and reductions beyond the ops that have run by then. A check that needs a
-loop, a product or an op with its own kernel gets another stop, so that earlier checks are judged before it runs. Checks
-keep their order: of several that fail, the first one in the program is reported.
+The host waits for memory at each of these ops; adjacent ones share a wait, called a *stop*. Checks share a stop if
+their conditions need only elementwise work and reductions beyond the ops that have run by then. A check that needs a
+loop, a matmul or an op with its own kernel gets another stop, so that earlier checks are verified before that runs.
+Checks stay in program order: of several that fail, the first one is reported.
 
-Movement ops and constants are repeated after a stop, so that their results are not kept in memory across it.
+Movement ops and constants are repeated after a stop, so that their results need no memory across it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aotc.options import Options
 REPEATED = FREE - {"slice"}  # which would keep its operand alive
 
 def advance_checks(module: Module, options: Options) -> Module:
-    """Return ``module`` with assertions and the reading of sizes as early as their operands can be computed."""
+    """Return ``module`` with assertions and ``bind_dim`` ops as early as their operands can be computed."""
     return module.with_functions({name: _advanced(f) for name, f in module.functions.items()})
 
 
@@ -111,7 +111,7 @@ class _Order:
             self.here.add(op)
 
     def _copied(self, v: Value) -> Value:
-        """Return ``v``, or a copy of it if it was made before the last stop by a movement op or a constant."""
+        """Return ``v``, or a repeated copy if ``v`` is a movement op or constant from before the last stop."""
         chain: set[Op] = set()
         stack = [v]
         while stack:

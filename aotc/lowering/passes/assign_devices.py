@@ -9,9 +9,9 @@ After::
     %0 = dot_general %x, %w0 {device = "d0"}              %0_d1 = transfer %0 {device = "d1"}
     %1 = dot_general %0_d1, %w1 {device = "d1"}
 
-A value is transferred to a device once, right after it is made. So a transfer is never repeated, and is outside of
-loops that do not change the value. Constants, and values that are cheap to compute from them, are made on each device
-that reads them. A function that names no device stays as it is.
+A value is transferred to a device once, right after it is computed. So no transfer is repeated, and transfers are
+outside of loops that do not change the value. Constants, and values that are cheap to compute from them, are computed
+on each device that reads them. A function that does not name a device is unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _described(op: Op) -> str:
 
 
 def _check_names(module: Module, options: Options, said: Collection[str]) -> None:
-    """Raise an error for an unknown default device and for devices without ops; ``said`` are those the model names."""
+    """Raise an error for an unknown default device and for devices without ops; ``said`` are the model's devices."""
     known = list(dict.fromkeys((*options.devices, *said)))
     default = options.default_device
     model = f"the model names {', '.join(said) or 'no device'}"
@@ -129,7 +129,7 @@ def _free(number: int, function: Function, known: Iterable[str]) -> Finding:
 
 
 def _read_otherwise(region: Region) -> set[Value]:
-    """Return the values that ops other than transfers read, and results; transfers of other values are not made."""
+    """Return the values that results or ops other than transfers use; other values need no copies."""
     inner = [r for op in walk(region) for r in op.regions]
     read = {v for op in walk(region) if op.name != "transfer" for v in op.operands}
     return read.union(*(r.results for r in (region, *inner)))
@@ -138,7 +138,7 @@ def _read_otherwise(region: Region) -> set[Value]:
 class _Mover:
     """Rebuilds a function so that each op reads values on its own device.
 
-    Values keep their names on the device where they are made; ``copies`` are those on other devices.
+    A value has its own name on the device that computes it; ``copies`` are the values on other devices.
     """
 
     def __init__(self, function: Function, solution: Placement, default: str) -> None:
@@ -161,7 +161,7 @@ class _Mover:
             self._request(v, device, self.of_result, function.loc)
 
     def device(self, v: Value) -> str:
-        """Return the device on which ``v`` is made; a value without one, a constant, is on the default device."""
+        """Return the device that computes ``v``; for a constant, which has none, the default device."""
         return self.solution.values.get(v) or self.default
 
     def free_results(self) -> list[int]:
@@ -218,7 +218,7 @@ class _Mover:
         return Region(body.params, tuple(ops), results)
 
     def _region(self, region: Region, results: tuple[str, ...]) -> Region:
-        """Return a region with its results on the devices ``results``; copies made in it are not used outside."""
+        """Return a region with its results on the devices ``results``; copies that it creates are not used outside."""
         around = dict(self.copies)
         ops: list[Op] = []
         for v in region.params:
@@ -235,14 +235,14 @@ class _Mover:
         return Region(region.params, tuple(ops), values)
 
     def _move(self, v: Value, ops: list[Op]) -> None:
-        """Append the transfers of ``v``, which has just been made."""
+        """Append the transfers of ``v`` to the devices that read it; ``v`` has just been computed."""
         for device, (reason, loc) in self.wanted.get(v, {}).items():
             copy = self.copies[v, device] = Value(self.names.fresh(f"{v.name}_{device}"), v.type)
             attrs = {"device": device, "source": self.device(v), "reason": reason}
             ops.append(Op("transfer", (v,), (copy,), attrs, (), loc))
 
     def _read(self, v: Value, device: str, ops: list[Op]) -> Value:
-        """Return the copy of ``v`` on ``device``; append a constant if it is not there yet."""
+        """Return the copy of ``v`` on ``device``; a constant is appended if it does not exist there yet."""
         origin = self._origin(v)
         if origin not in self.sources:
             return origin if device == self.device(origin) else self.copies[origin, device]

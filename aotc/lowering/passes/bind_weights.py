@@ -1,11 +1,11 @@
-"""Add copies of functions for arguments that are given once, before calls.
+"""Add copies of functions for bound arguments (weights), which are passed once, before all calls.
 
-Before: ``main(%x, %w)`` with ``bind=("w",)``. After: also ``main_bound(%x, %w)``, whose attribute ``binds`` names
-``main``, and ``weights`` the arguments that are known before a call: products treat them as constants. Values computed
-from them alone are removed from the copy in :mod:`aotc.lowering.passes.split_weights`.
+Before: ``main(%x, %w)`` with ``bind=("w",)``. After: also ``main_bound(%x, %w)``. Its attribute ``binds`` names
+``main``; ``weights`` are the arguments that are known before a call, which matmuls treat as constants.
+:mod:`aotc.lowering.passes.split_weights` later moves values computed from weights alone out of the copy.
 
-Copies for given sizes (``specialize``) get such copies too. A function on several devices has none: the arguments given
-for it are kept as they are.
+Specialized copies (``specialize``) get such copies too. A function on several devices has none: its bound arguments are
+stored unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bind_weights(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If no function has such an argument, or one is donated, or of a size that only a call knows.
+        If no function has such an argument, or an argument is donated or of symbolic size.
     """
     if not options.bind:
         return module
@@ -54,7 +54,7 @@ def bind_weights(module: Module, options: Options) -> Module:
 
 
 def bound_arguments(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
-    """Return the numbers of the arguments that the options name; a name of a tree stands for all of its leaves."""
+    """Return the numbers of the arguments that ``names`` select; the name of a pytree selects all of its leaves."""
     return tuple(sorted({n for name in names for n in _named(function, name)}))
 
 
@@ -64,7 +64,7 @@ def arg_names(function: Function) -> list[str]:
 
 
 def _named(function: Function, name: str | int) -> list[int]:
-    """Return the numbers of the arguments called ``name``, by their names or else their places in a call."""
+    """Return the numbers of the arguments called ``name``, which is a name, or else a position in a call."""
     own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
         return [int(name)] if int(name) < len(own) else []
@@ -78,7 +78,7 @@ def _named(function: Function, name: str | int) -> list[int]:
 def _check_named(
     entries: Sequence[Function], chosen: Mapping[str, tuple[int, ...]], names: Sequence[str | int]
 ) -> None:
-    """Raise an error for names without an argument, and for arguments that cannot be given before a call."""
+    """Raise an error for names without an argument, and for arguments that cannot be bound before a call."""
     for name in names:
         if not any(_named(f, name) for f in entries):
             known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))

@@ -3,12 +3,12 @@
 Dims of one role are made adjacent by a transpose and merged by a reshape. A transpose that only swaps M and K, or K and
 N, becomes a flag of the ``matmul``.
 
-A product whose sums have one term each, such as an outer product, becomes a multiplication. Its time is that of writing
-its elements, so it is computed in the kernel that reads them. A product with a part of the identity matrix becomes a
-selection (:mod:`~aotc.lowering.passes.canonicalize.one_hot_products`).
+A matmul whose sums have one term each, such as an outer product, becomes a multiplication, which the kernel that reads
+the result can compute. A matmul with a part of the identity matrix becomes a selection
+(:mod:`~aotc.lowering.passes.canonicalize.one_hot_products`).
 
-A large product on a CPU whose only reader transposes it, as in gradients of weights, gets its operands swapped: tiles
-then write rows of the result. Columns of a matrix whose rows are 4 kB apart would share few cache lines.
+A large matmul on a CPU whose only reader transposes it, as in gradients of weights, gets its operands swapped: tiles
+then write rows of the transposed result, not columns, whose elements are in different cache lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def canonicalize_dot(module: Module, options: Options) -> Module:
 
 
 def _transposed_readers(body: Region) -> dict[Value, tuple[int, ...]]:
-    """Return the products whose only reader is a transpose, with its permutation."""
+    """Return the permutation of the transpose that is the only reader, for each matmul that has such a reader."""
     if "dot_general" not in body.names or "transpose" not in body.names:
         return {}
     counts, made = uses(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
@@ -70,9 +70,9 @@ def _rule(
 
 
 def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, ...]) -> bool:
-    """Tell if a product read by ``perm`` would be written by columns; ``back`` swaps its operands.
+    """Return True if tiles of a matmul transposed by ``perm`` would write columns; ``back`` swaps its operands.
 
-    The rows that are read may be apart: ``th,ehm->etm``, each row through its expert, is a product (e, m, t) at first.
+    Rows of the result need not be adjacent: ``th,ehm->etm``, each row by its expert, is first a matmul (e, m, t).
     """
     if perm == back:
         return True
@@ -121,7 +121,7 @@ def _matmul(op: Op, b: Builder) -> Value:
 
 
 def _multiplied(op: Op, b: Builder) -> Value:
-    """Return a product of one term per element as a multiplication: batch dims first, then those of each side."""
+    """Return a matmul with one term per element as a multiplication: batch dims first, then those of each side."""
     shape, batch = op.result.type.shape, len(op.attrs["lhs_batch"])
     factors = []
     for x, side in zip(op.operands, ("lhs", "rhs")):
@@ -139,7 +139,7 @@ def _free(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> tuple[
 
 
 def _in_order(x: Value, dims: Sequence[int]) -> bool:
-    """Tell if the permutation ``dims`` moves nothing in memory (dims of size 1 may go anywhere)."""
+    """Return True if the permutation ``dims`` of ``x`` is a reshape: only dims of size 1 move."""
     large = [d for d in dims if x.type.shape[d] != 1]
     return large == sorted(large)
 
@@ -150,7 +150,7 @@ def _is_moved(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bo
 
 
 def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Tell if the order ``(batch, *parts)`` needs no transpose, or one that keeps contiguous elements together."""
+    """Return True if the order ``(batch, *parts)`` needs no transpose, or one in which the last dim stays last."""
     order = (*batch, *parts[0], *parts[1])
     large = [d for d in order if x.type.shape[d] != 1]
     return _in_order(x, order) or large[-1] == max(large)

@@ -57,7 +57,7 @@ def _is_large(op: Op) -> bool:
 
 
 def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bool:
-    """Tell if each reader computes its operand, copies it to update it, or carries it through a loop."""
+    """Return True if no reader needs ``value`` in memory: each computes it inline, copies it, or carries it."""
     for op in readers.get(value, ()):
         if op.name in MOVES:
             if not _is_read_in_place(op.result, readers):

@@ -59,7 +59,7 @@ class _ValueNumbering:
         self.mapped: dict[Value, Value] = {}
 
     def region(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
-        """Return ``region`` without ops in ``known``; its own ops are added to it only during this call."""
+        """Return ``region`` without ops in ``known``; the ops of the region are in ``known`` during this call."""
         outer = len(known)
         ops = []
         for op in region.ops:

@@ -26,7 +26,7 @@ def dce(module: Module, options: Options) -> Module:
 
 
 def has_effect(op: Op) -> bool:
-    """Tell if ``op`` must run even if its results are unused."""
+    """Return True if ``op`` must run even if its results are unused."""
     return _acts(op) or any(map(_has_effects, op.regions))
 
 
@@ -97,7 +97,7 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
 
 
 def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
-    """Remove the arrays whose results are unused, unless the region needs them for the others."""
+    """Return a variadic op without the arrays whose results are unused, except those its region needs for others."""
     count, (region,) = len(op.results), op.regions
     if all(v in live for v in op.results):
         return op

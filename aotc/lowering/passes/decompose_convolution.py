@@ -1,7 +1,7 @@
 """Bring every ``convolution`` into one form: ``conv`` of a padded [N, spatial, C] and a [spatial, C, O].
 
-Padding and input dilation become ``pad``, other layouts ``transpose``, reversal
-``reverse``, batch groups feature groups. A 1x1 kernel is a ``matmul``.
+Padding and input dilation become ``pad``, other layouts ``transpose``, reversal ``reverse``, and batch groups feature
+groups. A convolution with a 1x1 kernel becomes a ``matmul``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int
 
 
 def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
-    """Return the padding at the end; where it removes more than there is, nothing is left, and no window fits."""
+    """Return the high padding, limited so that negative padding removes at most all elements."""
     grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
     return high if certain("ge", low + grown + high, 0) else maximum(high, -low - grown)
 

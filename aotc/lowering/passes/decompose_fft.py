@@ -1,7 +1,7 @@
-"""Bring every ``fft`` into transforms along one axis, ``dft``, with the ops that real signals and long axes need.
+"""Decompose every ``fft`` into transforms along one axis (``dft``), and ops for real signals and long axes.
 
-Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: the even and odd samples as one
-complex signal of 50, its ``dft``, the spectrum of the real signal from it, and a ``dft`` along the other axis.
+Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: even and odd samples become one
+complex signal of 50 points; its ``dft`` gives the spectrum of the real signal; then a ``dft`` along the other axis.
 
 Lengths with a prime factor above 13 become convolutions with a chirp (L. Bluestein, "A linear filtering approach to the
 computation of discrete Fourier transform", 1970). Lengths above ``DFT_POINTS`` become two shorter transforms with a
@@ -84,9 +84,10 @@ def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
 
 
 def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Transform the columns of the signal as a matrix, multiply by twiddle factors, transform the rows.
+    """Return the transform of a long axis in two steps, with the signal as a matrix.
 
-    The result is the transpose.
+    The columns are transformed, multiplied by twiddle factors, and then the rows are transformed. The result is the
+    transpose of the matrix.
     """
     rows, columns = split(n)
     shape = x.type.shape
@@ -152,7 +153,10 @@ def _real_forward(x: Value, n: int, b: Builder) -> Value:
 
 
 def _real_inverse(x: Value, n: int, b: Builder) -> Value:
-    """Return the real signal of ``n`` samples whose spectrum begins with ``x``; end points that must be real are."""
+    """Return the real signal of ``n`` samples whose spectrum begins with ``x``.
+
+    The imaginary parts of points that must be real (the first; the middle one if ``n`` is even) are ignored.
+    """
     last, half = x.type.rank - 1, n // 2
     ends = np.ones(half + 1)
     ends[0] = 0

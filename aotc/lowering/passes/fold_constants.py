@@ -1,7 +1,7 @@
 """Evaluate ops that depend only on constants at compile time, with the NumPy reference of each op.
 
-These stay ops: results much larger than their operands (they would only increase the size of the file), expensive ops,
-loops, and ops whose results may differ from call to call.
+Not folded: ops with results much larger than their operands (they would only increase the size of the file), expensive
+ops, loops, and ops whose results may differ from call to call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fold_constants(module: Module, options: Options) -> Module:
 
 
 class _Folder:
-    """Folds ops, and drops constants that it made on the way: weights may take as much memory as there is."""
+    """Folds ops, and drops intermediate constants early: weights may occupy most of the memory."""
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
         self.function, self.home = function, home
@@ -48,7 +48,7 @@ class _Folder:
 
     @cached_property
     def wider(self) -> WiderWeights:
-        """Return the values that are left to their readers."""
+        """Return the analysis of values that readers compute from narrower operands."""
         return WiderWeights(self.function, self.home)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
@@ -64,7 +64,7 @@ class _Folder:
         return constants
 
     def _is_left(self, op: Op, b: Builder) -> bool:
-        """Tell if the readers of a large result compute it from its narrower operands."""
+        """Return True if the readers of a large result compute it from its narrower operands."""
         if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
             return False
         size = int(np.prod(_static(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
@@ -96,7 +96,7 @@ def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Seque
 
 
 def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
-    """Return the array of a constant; for arithmetic also of one that is only broadcast to the shape of ``v``."""
+    """Return the array of the constant ``v``, or None; for arithmetic ops also an array that is broadcast to ``v``."""
     spread = b.definitions.get(v)
     if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
         return constant_of(v, b.definitions)
@@ -114,7 +114,7 @@ def _static(v: Value) -> tuple[int, ...]:
 
 
 def _shrunk(op: Op) -> Op:
-    """Return the elementwise op on the scalars that fill its operands."""
+    """Return an elementwise op on uniform operands as the op on the scalars that fill these."""
     operands = tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.operands)
     return replace(op, operands=operands, results=tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.results))
 

@@ -1,4 +1,4 @@
-"""Find attention: two products with the softmax of a row between them become one op.
+"""Replace attention, two matmuls with a row softmax between them, by one op.
 
 Before::
 
@@ -10,7 +10,7 @@ After::
     %o = attention %q, %k, %v {...} : f32[8, 12, 512, 64]
 
 :mod:`aotc.lowering.analysis.attention_pattern` recognises attention; :mod:`aotc.lowering.plans.attention.cpu_blocks`
-decides what a target supports, and when it pays. Nothing changes where another op reads the scores or weights.
+decides what a CPU supports, and when it pays. If another op reads the scores or weights, the pattern does not match.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Rewriter:
             self._users.setdefault(v, []).append(None)
 
     def function(self) -> Function:
-        """Return the function rewritten, or the same object if it has no such attention."""
+        """Return the rewritten function, or the same object if it has no attention to replace."""
         return self._function.doing(self._region(self._function.body))
 
     def _region(self, region: Region) -> Region:
@@ -99,7 +99,7 @@ class _Rewriter:
         return region.holding(ops, region.results)
 
     def _replacement(self, found: Attention) -> list[Op] | None:
-        """Return the ops that replace the last one of an attention, or None if the target computes its parts."""
+        """Return the ops that replace the root of an attention, or None if the target computes its ops separately."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
         op, target = _Writer(found, b).op(), self._home(found.root)
         if not takes_attention(op, target):
@@ -109,14 +109,14 @@ class _Rewriter:
 
 
 def _last(op: Op, root: Op) -> list[Op]:
-    """Return the ops that make the result of ``root`` from that of ``op``."""
+    """Return the ops that compute the result of ``root`` from the result of the attention ``op``."""
     if op.result.type == root.result.type:
         return [replace(op, results=root.results)]
     return [op, Op("reshape", op.results, root.results, loc=root.loc)]
 
 
 class _Writer:
-    """Writes the op ``attention`` and its operands."""
+    """Creates the op ``attention`` and the ops that compute its operands."""
 
     def __init__(self, found: Attention, b: Builder) -> None:
         self.found, self.b = found, b
@@ -137,14 +137,14 @@ class _Writer:
     # --- masks ---
 
     def _parts(self) -> list[tuple[ElementRead, bool]]:
-        """Return the parts of the masks that have an effect."""
+        """Return the conjuncts of the masks that can be false."""
         makers, extents = self.b.definitions, self.found.extents
         needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
         return [*((p, True) for p in needed if not _is_true(p.value, self.b)), *refused]
 
     def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
-        """Return the axis and the offset of the causal part of the masks, and the other parts."""
+        """Split the masks into the causal conjunct, as (row axis, offset), or None, and the other conjuncts."""
         parts = self._parts()
         for n, (part, sign) in enumerate(parts):
             causal = causal_offset(part, self.found.term, self.b.definitions) if sign else None
@@ -155,7 +155,7 @@ class _Writer:
     # --- operands ---
 
     def op(self) -> Op:
-        """Return the op; append the ops that make its operands."""
+        """Return the op ``attention``; append the ops that compute its operands."""
         found, b = self.found, self.b
         ends = {
             "q": (found.q, self.row, found.depth), "k": (found.k, found.term, found.depth),
@@ -183,7 +183,7 @@ class _Writer:
         return b.op("attention", operands, attrs, (type_,))
 
     def _entries(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
-        """Return the axes of the dims of an operand or result, without dims of one element.
+        """Return the axis of each dim of an operand or result, without dims of size 1.
 
         None stands for the axis of a single row.
         """
@@ -210,7 +210,7 @@ class _Writer:
         return self._narrow(terms[0]) if len(terms) == 1 else self._joined(terms, "add")
 
     def _narrow(self, bias: ElementRead) -> ElementRead:
-        """Return the bias before it is widened; each target widens it where it adds it."""
+        """Return the bias before it is widened: kernels widen its elements when they add them."""
         made = self.b.definitions.get(bias.value)
         if made is None or made.name != "convert" or not widens(made):
             return bias
@@ -221,7 +221,7 @@ class _Writer:
         return self._joined(parts, "and") if parts else None
 
     def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
-        """Return the parts combined, with all axes that any of them has."""
+        """Return the ``parts`` combined by op ``name``, with all axes that any of them has."""
         if len(parts) == 1:
             return parts[0]
         sizes = {i: n for p in parts for i, n in zip(p.index, p.value.type.shape, strict=True) if i != 0}

@@ -1,4 +1,6 @@
-"""Gather rows of a table from the panels of a product with the same table, so that it is stored once.
+"""Gather rows of a table from the packed panels of a matmul with the same table, so that the table is stored once.
+
+An embedding table is often also the matrix of the output layer.
 
 Before::
 
@@ -8,15 +10,14 @@ After::
     %4 = gather %panels, %places : f32[4, 256, 1]       // %panels: the product's constant f32[32, 256, 32]
     %5 = reshape %4 : f32[4, 256]
 
-A row of the table is a column of the product, whose terms are one panel width apart. If the product's weights are
-quantised (:mod:`.quantize_weights`)::
+A row of the table is a column of the matmul's right operand; its elements are one panel width apart in the panels. If
+the weights are quantised (:mod:`.quantize_weights`)::
 
     %4 = gather %panels, %places : u8[4, 256]           // %panels: the product's constant u8[16, 1, 16640]
     %5 = mul (convert (bitcast %4)), %scales : f32[4, 256]
 
-The scales are at the beginning of each run. A bound table is packed by a program that runs before calls: the ops that
-pack it for the product are repeated before the gather, and are merged with the product's when they move to that
-program.
+The scales are at the beginning of each chunk. A bound table is packed by a program that runs before calls. In this case
+the gather gets its own packing ops, which are merged with those of the matmul when they move to that program.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from aotc.options import Options
 
 
 def gather_panels(module: Module, options: Options) -> Module:
-    """Gather rows of constant tables from the panels of products, if only rows of the tables are read.
+    """Gather rows of constant tables from the panels of matmuls, if only rows of the tables are read otherwise.
 
-    A row is gathered in as many pieces as it has terms, which takes longer than copying it; a product takes far longer.
+    Gathering a row element by element takes longer than copying it, but far less time than the matmul.
     """
     tables = only_rows_of(module)
     packed = _packed(module) if tables else []
@@ -70,7 +71,7 @@ def gather_panels(module: Module, options: Options) -> Module:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """The panels (P, steps, cols * group) of a product of ``n`` columns."""
+    """The panels (P, steps, cols * group) of a matmul with ``n`` columns."""
 
     stored: np.ndarray
     group: int
@@ -82,7 +83,7 @@ class _Packed:
         return int(self.stored.shape[2]) // self.group
 
     def holds(self, table: np.ndarray) -> bool:
-        """Tell if the rows of ``table`` are the columns of the product."""
+        """Return True if the rows of ``table`` are the columns of the right operand."""
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
@@ -98,7 +99,7 @@ class _Packed:
 
 
 def _packed(module: Module) -> list[_Packed]:
-    """Return the constant panels of a module's products."""
+    """Return the constant panels of a module's matmuls."""
     ops = [op for f in module.functions.values() for op in walk(f.body)]
     arrays = {op.result: op.attrs["value"] for op in ops if op.name == "constant"}
     products = [op for op in ops if op.name == "packed_matmul" and op.operands[1].type.rank == 3]
@@ -111,7 +112,7 @@ def _packed(module: Module) -> list[_Packed]:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Packing of a bound table (n, K), or of its transpose, for a product."""
+    """The packing of a bound table (n, K), or of its transpose, for a matmul."""
 
     cols: int
     group: int
@@ -119,13 +120,13 @@ class _Packing:
     is_transposed: bool
 
     def repacked(self, table: Value, b: Builder) -> tuple[Value, int, int]:
-        """Return the panels, the terms of a step, and the rows of the table."""
+        """Append the packing ops; return the panels, the number of terms of a step, and the number of table rows."""
         rhs = table if self.is_transposed else b.transpose(table, swapped(2))
         return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
 
 
 def _bound_tables(function: Function) -> dict[Value, _Packing]:
-    """Return the packings of bound tables whose only other readers are gathers of rows."""
+    """Return the packing of each bound table whose only other readers are gathers of rows."""
     if "weights" not in function.attrs:
         return {}
     definitions = {v: op for op in walk(function.body) for v in op.results}
@@ -146,7 +147,7 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
 
 
 def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
-    """Return the packing of the table whose rows are the columns of a product, if :func:`pack_panels` made it."""
+    """Return the table whose rows are the columns of a matmul, with its packing, if :func:`pack_panels` packed it."""
     v, made = product.operands[1], []
     while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
         made.append(definitions[v])
@@ -164,7 +165,7 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
 
 
 def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
-    """Return the rows that ``op`` gathers, from the panels; an index of ``count`` or more reads the last row."""
+    """Return the rows that ``op`` gathers, read from panels; indices of ``count`` or more read the last row."""
     _, steps, width = map(static, stored.type.shape)
     n, kept = _places(op, b)
     ids = n.clamped(b.reshape(op.operands[1], kept), count)
@@ -184,7 +185,7 @@ def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The panels of a product's right operand ``weights`` (K, N); ``stored`` is (P, G, bytes of a run)."""
+    """The quantized panels of a matmul's right operand ``weights`` (K, N); ``stored`` is (P, G, bytes of a chunk)."""
 
     weights: np.ndarray
     stored: np.ndarray
@@ -193,13 +194,13 @@ class Panels:
     terms: int
 
     def holds(self, table: np.ndarray) -> bool:
-        """Tell if the rows of ``table`` are the columns of the weights."""
+        """Return True if the rows of ``table`` are the columns of the weights."""
         same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
         return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
 
 
 def takes_rows(op: Op) -> bool:
-    """Tell if ``op`` gathers whole rows of a matrix."""
+    """Return True if ``op`` gathers whole rows of a matrix."""
     if op.name != "gather" or op.operands[0].type.rank != 2 or op.attrs["operand_batching_dims"]:
         return False
     rows = tuple(op.attrs["collapsed_slice_dims"]) == tuple(op.attrs["start_index_map"]) == (0,)
@@ -210,7 +211,7 @@ def takes_rows(op: Op) -> bool:
 
 
 def only_rows_of(module: Module) -> Collection[int]:
-    """Return the identities of constant arrays of which only rows are read."""
+    """Return the identities (``id``) of constant arrays that are only read by gathers of whole rows."""
     if not module.has("gather"):
         return ()
     arrays: dict[Value, np.ndarray] = {}
@@ -228,7 +229,7 @@ def only_rows_of(module: Module) -> Collection[int]:
 
 
 def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
-    """Return the rows that ``op`` gathers, from the panels; an index beyond the table reads the last row."""
+    """Return the rows that ``op`` gathers, read from quantized panels; indices beyond the table read the last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
     n, kept = _places(op, b)
@@ -253,14 +254,14 @@ def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
 
 
 def _places(op: Op, b: Builder) -> tuple[_Numbers, tuple[Dim, ...]]:
-    """Return a maker of integers for each row that ``op`` gathers, and their shape."""
+    """Return a builder of integers, one for each row that ``op`` gathers, and the shape of these integers."""
     ids = op.operands[1].type
     kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
     return _Numbers(b, kept), kept
 
 
 def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
-    """Return the scales of each run of a row; the bytes of the first scale begin at ``head`` of a panel."""
+    """Return the scales of each chunk of a row; the bytes of the first scale begin at ``head`` of a panel."""
     run = np.arange(static(stored.type.shape[1]))
     bits: Value | None = None
     for i in range(SCALE_BYTES):
@@ -273,7 +274,7 @@ def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
 
 
 class _Numbers:
-    """Makes ops of integers of one shape."""
+    """Builder of ops on integers of one shape."""
 
     def __init__(self, b: Builder, shape: tuple) -> None:
         self.b, self.shape = b, shape
@@ -284,7 +285,7 @@ class _Numbers:
         return self.b.make(name, (x, other))
 
     def clamped(self, ids: Value, rows: int) -> Value:
-        """Return indices clamped to the range of ``rows``, as i32; they are compared in their own dtype."""
+        """Return indices clamped to ``[0, rows)`` in their own dtype, then converted to i32."""
         low = ids if ids.type.dtype.startswith("u") else self.make("max", ids, 0)
         bits = int(ids.type.dtype[1:]) - (not ids.type.dtype.startswith("u"))
         near = low if rows - 1 >= (1 << bits) - 1 else self.make("min", low, rows - 1)
@@ -292,14 +293,14 @@ class _Numbers:
 
 
 def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
-    """Return ``base`` plus each of the offsets, along a new last dim."""
+    """Return ``base`` plus each of ``offsets``, along a new last dim."""
     rank, shape = base.type.rank, (*base.type.shape, len(offsets))
     each = b.constant(offsets.astype(np.int32), TensorType("i32", offsets.shape))
     return b.make("add", (b.broadcast(base, range(rank), shape), b.broadcast(each, (rank,), shape)))
 
 
 def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
-    """Return the bytes at places in runs of panels; the last dim of ``place`` corresponds to ``run``."""
+    """Return the bytes of panels at positions ``place`` in chunks ``run``, which has the last dim of ``place``."""
     rank, shape = panel.type.rank, place.type.shape
     runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
     where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)

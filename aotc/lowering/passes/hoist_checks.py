@@ -1,16 +1,15 @@
-"""Move assertions out of loops and branches, so that the host program can judge them.
+"""Move assertions out of loops and branches, so that the host program can evaluate them.
 
 Before: ``while(%x) { %ok = ...; assert(%ok, %v) {message}; ... }``. After: the loop carries ``%ok`` and ``%v``, ends
-when ``%ok`` is false, and ``assert`` follows the loop. A branch returns them as results, with ``true`` where another
-branch is taken.
+when ``%ok`` is false, and ``assert`` follows the loop. A ``case`` returns ``%ok`` and ``%v`` as results; its other
+branches return ``true``.
 
-``fail`` becomes an assertion of ``false``. It has no effect of its own, so it was removed already if its results are
-unused. If one of two branches always fails and the other only passes values on, no branch remains: ``equinox.error_if``
-costs only its condition.
+``fail`` becomes an assertion of ``false``. If one of two branches always fails and the other only returns values, the
+``case`` is removed: ``equinox.error_if`` costs only its condition.
 
-In a loop or a branch, ops after a failed assertion run on meaningless values until the host program judges it. So that
-they end, a loop whose condition is more than a count stops at once. Outside of loops and branches no op runs after a
-failed assertion: see ``advance_checks``.
+In a loop or a branch, ops after a failed assertion run on meaningless values until the host evaluates the assertion. A
+loop whose end is not a fixed count could then run forever, so it stops at a failed assertion. Outside of loops and
+branches no op runs after a failed assertion: see ``advance_checks``.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _Check:
         return self.holds, *self.values
 
     def handed(self, values: Sequence[Value]) -> _Check:
-        """Return the check on the carried values."""
+        """Return the same check on carried ``values``."""
         return replace(self, holds=values[0], values=tuple(values[1:]))
 
 
@@ -76,7 +75,7 @@ class _Hoister:
         self.before: list[Value] = []  # conditions of the checks so far, in the enclosing loops and branches
 
     def entry(self, region: Region) -> Region:
-        """Return the body of a function with each check as an assertion at its place, or after its loop or branch."""
+        """Return the body of a function, with each check as an assertion outside of all loops and branches."""
         b = Builder(self.names)
         for op in region.ops:
             for check in self.op(op, b):
@@ -103,7 +102,7 @@ class _Hoister:
         return checks
 
     def inner(self, region: Region) -> tuple[Builder, list[_Check]]:
-        """Return the ops of a region, and separately its checks."""
+        """Return a builder with the ops of a region, and separately the checks in it."""
         b, seen = Builder(self.names), len(self.before)
         checks = [check for op in region.ops for check in self.op(op, b)]
         del self.before[seen:]
@@ -123,9 +122,10 @@ class _Hoister:
         return checks
 
     def _only_way(self, op: Op, b: Builder) -> list[_Check]:
-        """Return the checks if one of two branches fails and the other has no ops, and append the ops of the former.
+        """Replace a ``case`` of which one branch fails and the other has no ops; return its checks.
 
-        The results are those of the other branch, and a check demands that it is the chosen one.
+        The ops of the failing branch are appended. The results are those of the other branch, and a check requires that
+        it is the selected one.
         """
         if len(op.regions) != 2:
             return []
@@ -204,14 +204,14 @@ class _Hoister:
     def _handed(
         self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_Check], b: Builder
     ) -> list[_Check]:
-        """Append ``op`` with the values of its checks as further results, and return the checks on these results."""
+        """Append ``op`` with the values of ``checks`` as further results, and return the checks on these results."""
         more = [Value(self.names.fresh(v.name), v.type) for check in checks for v in check.carried]
         b.append(replace(op, operands=tuple(operands), results=(*op.results, *more), regions=regions))
         return [check.handed((holds, *values)) for (holds, values), check in zip(_per_check(more, checks), checks)]
 
 
 def _nothing(check: _Check, b: Builder) -> list[Value]:
-    """Return the values of a check that was not reached."""
+    """Return the values that stand for a check that was not reached: true, and zeros for the message."""
     return [b.constant(n == 0, v.type) for n, v in enumerate(check.carried)]
 
 
@@ -227,7 +227,7 @@ def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[
 
 
 def _counts(op: Op) -> bool:
-    """Tell if a loop ends when an integer counter with a constant step reaches a fixed bound."""
+    """Return True if a loop ends when an integer counter with a constant step reaches a fixed bound."""
     condition, body = op.regions
     test = _maker(condition, condition.results[0])
     if test is None or test.name not in ORDERINGS:

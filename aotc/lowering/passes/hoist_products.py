@@ -1,14 +1,14 @@
-"""On GPUs, compute products with one row of an array per iteration for all rows at once, before the loop.
+"""On GPUs, replace matmuls with one slice of an array per iteration by one matmul with the whole array before the loop.
 
-Before, a product of few rows in each iteration::
+Before, a matmul of few rows in each iteration::
 
     while %i, ... { (%i, ...): %r = dynamic_slice %xs, %i {sizes = (1, 16, 256)}  %y = matmul %r, %w ... }
 After, one of many::
 
     %p = matmul %xs, %w   while %i, ... { (%i, ...): %y = dynamic_slice %p, %i {sizes = (1, 16, 1024)} ... }
 
-``lax.scan`` over the inputs of a recurrent cell has this form: a product of 16 rows reads the weights just as one of
-1600 rows does.
+``lax.scan`` over the inputs of a recurrent cell has this form. A matmul of 16 rows reads all weights, just like one of
+1600 rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def hoist_products(module: Module, options: Options) -> Module:
-    """Return ``module`` with such products before their loops on GPUs; see the module docstring."""
+    """Return ``module`` with matmuls moved before their loops on GPUs; see the module docstring."""
     return rewrite_on("cuda", module, options, _hoisted)
 
 
@@ -57,7 +57,7 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
 
 
 def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
-    """Return the op that slices the row that ``op`` multiplies; its array and the matrix are made outside the loop."""
+    """Return the slice that the matmul ``op`` reads if its array and the matrix are from outside the loop."""
     if op.name != "matmul" or op.attrs["lhs_transposed"] or op.operands[1] in inside or op.result.type.rank != 2:
         return None
     row = makers.get(op.operands[0])
@@ -84,7 +84,7 @@ HOISTED_PRODUCT_WASTE = Limit(
 
 
 def _is_worth_it(op: Op, row: Op, iterations: int | None) -> bool:
-    """Tell if the product is too small to fill a GPU, and the loop takes about as many rows as there are."""
+    """Return True if the matmul is too small to fill a GPU, and the loop reads most rows of the array."""
     rows, columns = map(static, op.result.type.shape)
     count = static(row.operands[0].type.shape[0])
     waste = count // max(iterations, 1) if iterations is not None else count
@@ -93,7 +93,7 @@ def _is_worth_it(op: Op, row: Op, iterations: int | None) -> bool:
 
 
 def _all_rows(op: Op, row: Op, b: Builder) -> Value:
-    """Append the product with all rows; return it with the sliced rows as a separate dim."""
+    """Append the matmul with all rows; return its result with the sliced rows as a separate dim."""
     source = row.operands[0]
     rows, columns = op.result.type.shape
     count, terms = source.type.shape[0], op.operands[0].type.shape[1]
@@ -102,7 +102,7 @@ def _all_rows(op: Op, row: Op, b: Builder) -> Value:
 
 
 def _row_slices(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
-    """Return the ops that slice the rows of ``op`` from the product; starts along whole dims do not matter."""
+    """Return the ops that slice the result of ``op`` from ``all_rows``; starts along whole dims are irrelevant."""
     number, other = row.operands[1], row.operands[2]
     sizes = (1, *op.result.type.shape)
     slice_ = b.op("dynamic_slice", (all_rows, number, other, other), {"sizes": sizes})

@@ -27,7 +27,7 @@ def inline(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If functions call each other recursively, a callee does not exist, or the program has too many ops then.
+        If functions call each other recursively, a callee does not exist, or the inlined program has too many ops.
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
@@ -96,7 +96,7 @@ class _Frame:
 
 
 class _Inliner:
-    """Copies one public function; its own values keep their names, those of callees get fresh ones."""
+    """Copies one public function; its own values have their old names, values of callees get fresh names."""
 
     def __init__(self, module: Module, region: Region) -> None:
         self.module, self.root, self.names = module, region, Names(region)
@@ -107,7 +107,7 @@ class _Inliner:
         return self.copied(self.root, root, own=True) if _calls(self.root) else self.root
 
     def copied(self, region: Region, outer: _Frame, own: bool) -> Region:
-        """Return a copy of ``region`` inside ``outer``; ``own`` says that it belongs to the public function."""
+        """Return a copy of ``region`` inside ``outer``; ``own`` is True for a region of the public function itself."""
         mapped, dims = outer.mapped, outer.dims
         if own and "call" not in region.names and reads_none(region, mapped):
             return region
@@ -152,7 +152,7 @@ class _Inliner:
         return Op(op.name, operands, results, attrs, regions, frame.located(op.loc))
 
     def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
-        """Return the copy of a value of a callee."""
+        """Return the copy of the value ``v`` of a callee, which may be new."""
         shape = with_dims_in(v.type.shape, dims) if dims else v.type.shape
         mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))
         return mapped[v]

@@ -6,9 +6,9 @@ Before: ``%0 = dot_general ... {device = "d0"}``, ``%1 = exp %0 {device = "d0"}`
       %0 = dot_general ...    %1 = exp %0
     } -> %1
 
-Passes rewrite such a region as they rewrite a branch. Only transfers, and loops and branches over several devices,
-remain between regions. An op is in the region of its device and *level*, the number of transfers on the longest path to
-it. ``join_devices`` removes the regions when ops have become kernels.
+Passes rewrite such a region like a branch. Only transfers, and loops and branches over several devices, remain between
+regions. There is one region for each device and *level*, the number of transfers on the longest path to an op.
+``join_devices`` removes the regions once ops have become kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def isolate_devices(module: Module, options: Options) -> Module:
 
 
 def device_of(op: Op) -> str:
-    """Return the only device that ``op`` runs on, or the empty string for a transfer or several devices."""
+    """Return the device that ``op`` runs on; an empty string for a transfer, or for several devices."""
     return "" if op.name == "transfer" else str(op.attrs.get("device", ""))
 
 
@@ -72,7 +72,7 @@ class _Isolator:
 
 
 def _levels(region: Region) -> list[int]:
-    """Return the level of each op: even in regions of devices, odd between them.
+    """Return the level of each op: an even number in regions of devices, an odd one between regions.
 
     An op that binds a size separates the ops before it from those after it; ops with an effect keep their order.
     """

@@ -13,7 +13,7 @@ from aotc.options import Options
 
 
 def join_devices(module: Module, options: Options) -> Module:
-    """Return ``module`` without ``on``."""
+    """Return ``module`` without ``on`` ops: the ops inside get the attribute ``device``."""
     changed = {n: replace(f, body=_joined(f.body, {}, "")) for n, f in module.functions.items() if "devices" in f.attrs}
     return module.with_functions(changed)
 

@@ -1,7 +1,7 @@
-"""Move invariant values out of ``while`` loops.
+"""Move invariant values out of ``while`` loops (loop-invariant code motion).
 
-A carried value that the body returns unchanged is replaced by the outer value. Ops of the condition and the body that
-depend only on outer values run once, before the loop.
+A carried value that the body returns unchanged is replaced by its initial value. Ops of the condition and the body that
+depend only on values from outside the loop run once, before the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import size_of
 def licm(module: Module, options: Options) -> Module:
     """Return ``module`` with invariant carries captured and invariant ops hoisted.
 
-    Ops with large results, ops with an effect, and ops that cost nothing stay.
+    Ops with large results, ops with an effect, and free ops stay in the loop.
     """
     if not module.has("while"):
         return module
@@ -64,7 +64,7 @@ def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
 
 
 def _hoist(op: Op, before: list[Op]) -> Op:
-    """Append to ``before`` the ops of the loop that need none of its values; return the smaller loop.
+    """Append to ``before`` the ops that do not depend on values of the loop; return the loop without these.
 
     A free op (a constant, a broadcast for the arithmetic that reads it) is moved only if a moved op reads it.
     """
@@ -90,7 +90,7 @@ def _hoist(op: Op, before: list[Op]) -> Op:
 
 
 def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
-    """Add an op to the moved ones, after the free ops that it reads."""
+    """Add ``op`` to the ``moved`` ops, after the free ops that it reads."""
     for v in op.operands:
         if v in free:
             _move(free[v], free, moved)
@@ -109,7 +109,7 @@ def _readers(region: Region) -> dict[Value, set[str]]:
 
 
 def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:
-    """Tell if an op is a broadcast that arithmetic reads in place; hoisted, its result would be stored."""
+    """Return True if ``op`` is a broadcast that only arithmetic reads: outside the loop, its result would be stored."""
     return op.name == "broadcast" and readers.get(op.result, set()) <= SCALARS.keys()
 
 

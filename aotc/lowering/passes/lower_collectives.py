@@ -21,7 +21,7 @@ def lower_collectives(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If exchanges need more than one process; the message names all of them.
+        If collectives need more than one process; the message names all of them.
     """
     if not module.has(*COLLECTIVES):
         return module
@@ -51,7 +51,10 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _ragged(operands: Sequence[Value], b: Builder) -> Value:
-    """Return the second operand with ranges of rows of the first written into it; rows beyond either drop out."""
+    """Return ``ragged_all_to_all`` of one process: ranges of rows of the first operand, written into the second.
+
+    Rows beyond either operand are dropped.
+    """
     x, out, *vectors = operands
     index = TensorType("i64", (out.type.shape[0],))
     row = b.make("iota", (), {"dim": 0}, index)
@@ -78,7 +81,7 @@ def _element(vector: Value, k: int, b: Builder) -> Value:
 
 
 def _rows_of(x: Value) -> dict[str, Any]:
-    """Return the attributes of a gather that takes whole rows of ``x``."""
+    """Return the attributes of a gather of whole rows of ``x``."""
     return {
         "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
         "start_indices_batching_dims": (), "start_index_map": (0,), "index_vector_dim": 1,

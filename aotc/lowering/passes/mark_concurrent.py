@@ -1,15 +1,15 @@
-"""Note on each product how many products a GPU computes at the same time, as they share its multiprocessors.
+"""Annotate each matmul with the number of matmuls that a GPU computes at the same time, sharing its multiprocessors.
 
-Before, a product of ``1024 x 768`` sums for each of queries, keys and values::
+Before, a matmul with a result of ``1024 x 768`` for each of queries, keys and values::
 
     %q = dispatch %x, %wq {callee = "k0"}    %k = dispatch %x, %wk {callee = "k1"}    %v = dispatch %x, %wv {...}
     func @k0(...) attributes {kind = "contract", root = "1"}
-After, the same, but with tiles chosen for all three, of which none needs to fill the GPU by itself::
+After, the same with an attribute: tiles will be chosen for all three together, which need not fill the GPU each::
 
     func @k0(...) attributes {kind = "contract", root = "1", concurrent = 3}
 
-Products are concurrent if they are of one kind and have the same number of dispatches before them in their block: then
-none of them can need another.
+Matmuls are concurrent if they have the same loops and the same number of dispatches on the longest path before them:
+then they cannot depend on each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 
 def mark_concurrent(module: Module, options: Options) -> Module:
-    """Return ``module`` with its concurrent products marked; see the module docstring."""
+    """Return ``module`` with the attribute ``concurrent`` on its concurrent matmuls; see the module docstring."""
     home, kinds = op_targets(module, options)
     if "cuda" not in kinds:
         return module
@@ -38,7 +38,7 @@ def mark_concurrent(module: Module, options: Options) -> Module:
 
 
 def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
-    """Yield groups of two or more concurrent products, by name, of a block and the blocks inside it."""
+    """Yield the names of two or more concurrent matmuls, group by group, for a region and its nested regions."""
     depths: dict[Value, int] = {}
     found: dict[Hashable, list[str]] = {}
     for op in region.ops:
@@ -55,7 +55,7 @@ def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Ite
 
 
 def _kind(callee: str, module: Module) -> tuple[Hashable, ...] | None:
-    """Return a key of products with the same loops, or None if the function is no product."""
+    """Return a key that matmuls with the same loops share, or None if the function is not a matmul."""
     function = module.functions[callee]
     if function.attrs["kind"] != "contract":
         return None

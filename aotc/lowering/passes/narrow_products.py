@@ -1,4 +1,4 @@
-"""Multiply the original numbers of 8 or 16 bits, where the model widens them before a product.
+"""Let matmuls multiply the original operands of 8 or 16 bits where the model widens them before the matmul.
 
 Before::
 
@@ -9,11 +9,11 @@ After::
 
     %2 = dot_general %x, %w : i32[8, 8]
 
-Sums are i32 in both, and wrap around alike. A constant counts as widened if its numbers fit. The left operand may be
-unsigned on a CPU, whose tiles support it; tensor cores take equal dtypes only.
+Sums are i32 in both, with equal overflow. A constant counts as widened if its numbers fit the narrow dtype. The left
+operand may be unsigned on a CPU, whose tiles support it; tensor cores require equal dtypes.
 
-A CPU's tiles also take a left operand of f32 with a right one of bf16 or f16, and widen the latter in registers: half
-the memory, the same numbers. The left operand stays as it is; otherwise an instruction for pairs of bf16 would add.
+A CPU's tiles also accept an f32 left operand with a bf16 or f16 right operand, which they widen in registers: half the
+memory, the same numbers. The left operand is not narrowed, as instructions for pairs of bf16 round sums differently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def narrow_products(module: Module, options: Options) -> Module:
-    """Return ``module`` with products of widened operands as products of the original ones."""
+    """Return ``module`` with matmuls of widened operands as matmuls of the original operands."""
     home, _ = op_targets(module, options)
     return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS)
 
@@ -70,7 +70,7 @@ def _widened(v: Value, b: Builder) -> Value | None:
 
 
 def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
-    """Return the first of ``dtypes`` that represents ``v``, or the empty string."""
+    """Return the first of ``dtypes`` that represents all numbers of ``v``, or an empty string."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
     if v.type.dtype in dtypes:
         return v.type.dtype
@@ -83,7 +83,7 @@ def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
 
 
 def _narrow(v: Value, dtype: str, b: Builder) -> Value:
-    """Return ``v`` as it is or before it was widened, or the constant in fewer bits."""
+    """Return ``v`` as ``dtype``: the value before it was widened, or a narrower constant."""
     before, array = _widened(v, b), constant_of(v, b.definitions)
     if v.type.dtype == dtype:
         return v

@@ -1,4 +1,4 @@
-"""Store constant matrices as integers of few bits, if the option ``quantize_weights`` demands it.
+"""Store constant matrices of matmuls as integers of 8 or 4 bits, if the option ``quantize_weights`` demands it.
 
 Before::
 
@@ -8,18 +8,18 @@ After, on a CPU::
     %2 = constant : u8[32, 1, 524800]                   // panels: the scales of 128 columns, then their 4096 terms
     %5 = packed_matmul %x, %2 {n = 4096, group = 4096, bits = 8} : f32[1, 4096]
 
-Tiles widen such panels in registers (:mod:`aotc.ir.loop.forms.quantized` describes their layout): a product of few rows
-takes as long as reading them. On a GPU, and for products of very many rows by instructions for pairs of bf16, separate
-ops convert the integers, and the scales of columns multiply the sums. A GPU's tiles compute those ops themselves for
-products of few rows, whose weights are stored with the terms of a sum contiguous::
+Tiles widen such panels in registers (:mod:`aotc.ir.loop.forms.quantized` describes their layout): a matmul of few rows
+takes as long as reading them. On a GPU, and for matmuls of very many rows by instructions for pairs of bf16, separate
+ops convert the integers, and the scales of columns multiply the sums. For matmuls of few rows, a GPU's tiles compute
+those ops themselves; the weights are then stored with contiguous terms::
 
     %3 = convert %2 : f32[4096, 4096]                   // %2: constant i8[4096, 4096]
     %4 = matmul %x, %3 : f32[8, 4096]
     %5 = mul %4, %scales : f32[8, 4096]
 
-A constant left operand is swapped with the right one. These are left alone: matrices that are small, hardly shrink or
-have numbers that are not finite, products of f64, and other readers of the constant. But if rows are all that other ops
-read of a table, they come from the panels (:mod:`.gather_panels`).
+A constant left operand is swapped with the right one. Matrices are left alone if they are small, hardly shrink, or have
+numbers that are not finite, and so are f64 matmuls. Other readers of a constant read the original, except that gathers
+of whole rows read the panels (:mod:`.gather_panels`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 
 def quantize_weights(module: Module, options: Options) -> Module:
-    """Return ``module`` with large constant operands of ``matmul`` in the bits of the options."""
+    """Return ``module`` with large constant operands of ``matmul`` quantized to the bits of the options."""
     way = quantization(options)
     if way is None:
         return module
@@ -81,7 +81,7 @@ UNPAIRED_ROWS = Limit(
 
 
 class _Quantizer:
-    """Rewrite rule that keeps the quantised form of a matrix for its next product."""
+    """Rewrite rules; the quantised form of a matrix is cached for its next matmul."""
 
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
         self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
@@ -90,7 +90,7 @@ class _Quantizer:
         self.tables: Collection[int] = ()  # constants of which only rows are read
 
     def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the rows of a table that ``op`` gathers, from the panels of a product, or None."""
+        """Return the rows of a table that ``op`` gathers, read from the panels of a matmul, or None."""
         table = constant_of(op.operands[0], b.definitions) if takes_rows(op) else None
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
@@ -98,7 +98,7 @@ class _Quantizer:
         return None if found is None else (gathered_rows(op, found, b),)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the product of few bits that replaces ``op``, or None."""
+        """Return the quantized matmul that replaces ``op``, or None."""
         if op.name != "matmul" or not {v.type.dtype for v in (*op.operands, op.result)} <= _FLOATS:
             return None
         left, right = (_is_matrix(v, b) for v in op.operands)
@@ -116,12 +116,12 @@ class _Quantizer:
         return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
 
     def _swapped(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the product with its operands swapped, and its result transposed."""
+        """Return the quantized matmul with operands swapped and its result transposed, or None."""
         made = self.rule(transposed_product(op, b), b)
         return None if made is None else (transpose_batch(made[0], b),)
 
     def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
-        """Return integers ([B,] K, N), scales ([B,] G, N) and the terms of a scale; None to leave the matrix."""
+        """Return integers ([B,] K, N), scales ([B,] G, N) and the terms per scale; None to leave the matrix."""
         array = constant_of(weights, b.definitions)
         assert array is not None
         key = id(array), transposed
@@ -143,7 +143,7 @@ class _Quantizer:
     def _packed(
         self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, target: Target, b: Builder
     ) -> Value:
-        """Return the product over panels that tiles widen."""
+        """Return the matmul with quantized panels, which tiles widen."""
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
@@ -164,7 +164,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
-        """Return the product of the converted integers; scales of whole columns multiply the sums."""
+        """Return the matmul with converted integers; scales of whole columns multiply the sums."""
         swapped, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
         rank = integers.ndim
         k_axis = rank - 1 if swapped else rank - 2
@@ -182,7 +182,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _numbers(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
-        """Return integers as f32, from a constant of bytes: one number each, or two of 4 bits along ``axis``."""
+        """Return the integers as f32, from a constant of bytes; 4-bit numbers are packed in pairs along ``axis``."""
         if self.bits == 8:
             return b.convert(b.constant(np.ascontiguousarray(integers), TensorType("i8", integers.shape)), "f32")
         k = integers.shape[axis]
@@ -206,7 +206,7 @@ def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
 
 
 def _is_matrix(v: Value, b: Builder) -> bool:
-    """Tell if a value is a constant with all its elements."""
+    """Return True if ``v`` is a constant matrix that is not a splat."""
     array = constant_of(v, b.definitions)
     return array is not None and array.ndim == v.type.rank
 
@@ -221,17 +221,17 @@ WIDENED_ROWS = Limit(
 
 
 def _in_pairs(op: Op, target: Target) -> bool:
-    """Tell if instructions for pairs multiply bf16, with so many rows that widening all weights first pays."""
+    """Return True if instructions for pairs of bf16 multiply so many rows that widening all weights first pays."""
     return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
 
 
 def _takes_pairs(op: Op, target: Target) -> bool:
-    """Tell if both operands are bf16 and the target multiplies pairs of it."""
+    """Return True if both operands are bf16 and the target has instructions for pairs of bf16."""
     return {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
 
 
 def _balanced(n: int, cols: int, target: Target) -> int:
-    """Return the columns per panel that need the least padding, for as many panels as ``cols`` gives."""
+    """Return the columns per panel with the least padding, for the number of panels that ``cols`` implies."""
     lanes = target.vector_bytes // 4
     return lanes * -(-n // (lanes * -(-n // cols)))
 

@@ -1,7 +1,7 @@
 """Rebuild functions op by op; all tensor-level passes use this.
 
-A *rule* is called with an op whose operands are already rewritten. It returns the values that replace the results, or
-None to keep the op.
+A *rule* is called with an op whose operands are already rewritten, and a builder. It returns the values that replace
+the op's results, or None to leave the op unchanged.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Builder:
         return op.results
 
     def is_precomputable(self, value: Value) -> bool:
-        """Tell if a value is known before a call: a constant, or made of bound arguments alone."""
+        """Return True if a value is known before a call: a constant, or computed from bound arguments alone."""
         return value in self.weights or constant_of(value, self.definitions) is not None
 
     def drop(self, value: Value) -> None:
-        """Remove the op that makes ``value``, which has no readers, if it is one of the last ``RECENT_OPS``."""
+        """Remove the op that defines the unused ``value``, if it is one of the last ``RECENT_OPS``."""
         op = self.definitions[value]
         for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT_OPS, 0) - 1, -1):
             if self.ops[at] is op:
@@ -101,7 +101,7 @@ class Builder:
         return x if perm == tuple(range(len(perm))) else self.make("transpose", (x,), {"perm": perm})
 
     def broadcast(self, x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
-        """Return ``x`` broadcast to ``shape``, with its dims at the places ``dims``."""
+        """Return ``x`` broadcast to ``shape``, with its dims as the dims ``dims`` of the result."""
         return self.make("broadcast", (x,), {"dims": tuple(dims)}, TensorType(x.type.dtype, tuple(shape)))
 
     def slice(self, x: Value, start: Sequence[Dim], limit: Sequence[Dim], stride: Sequence[int] = ()) -> Value:
@@ -120,9 +120,9 @@ class Builder:
         self, x: Value, value: Value | None = None, low: Mapping[int, Dim] = NO_WIDTHS,
         high: Mapping[int, Dim] = NO_WIDTHS, interior: Mapping[int, int] = NO_WIDTHS,
     ) -> Value:  # fmt: skip
-        """Return ``x`` with ``value`` (else 0) added at the ends of dims, or between elements.
+        """Return ``x`` padded with ``value`` (default 0) at the ends of dims, or between elements.
 
-        Widths are by dim, 0 for dims without one; a negative width removes elements. Nothing is appended if all are 0.
+        Widths are by dim, by default 0; a negative width removes elements. Nothing is appended if all are 0.
         """
         if not any((*low.values(), *high.values(), *interior.values())):
             return x
@@ -155,7 +155,7 @@ def rewrite_on(
     kind: str, module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None],
     names: Collection[str] = (),
 ) -> Module:  # fmt: skip
-    """Return ``module`` with ``rule`` applied to every op on a target of ``kind``; the rule is told the target."""
+    """Return ``module`` with ``rule(op, builder, target)`` applied to every op on a target of ``kind``."""
     home, kinds = op_targets(module, options)
     if kind not in kinds:
         return module

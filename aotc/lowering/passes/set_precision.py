@@ -1,6 +1,6 @@
 """Set the precision of f32 products and convolutions by the option ``matmul_precision``, where the model sets none.
 
-``bf16`` rounds both operands, and sums stay f32. Before::
+The option ``bf16`` rounds both operands; sums are f32. Before::
 
     %2 = matmul %0, %1 : f32[8, 8]
 After::
@@ -8,15 +8,15 @@ After::
     %3 = convert %0 : bf16[8, 64]    and %4 of %1
     %2 = matmul %3, %4 : f32[8, 8]
 
-``bf16x3`` splits each operand into two of bf16, the rounded value and the remainder, and adds the three largest of the
-four products: 16 bits of each operand count. ``highest`` keeps GPUs from rounding operands to TF32.
+``bf16x3`` splits each operand into two bf16 numbers, the rounded value and the remainder, and adds the three largest of
+the four products, so that 16 bits of each operand count. ``highest`` prevents GPUs from rounding operands to TF32.
 
-Attention that is one op is computed in ``bf16`` where that pays: on a CPU that multiplies pairs of it, unless it has so
-few rows that it reads keys in place. Elsewhere it keeps f32.
+The op ``attention`` is computed in ``bf16`` where that pays: on a CPU with instructions for pairs of bf16, unless it
+has so few rows that it reads keys in place. Elsewhere it is computed in f32.
 
 Source: G. Henry, P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
-Computations" (2019). A value that is infinite, as f32 or as bf16, has no remainder, and the two small products count
-only where they are finite: a sum with an infinite term is the same as in f32.
+Computations" (2019). A value that is infinite in f32 or in bf16 has the remainder 0, and the two small products count
+only where they are finite: so a sum with an infinite term is the same as in f32.
 """
 
 from __future__ import annotations

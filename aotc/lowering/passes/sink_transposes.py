@@ -1,4 +1,4 @@
-"""Pool a convolution's result in the order in which it is computed, channels last, on CPUs.
+"""On CPUs, move transposes of convolution results behind pooling, so that pooling runs in the computed layout (NHWC).
 
 A convolution in NCHW is computed in NHWC and transposed. Before::
 
@@ -11,9 +11,9 @@ After::
     %5 = reduce_window %3 {window = (1, 2, 2, 1), ...} (max) : f32[1, 112, 112, 32]
     %4 = transpose %5 {perm = (0, 3, 1, 2)} : f32[1, 32, 112, 112]
 
-Rows of the convolution and of its windows are then in the same order in memory, so a window waits for its rows, not for
-the whole convolution. The transpose that remains is smaller, and cancels out where another convolution reads it. A
-convolution with pixels as columns of its tiles (``pixel_columns``) is computed with channels first, and stays so.
+Rows of the convolution and of its windows are then in the same order in memory, so that pooling waits for single rows,
+not for the whole convolution. The remaining transpose is smaller, and cancels out if another convolution reads it. A
+convolution with pixels as columns of its tiles (``pixel_columns``) is computed with channels first, and not changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aotc.targets import Target
 
 
 def sink_transposes(module: Module, options: Options) -> Module:
-    """Return ``module`` with transposes of products moved behind elementwise ops and windows."""
+    """Return ``module`` with transposes of convolution results moved behind elementwise ops and windows."""
     if options.opt_level < 2 or not module.has("reduce_window"):
         return module
     bodies = [f.body for f in module.functions.values()]
@@ -41,7 +41,7 @@ def sink_transposes(module: Module, options: Options) -> Module:
 
 
 def _movable(region: Region) -> set[Value]:
-    """Return values that windows read, also behind elementwise ops, and that no op needs in this order of axes."""
+    """Return values that pooling reads, also through elementwise ops, and that may get another order of axes."""
     movable: set[Value] = set()
     needed = {*region.results, *(v for op in region.ops for v in captures(op))}
     for op in reversed(region.ops):
@@ -59,7 +59,7 @@ def _is_pooling(op: Op) -> bool:
 
 
 class _Sinker:
-    """Rewrites ops whose operands are transposes of products, if their results are ``movable``."""
+    """Rewrites ops on transposes of convolution results, if the results of these ops are ``movable``."""
 
     def __init__(self, movable: set[Value]) -> None:
         self.movable = movable
@@ -82,7 +82,7 @@ class _Sinker:
         return (result,)
 
     def _begin(self, op: Op, b: Builder) -> None:
-        """Note ``op`` if it transposes a product."""
+        """Record ``op`` if it transposes the result of a convolution."""
         maker = b.definitions.get(op.operands[0])
         while maker is not None and maker.name == "reshape":
             maker = b.definitions.get(maker.operands[0])
@@ -102,7 +102,7 @@ class _Sinker:
         return b.make(op.name, known, op.attrs, type_) if len(known) == len(operands) else None
 
     def _in_order(self, v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
-        """Return ``v`` before its transpose by ``perm``, or None if it would have to be transposed in memory."""
+        """Return the value of which ``v`` is the transpose by ``perm``, or None if only a copy would give it."""
         if v.type.rank == 0:
             return v
         maker = b.definitions.get(v)
@@ -113,7 +113,7 @@ class _Sinker:
         return b.transpose(v, [perm.index(d) for d in range(len(perm))])
 
     def _window(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
-        """Return the windows over the transpose's operand, or None if they extend along its last axis."""
+        """Return the windowed op over the transpose's operand, or None if windows extend along its last axis."""
         x, init = op.operands
         if x not in self.moved or perm.index(len(perm) - 1) in moved_dims(op):
             return None

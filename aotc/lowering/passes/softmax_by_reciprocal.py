@@ -9,9 +9,9 @@ After::
 
     %p = mul %e, (broadcast (div 1, %s))
 
-The exponentials are at most 1, and one of them is 1, so the sum has an inverse and no product overflows. The result is
-rounded once more than the quotient. Other rows are divided as in the model: ``x / max(x)`` must contain a 1. A GPU
-divides while it waits for memory.
+The exponentials are at most 1, and one of them is 1, so the inverse of the sum is finite and no product overflows. The
+result has one more rounding than the quotient. Other divisions of rows are not changed: ``x / max(x)`` must contain a
+1. On a GPU divisions are hidden behind memory accesses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aotc.targets import Target
 
 
 def softmax_by_reciprocal(module: Module, options: Options) -> Module:
-    """Return ``module`` with softmax by the inverse of its sums; see the module docstring."""
+    """Return ``module`` with softmax multiplied by the inverse of its sums; see the module docstring."""
     if options.opt_level < 2:
         return module
     return rewrite_on("cpu", module, options, _by_inverse, ("div",))

@@ -28,7 +28,7 @@ def specialize(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If no entry has such a dim, a size is negative, or there would be more than 64 copies.
+        If no public function has such a dim, a size is negative, or there would be more than 64 copies.
     """
     sizes_of = {name: tuple(map(int, sizes)) for name, sizes in options.specialize.items()}
     if not sizes_of:

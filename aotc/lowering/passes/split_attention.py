@@ -1,8 +1,8 @@
 """Split attention of few queries by its keys: decoding with a long cache.
 
-This is split-KV, as in T. Dao et al., "Flash-Decoding for long-context inference" (2023). Each part is attention over
-some of the keys, with the softmax statistics of its rows; the parts are then merged. So many threads, or
-multiprocessors, read the keys of one head. A CPU and a GPU store different statistics.
+This is split-KV, as in T. Dao et al., "Flash-Decoding for long-context inference" (2023). Each part is attention over a
+range of the keys, and also returns the softmax statistics of its rows; the parts are then combined. So many threads or
+multiprocessors share the keys of one head. CPUs and GPUs store different statistics.
 
 :func:`split_attention` is the pass for GPUs. Before::
 
@@ -13,8 +13,8 @@ After::
     %w = softmax over parts of %l
     %o = convert (sum over parts of %m * %w where %w is not 0)
 
-A part in which no key has weight has no mean, and the logarithm of its weight is -inf. Sums are added in a fixed
-order.
+A part in which no key has weight has an undefined mean, and the logarithm of its weight is -inf. Sums are added in a
+fixed order.
 
 :func:`split_on_cpu` is called by ``fuse_attention`` for CPUs. Before::
 

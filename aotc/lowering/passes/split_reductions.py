@@ -46,7 +46,7 @@ FEW_PARTS = Limit(3, "parts, up to which a reduction is not split", "the second 
 
 
 def split_reductions(module: Module, options: Options) -> Module:
-    """Split large single reductions with few results in every function."""
+    """Return ``module`` with large reductions that have few results split into two steps."""
     split = _split_gpu if target_of(options).kind == "cuda" else _split_cpu
     rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None
     return rewrite_module(module, rule, ("reduce",))
@@ -83,7 +83,7 @@ ENOUGH_RESULTS = Limit(
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split reductions with few results, and reductions of columns that give too few long pieces as items."""
+    """Split reductions with few results on a CPU, and column reductions with too few long pieces for all workers."""
     shape = op.operands[0].type.shape
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
     if REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
@@ -127,7 +127,7 @@ GPU_PART_TERMS = BlockSize(
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split reductions with fewer blocks of threads than a GPU runs at once; a block has one row or some columns."""
+    """Split reductions that have fewer blocks of threads (a row, or some columns, each) than a GPU runs at once."""
     shape = op.operands[0].type.shape
     dims = [d for d in op.attrs["dims"] if shape[d] != 1]
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
@@ -157,9 +157,10 @@ REDUCTION_EXTENT = Limit(
 
 
 def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:
-    """Reduce all but the first large axis, or a divisor of it, in the first step; rows only if they are ``few_rows``.
+    """Return a reduction in two steps, the first over all but the first large axis, or a part of it; or None.
 
-    ``rest`` says whether an extent without a divisor may be split into equal parts and a shorter remainder.
+    Rows are split only if there are few (``few_rows``). With ``rest``, an extent without a suitable divisor may be
+    split into equal parts and a shorter remainder.
     """
     x = op.operands[0]
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
@@ -178,7 +179,7 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = F
 
 
 def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
-    """Split an extent without divisors into equal parts and a remainder, whose result is added to theirs."""
+    """Return a reduction split into equal parts and a remainder, whose result is combined with theirs."""
     x = op.operands[0]
     extent = static(x.type.shape[first])
     whole = extent - extent % parts
@@ -192,7 +193,7 @@ def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
 
 
 def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
-    """Return a slice of ``x``; results of cheap ops are recomputed from slices of their operands, and not stored."""
+    """Return a slice of ``x``; cheap ops are moved behind the slice, so that ``x`` need not be stored."""
     op = b.definitions.get(x)
     if op is None or op.name not in ELEMENTWISE or op.name in EXPENSIVE or len(op.results) != 1:
         return b.slice_dim(x, dim, start, limit)
@@ -202,7 +203,7 @@ def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
 
 
 def _two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
-    """Reduce ``x`` over ``dims`` from the neutral value, then over the axis ``left``."""
+    """Return ``x`` reduced over ``dims`` from the neutral value, and then over the axis ``left``."""
     init, region = op.operands[1], op.regions[0]
     partial = b.reduce(x, _neutral(op, b), dims, copy_region(region, b.names))
     return b.append(replace(op, operands=(partial, init), attrs={"dims": (left - sum(d < left for d in dims),)}))

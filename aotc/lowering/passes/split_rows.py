@@ -1,6 +1,6 @@
-"""Read long rows in parts, for two reductions at once: the online form of softmax and of variance.
+"""Reduce long rows in parts, so that one pass computes both reductions of a softmax or variance (online form).
 
-These are rows that no worker can hold. Before::
+Rows are long if they do not fit the fast memory of a worker. Before::
 
     %m = reduce %x {dims = (1,)} (max)                            // %x: f32[32, 262144]
     %s = reduce (exp (sub %x, (broadcast %m))) {dims = (1,)} (add)
@@ -12,7 +12,7 @@ After::
     %m = reduce %mp {dims = (1,)} (max)
     %s = reduce (mul %sp, (exp (sub %mp, (broadcast %m)))) {dims = (1,)} (add)
 
-:mod:`aotc.lowering.analysis.long_rows` decides which rows are split. Later readers of the row compute ``exp`` again.
+:mod:`aotc.lowering.plans.long_rows` decides which rows are split. Later readers of the row compute ``exp`` again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import limits
 
 
 def split_rows(module: Module, options: Options) -> Module:
-    """Compute long rows in parts in every function, where that is cheaper; see the module docstring."""
+    """Return ``module`` with long rows reduced in parts where that is cheaper; see the module docstring."""
     changed = {}
     for function in module.functions.values():
         forms = [form for form in forms_of(function.body, options) if form.part]
@@ -44,7 +44,7 @@ def split_rows(module: Module, options: Options) -> Module:
 
 
 def forms_of(region: Region, options: Options) -> Iterator[RowForm]:
-    """Yield the forms of the long rows of ``region`` and the regions inside it, each for the target of its device."""
+    """Yield the decision about each long row of ``region`` and its nested regions, for the target of its device."""
     if options.opt_level < 2:
         return
     yield from row_forms(region, target_of(options))
@@ -102,21 +102,21 @@ class _RowRewriter:
         return [_with_infinities(total, whole, b) if row.rescaled else total]
 
     def _in_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
-        """Return the rows of ``x``, which ``op`` reduces, in parts."""
+        """Return ``x``, whose rows ``op`` reduces, reshaped to parts of rows."""
         kept = op.result.type.shape
         size = self._parts[first]
         parts = static(product(x.type.shape[len(kept) :])) // size
         return b.reshape(x, (*kept, parts, size))
 
     def _apart(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
-        """Return the centre of each part minus the centre of its row."""
+        """Return the difference between the centre of each part (its maximum or mean) and that of its row."""
         shape = own.type.shape
         of_row = b.broadcast(b.reshape(whole, shape[:-1]), range(len(shape) - 1), shape)
         return b.make("sub", (b.convert(centre, own.type.dtype), b.convert(of_row, own.type.dtype)))
 
 
 def _reduced(op: Op, x: Value, b: Builder) -> Value:
-    """Return the parts of ``x`` reduced as in ``op``, from the neutral value."""
+    """Return the reduction ``op`` of each part of ``x``, from the neutral value."""
     region = copy_region(op.regions[0], b.names)
     neutral = neutral_value(region.ops[0].name, x.type.dtype)
     assert neutral is not None
@@ -124,9 +124,9 @@ def _reduced(op: Op, x: Value, b: Builder) -> Value:
 
 
 def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
-    """Return ``value``, made of one number per row, computed from one number per part instead.
+    """Recompute ``value``, which has one number per row, with one number per part.
 
-    ``known`` maps the numbers of rows to those of parts.
+    ``known`` maps values with one number per row to those with one number per part.
     """
     made = dict(known)
     stack = [value]

@@ -1,4 +1,4 @@
-"""Split functions with bound arguments in two: the part computed once from these alone, and the part of each call.
+"""Split functions with bound arguments (weights) in two: a part that runs once, and a part that runs in each call.
 
 Before::
 
@@ -12,14 +12,14 @@ After::
     main_bound(%x, %prepared0) {binds = "main", takes = (0, 2)}:
         %y = packed_matmul %x, %prepared0
 
-``takes`` gives the source of each argument: the number of an argument of ``main`` or, numbered after those, of a result
-of ``main_prepare``. ``sources`` gives the arguments that each of these results is made of. ``values`` numbers the
-results in the module: results that two functions compute alike, from arguments of the same names, share a number.
+The first part, ``main_prepare``, computes values that depend on weights alone. ``takes`` lists the source of each
+argument of ``main_bound``: the number of an argument of ``main`` or, numbered after those, of a result of
+``main_prepare``. ``sources`` lists, for each result of ``main_prepare``, the arguments that it depends on. ``values``
+numbers these results in the module: equal results of two functions, from arguments of the same names, share a number.
 
-Copies for given sizes take the same arguments. Values that grow too much to be folded, if they were constant, are
-computed in each call; so are conversions to wider elements that their readers compute
-(:mod:`aotc.lowering.plans.wider_weights`). If nothing can be computed before a call, the copy of the function is
-dropped.
+Specialized copies have the same arguments. Values too large to be folded, if they were constant, are computed in each
+call; so are conversions to wider elements that readers compute (:mod:`aotc.lowering.plans.wider_weights`). If nothing
+can be computed before a call, the bound copy of the function is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from aotc.options import Options
 
 
 def split_weights(module: Module, options: Options) -> Module:
-    """Return ``module`` with two functions in place of each copy that :func:`bind_weights` made, or none."""
+    """Return ``module`` with two functions in place of each copy that :func:`bind_weights` created, or none."""
     functions = dict(module.functions)
     home, _ = op_targets(module, options)
     values: dict[Any, int] = {}
@@ -62,21 +62,21 @@ def split_weights(module: Module, options: Options) -> Module:
 
 @dataclass
 class _Cut:
-    """Split of a function.
+    """How a function is split: the ops that run once, and the values that each call reads.
 
     Attributes
     ----------
     function : Function
     wider : WiderWeights
-        Decides which values are left to their readers.
+        Decides which values readers compute.
     known : dict of Op to None
         The ops that depend on weights alone, in order, in any region; and the constants of the function.
     roots : dict of Value to frozenset of Value
-        The weights that each value is made of.
+        The weights that each value depends on.
     kept : dict of Value to None
-        Weights that each call reads as they are.
+        Weights that each call reads unchanged.
     prepared : dict of Value to None
-        Values made of weights that each call reads.
+        Values computed from weights that each call reads.
     staying : set of Op
         Ops that depend on weights alone, but run in each call.
     """
@@ -122,7 +122,7 @@ class _Cut:
         self._take(region.results)
 
     def _take(self, values: Iterable[Value]) -> None:
-        """Note that each call reads ``values``: each one is prepared, or computed there from prepared ones."""
+        """Record that each call reads ``values``: they are prepared, or computed in the call from prepared values."""
         stack = [v for v in values if v in self.roots]
         while stack:
             v = stack.pop()
@@ -136,7 +136,7 @@ class _Cut:
                 stack += [r for r in (*op.operands, *captures(op)) if r in self.roots]
 
     def _is_small(self, v: Value, op: Op) -> bool:
-        """Tell if a value is worth keeping, by the rules for folding constants."""
+        """Return True if a value is small enough to be stored, by the rules for folding constants."""
         size = estimated_bytes(v)
         if op.name == "broadcast":
             return FOLDED_BROADCAST.holds(size) or size <= estimated_bytes(op.operands[0])
@@ -146,7 +146,7 @@ class _Cut:
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 
     def needed(self) -> list[Op]:
-        """Return the ops that make the prepared values, in order."""
+        """Return the ops that compute the prepared values, in order."""
         live, found = set(self.prepared), []
         for op in reversed(self.known):
             if any(v in live for v in op.results):
@@ -209,7 +209,7 @@ def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:
 
 
 def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value, int]) -> Function:
-    """Return the part of each call; its arguments are those not bound, the kept weights and the prepared values."""
+    """Return the part that runs in each call, on arguments that are not bound, kept weights and prepared values."""
     f, results = c.function, prepare.body.results
     weights, params = set(f.attrs["weights"]), f.body.params
     kept = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
@@ -223,7 +223,7 @@ def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value
 
 
 def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the attributes of a function that takes the arguments ``numbers``, and the prepared values ``made``."""
+    """Return the attributes of a function with the arguments ``numbers`` of ``f`` and the prepared values ``made``."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     places = {n: place for place, n in enumerate(numbers)}
     sizes: dict[str, Dim] = {
@@ -244,7 +244,7 @@ def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tu
 
 
 def _without(region: Region, gone: set[Op], mapped: Mapping[Value, Value]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
-    """Return the ops of a region without those in ``gone``, and its results, with values replaced."""
+    """Return the ops of a region without those in ``gone``, and its results, with values replaced by ``mapped``."""
     ops = tuple(_mapped((op for op in region.ops if op not in gone), mapped, gone))
     return ops, tuple(mapped.get(v, v) for v in region.results)
 

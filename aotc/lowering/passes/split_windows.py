@@ -1,4 +1,4 @@
-"""Split windows into several steps, if one step would repeat work or run on a single core.
+"""Split windowed reductions into several steps, if one step would repeat work or run on a single core.
 
 - Windows over several dims become windows over one dim at a time: ``k + k`` instead of ``k * k`` elements.
 - Large windows that overlap become two scans of blocks as long as a window (M. van Herk, 1992; J. Gil and M. Werman,
@@ -7,8 +7,8 @@
       x        | 0 1 2 3 | 4 5 6 7 |        windows of 4
       window       [2 3     4 5]       =  combine(scan from the right [2], scan from the left [5])
 
-- A long scan with few others at the same time is cut into parts, each scanned on its own; then the combination of the
-  parts before it is added to each part::
+- A long scan, of which only few run in parallel, is cut into parts, each scanned separately; then each part is combined
+  with the total of the parts before it::
 
       before   %y = reduce_window %x ... : f32[1000000]
       after    %own = reduce_window (reshape %x) : f32[32, 31250];  %ends = %own[:, -1]
@@ -16,8 +16,8 @@
 
 - Gradients of maxima of windows become gathers (:mod:`aotc.lowering.passes.canonicalize.pool_gradients`).
 
-The parts use the initial value several times, so it must be neutral; for a combiner of several ops StableHLO demands
-that. The steps are part of the program, so results do not depend on the number of threads.
+The parts use the initial value several times, so it must be neutral; StableHLO requires that for combiners of several
+ops. The steps are part of the program, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aotc.options import Options
 
 
 def split_windows(module: Module, options: Options) -> Module:
-    """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
+    """Return ``module`` with windows that repeat work, and long scans, split; see the module docstring."""
     home, _ = op_targets(module, options)
     return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
 
@@ -101,7 +101,7 @@ WINDOW_TERMS = Limit(
 
 
 def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
-    """Reduce along one dim after the other, those with the largest strides first, if that halves the work."""
+    """Return windows as one step per dim, the largest strides first, if that halves the work; else None."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     results = [static(s) for s in op.result.type.shape]
     many = prod(numbers_of(a, "window"))
@@ -147,7 +147,7 @@ def _large(op: Op, d: int) -> bool:
 
 
 def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
-    """Combine two scans: for a window, the scan from the right at its start and from the left at its end."""
+    """Return windows as a combination of two scans: from the right at a window's start, from the left at its end."""
     x, init = op.operands
     a, (low, high), w = op.attrs, number_pairs_of(op.attrs)[d], numbers_of(op.attrs, "window")[d]
     windows, stride = static(op.result.type.shape[d]), a["strides"][d]
@@ -210,7 +210,7 @@ def _parts(op: Op, scan: Scan, kind: str) -> int:
 
 
 def _in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
-    """Scan parts on their own, then combine each with all the parts before it."""
+    """Return a scan in ``parts``: each is scanned separately, and combined with the total of the parts before it."""
     d = scan.dim
     n = static(op.operands[0].type.shape[d])
     size = -(-n // parts)

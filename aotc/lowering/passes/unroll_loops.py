@@ -1,4 +1,4 @@
-"""Unroll short elementwise loops on GPUs, so that they become part of a kernel.
+"""Unroll short elementwise loops on GPUs, so that they are fused into one kernel.
 
 Before, five kernels or more, each of which reads all carried values::
 
@@ -7,7 +7,7 @@ After, one::
 
     %1 = mul %x, %x ... %y = mul %4, %4
 
-JAX writes the rounds of Threefry like this. Loops over small arrays stay: each is one kernel (``small_loops``).
+JAX's rounds of Threefry have this form. Loops over small arrays are left alone: each is one kernel (``small_loops``).
 """
 
 from __future__ import annotations

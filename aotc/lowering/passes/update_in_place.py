@@ -10,21 +10,22 @@ After::
                                                         %6 = add %5, %g
                                                         %4 = dynamic_update_slice %ct, %6, %i
 
-So the gradient of a lookup in a loop writes only the rows that were read, in the memory of the sum, instead of three
-whole arrays in each iteration. The same holds for products with updates of ones (the gradient of ``c.at[i].mul``),
-minima, maxima, ``and`` and ``or``. Updates of a slice that is written back to its array become updates of the array
+So the gradient of a lookup in a loop writes only the rows that were read, in the memory of the accumulated array,
+instead of three whole arrays in each iteration. Multiplications with updates of ones (the gradient of
+``c.at[i].mul``), minima, maxima, ``and`` and ``or`` are rewritten likewise.
+
+The pass also calls further rewrites. Updates of a slice that is written back become updates of the array
 (:mod:`aotc.lowering.passes.canonicalize.slice_updates`), and stacked results use the memory of stacked inputs
-(:mod:`aotc.lowering.passes.canonicalize.stacked_states`).
+(:mod:`aotc.lowering.passes.canonicalize.stacked_states`). Additions move into branches of which one adds nothing
+(:mod:`aotc.lowering.passes.canonicalize.branch_sums`), and arrays of inner loops are added only where these loops wrote
+(:mod:`aotc.lowering.passes.canonicalize.inner_sums`). Selects between whole loop states become branches
+(:mod:`aotc.lowering.passes.canonicalize.state_branches`).
 
-Sums move into branches that add zeros on one side (:mod:`aotc.lowering.passes.canonicalize.branch_sums`), sums of inner
-loops are added where these write (:mod:`aotc.lowering.passes.canonicalize.inner_sums`). Selects between whole states of
-loops become branches (:mod:`aotc.lowering.passes.canonicalize.state_branches`).
-
-Elements without an update keep their bits: the neutral value leaves them unchanged, NaN included, except that ``-0.0 +
-0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
-(:mod:`aotc.lowering.analysis.signed_zeros`), such as the sum of a loop that begins with zeros, or if a flag of the loop
-tells so (:mod:`aotc.lowering.passes.canonicalize.negative_zeros`). Several updates of one element are combined in
-another order; floats of less than 32 bits, which could lose much accuracy, are left alone.
+Elements without an update have the same bits as before: the neutral value does not change them, NaN included, except
+that ``-0.0 + 0.0`` is 0.0. So sums of floats are rewritten only if the array is known to have no -0.0
+(:mod:`aotc.lowering.analysis.signed_zeros`), as in a loop that starts from zeros, or if a flag of the loop is true
+(:mod:`aotc.lowering.passes.canonicalize.negative_zeros`). Several updates of one element are combined in another order;
+floats of less than 32 bits, which could lose much accuracy, are left alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def update_in_place(module: Module, options: Options) -> Module:
-    """Return ``module`` with updates of neutral values, and of slices, as updates of the arrays they enter."""
+    """Return ``module`` with arrays updated in place instead of combined with updates; see the module docstring."""
     functions = {}
     for name, function in module.functions.items():
         function = sums_into_branches(update_slices(stack_in_place(function)))
@@ -79,7 +80,7 @@ class _UpdateRewriter:
     readers : dict of Value to int
         The number of uses of each value.
     state : set of Value
-        The state of loops, and updates of it.
+        The states of loops, and the results of updates of these.
     """
 
     function: Function
@@ -119,13 +120,13 @@ class _UpdateRewriter:
         return None
 
     def _is_neutral(self, name: str, update: Op, x: Value, b: Builder) -> bool:
-        """Tell if ``name`` leaves ``x`` unchanged where ``update``, which nothing else reads, writes nothing."""
+        """Return True if op ``name``, the only reader of ``update``, does not change ``x`` elsewhere."""
         if update.name not in PARTIAL_WRITES or len(update.results) != 1 or self.readers.get(update.result) != 1:
             return False
         return self._is_neutral_fill(name, update.operands[1 if update.name == "pad" else 0], x, b)
 
     def _is_neutral_fill(self, name: str, part: Value, x: Value, b: Builder) -> bool:
-        """Tell if all elements of ``part`` are one value, with which ``name`` leaves ``x`` unchanged."""
+        """Return True if all elements of ``part`` are one value that is neutral for op ``name`` on ``x``."""
         dtype = x.type.dtype
         fill, neutral = splat_of(part, b.definitions), neutral_value(name, dtype)
         if fill is None or neutral is None or fill != neutral or (kind_of(dtype) == "c" and name != "add"):
@@ -134,7 +135,7 @@ class _UpdateRewriter:
         return is_exact or (kind_of(dtype) == "f" and bool(np.signbit(fill)))
 
     def _update(self, name: str, update: Op, x: Value, b: Builder) -> Value | None:
-        """Return ``x`` combined with ``update``, in the shape of the latter."""
+        """Return ``update`` rewritten to combine its values into ``x`` by op ``name``, or None."""
         match update.name:
             case "scatter":
                 return _scatter(name, update, x, b)

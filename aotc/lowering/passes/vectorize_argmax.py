@@ -1,6 +1,6 @@
-"""Find the place of a row's extreme by its value, on CPUs: two reductions that are computed in vectors.
+"""On CPUs, compute argmax and argmin as two reductions, each of which is vectorized: the value, then its index.
 
-Before, one reduction of pairs, each step of which waits for the one before::
+Before, one reduction of pairs, each step of which depends on the previous one::
 
     %m, %i = reduce %x, (iota 1), -inf, 0 {dims = (1,)} (the larger value; of equal ones the lower place)
 After::
@@ -8,8 +8,8 @@ After::
     %m = reduce %x, -inf {dims = (1,)} (max)
     %i = reduce (select (%x == %m or %x != %x), (iota 1), 2147483647), 2147483647 {dims = (1,)} (min)
 
-A combiner is recognised by its results on values in every order and on NaN, which is the extreme wherever it is; so it
-may be written in any way. GPUs reduce pairs as fast as they read.
+A combiner is recognised by its results on values in every order and on NaN, which counts as the extreme. So models may
+write it in any form. GPUs reduce pairs as fast as they read memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, limits, to_numpy
 
 
 def vectorize_argmax(module: Module, options: Options) -> Module:
-    """Return ``module`` with the places of extremes found by their values; see the module docstring."""
+    """Return ``module`` with argmax and argmin as two reductions on CPUs; see the module docstring."""
     if options.opt_level < 2:
         return module
     return rewrite_on("cpu", module, options, _located, ("reduce",))
@@ -69,7 +69,7 @@ def _replacement(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
 
 
 def extreme_of(region: Region) -> str:
-    """Return ``max`` or ``min`` if a combiner of values and places takes the first extreme, else the empty string."""
+    """Return ``max`` or ``min`` if a combiner of (value, index) pairs selects the first extreme, else ""."""
     types = [v.type.dtype for v in region.params]
     value, place = types[0], types[1] if len(types) == 4 else ""
     if types != [value, place] * 2 or kind_of(value) not in "iuf" or kind_of(place) not in "iu":
@@ -90,19 +90,19 @@ def extreme_of(region: Region) -> str:
 
 
 def _values(dtype: str) -> tuple[float, ...]:
-    """Return values of a dtype in every order that they can have."""
+    """Return test values of a dtype, NaN included: combiners are tried on all pairs of these."""
     if kind_of(dtype) == "f":
         return (-1.0, -0.0, 0.0, 1.0, float("nan"))
     return (0, 1, 2)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Tell if the arrays are equal, with NaN in the same places."""
+    """Return True if the arrays are equal, with NaN at the same positions."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _evaluated(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """Return the results of scalar ops on arrays of operands, or None if they also read values from outside."""
+    """Return the results of a scalar region on arrays of operands, or None if it also reads outer values."""
     known = dict(zip(region.params, arrays, strict=True))
     for op in region.ops:
         if op.name == "constant":

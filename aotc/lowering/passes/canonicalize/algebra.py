@@ -37,7 +37,7 @@ def simplify_algebra(op: Op, b: Builder) -> Value | None:
 
 
 def _undoing(name: str, part: int = 0) -> Rule:
-    """Return the rule of an op that inverts the op ``name``: the operand of the latter is the result."""
+    """Return the rule that cancels an op with its inverse ``name``: the result is the operand of ``name``."""
 
     def rule(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
@@ -47,7 +47,7 @@ def _undoing(name: str, part: int = 0) -> Rule:
 
 
 def _keeping(*names: str) -> Rule:
-    """Return the rule that removes an op which does not change the results of the ops ``names``."""
+    """Return the rule that removes an op without effect on results of the ops ``names``."""
 
     def rule(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
@@ -108,16 +108,15 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
 
 
 def _is_part(c: float) -> bool:
-    """Tell if the number is a power of two below 1: a half, a quarter and so on."""
+    """Return True if ``c`` is a power of two below 1: a half, a quarter and so on."""
     mantissa, exponent = math.frexp(c)
     return mantissa == 0.5 and -EXACT_EXPONENT < exponent < 1
 
 
 def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
-    """Rewrite ``(t + k) * c`` as ``t * c + k * c``, one instruction with the same bits.
+    """Rewrite ``(t + k) * c`` as ``t * c + k * c``: one instruction (FMA) with the same bits.
 
-    Gelu contains a half of ``1 + tanh``. Not for f16: the product with a small ``t`` may lose as much there as the sum
-    is rounded by.
+    Gelu contains half of ``1 + tanh``. f16 is left alone, as the product with a small ``t`` may underflow there.
     """
     made = b.definitions.get(x)
     if made is None or made.name != "add" or x.type.dtype == "f16":
@@ -201,7 +200,7 @@ def _convert(op: Op, b: Builder) -> Value | None:
 
 
 def _is_lossless(source: str, wide: str) -> bool:
-    """Tell if ``wide`` represents every ``source`` exactly, so that a further conversion reads the same number."""
+    """Return True if ``wide`` represents every ``source`` exactly: a further conversion then reads the same number."""
     a, w = DTYPES[source], DTYPES[wide]
     if a.kind == "b":
         return wide not in SMALL_FLOATS or SMALL_FLOATS[wide].special != "power"  # powers of two have no 0

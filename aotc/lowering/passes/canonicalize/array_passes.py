@@ -1,4 +1,4 @@
-"""Costs of passes over arrays: which are replaced by a branch around them, or by small updates."""
+"""Decide where a pass over an array costs more than a branch around it, or than small updates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PADDED_PART = Limit(
 
 
 def is_small_part(pad: Op) -> bool:
-    """Return True if ``pad`` makes an array of which its operand is a small part, at a known place."""
+    """Return True if the operand of ``pad`` is a small part of its result, at a known position."""
     part, low, high = pad.operands[0], dims_of(pad.attrs, "low"), dims_of(pad.attrs, "high")
     shapes: tuple[Dim, ...] = (*part.type.shape, *pad.result.type.shape, *low, *high)
     if not is_static(shapes) or any(dims_of(pad.attrs, "interior")) or min(map(static, (*low, *high)), default=0) < 0:

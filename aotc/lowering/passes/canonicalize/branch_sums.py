@@ -1,4 +1,4 @@
-"""Move a sum with the result of a branch into the branch, where one side has nothing to add.
+"""Move an addition to the result of a ``case`` into its branches, where one branch adds nothing.
 
 Before::
 
@@ -8,9 +8,9 @@ After::
 
     y = case p { yield add x, zeros } { yield add x, (dynamic_update_slice zeros, g, i) }
 
-Each sum is then left out, or an update in place (:mod:`aotc.lowering.passes.update_in_place`). The backward pass of a
-scan whose body has a branch returns zeros in the branches that do not read an array. The same holds for the other ops
-with a neutral value. The same operations run on the same values.
+Each addition can then be removed, or become an update in place (:mod:`aotc.lowering.passes.update_in_place`). The
+backward pass of a scan whose body has a ``case`` contains this pattern: branches that do not read an array return zeros
+for it. Other ops with a neutral value are treated likewise. The arithmetic does not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
 
 
 def sums_into_branches(function: Function) -> Function:
-    """Return ``function`` with sums of branches' results inside of the branches, where that leaves some of them out."""
+    """Return ``function`` with additions moved into branches, where one of the branches adds nothing."""
     names = function.body.names
     if "case" not in names or names.isdisjoint(COMBINERS):
         return function
@@ -42,7 +42,7 @@ class _SumMover:
         self.names = Names(function.body)
 
     def region(self, region: Region) -> Region:
-        """Return ``region`` with its sums moved, outer ones first, as a branch may return the result of another."""
+        """Return ``region`` with its additions moved, outer ones first, as a branch may return another's result."""
         ops = list(region.ops)
         while (found := self._next(ops)) is not None:
             ops = self._moved(ops, *found)
@@ -50,7 +50,7 @@ class _SumMover:
         return region.holding(inner, region.results)
 
     def _next(self, ops: Sequence[Op]) -> tuple[int, int, int] | None:
-        """Return the places of a branch and of a sum with one of its results, and the number of that operand."""
+        """Return the positions in ``ops`` of a ``case`` and of an op that adds its result, and the operand's number."""
         places = {op: n for n, op in enumerate(ops)}
         for n, op in enumerate(ops):
             for number, part in enumerate(op.operands if op.name in COMBINERS else ()):
@@ -63,7 +63,7 @@ class _SumMover:
         return None
 
     def _adds_little(self, name: str, v: Value) -> bool:
-        """Return True if ``v`` is neutral for the op ``name``, in all elements or in those without an update."""
+        """Return True if ``v`` is neutral for the op ``name`` in all elements, or in all but updated ones."""
         while (maker := self.makers.get(v)) is not None and maker.name == "reshape":
             v = maker.operands[0]
         if maker is not None and maker.name in PARTIAL_WRITES:
@@ -75,7 +75,7 @@ class _SumMover:
         return fill is not None and neutral is not None and bool(fill == neutral)
 
     def _is_free(self, ops: Sequence[Op], branch: int, end: int) -> bool:
-        """Return True if the branch can run where its sum is computed: nothing in between reads its results."""
+        """Return True if the ``case`` can move to its addition: ops between them do not read its results."""
         results = set(ops[branch].results)
         return all(results.isdisjoint((*op.operands, *captures(op))) for op in ops[branch + 1 : end])
 

@@ -127,7 +127,7 @@ def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _part(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Convert the part read from an array, not the whole array: a table of bf16 whose rows are gathered as f32."""
+    """Move a conversion behind a slice or gather, as for a bf16 table whose rows are read as f32."""
     found = _simplified(op, b)
     made = b.definitions.get(op.operands[0])
     if found is not None or made is None or made.name != "convert":
@@ -141,7 +141,7 @@ def _part(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
-    """Return the windows of an array without elements: its padding becomes the operand."""
+    """Rewrite windows over an array without elements as windows over its padding."""
     inits = op.operands[len(op.results) :]
     pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], pairs_of(op.attrs), strict=True)
     shape = [low + high + maximum((n - 1) * step + 1, 0) for n, step, (low, high) in pairs]

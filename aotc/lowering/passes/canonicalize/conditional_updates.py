@@ -78,7 +78,7 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
 
 
 def _chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, list[Op]]:
-    """Return the array from which updates with one reader each make ``updated``, and these updates in order."""
+    """Return the array behind a chain of updates with one reader each that ends in ``updated``, and the chain."""
     found: list[Op] = []
     while updated in once:
         found.append(b.definitions[updated])
@@ -87,7 +87,7 @@ def _chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, 
 
 
 def _alike(one: Op, other: Op) -> bool:
-    """Return True if two updates differ in their places and values alone."""
+    """Return True if two updates differ only in positions and values."""
     types = [[v.type for v in op.operands] for op in (one, other)]
     if one.name != other.name or types[0] != types[1] or one.attrs != other.attrs:
         return False
@@ -98,7 +98,7 @@ def _alike(one: Op, other: Op) -> bool:
 
 
 def _combined_in_order(op: Op) -> bool:
-    """Return True if a scatter combines the element with the update, and not the update with the element."""
+    """Return True if a scatter's combiner has the element as first and the update as second operand."""
     region = op.regions[0]
     return tuple(region.ops[0].operands) == tuple(region.params)
 
@@ -135,7 +135,7 @@ def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
 
 
 def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
-    """Return the value of ``shape`` whose broadcast ``p`` is."""
+    """Return the value of ``shape`` of which ``p`` is a broadcast."""
     if p.type.rank == 0:
         return p
     number = splat_of(p, b.definitions)
@@ -149,7 +149,7 @@ def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
 
 
 def _selected(one: Op, other: Op, old: Value, p: Value, b: Builder) -> Value:
-    """Append the update ``one`` of ``old`` where the scalar in ``p`` is true, and ``other`` where it is false."""
+    """Append an update of ``old``: that of ``one`` if the scalar in ``p`` is true, else that of ``other``."""
     test = _without_broadcast(p, (), b)
     operands = [old]
     for x, y in zip(one.operands[1:], other.operands[1:]):

@@ -37,15 +37,15 @@ def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Places that the updates write.
+    """Positions in the array that the updates of a scatter write.
 
     Attributes
     ----------
     own : mapping
-        For each dim of the indices longer than 1 (except the one that holds their components), the dim of the array
-        along which an update's place is its number.
+        For each dim of the indices longer than 1 (except the dim of their components): the dim of the array along which
+            the position of an update is its number.
     columns : mapping
-        For each other dim of the array that has an index, its component.
+        For each other indexed dim of the array: the number of the component of the indices.
     """
 
     own: Mapping[int, int]
@@ -53,7 +53,7 @@ class _Places:
 
 
 def _places(op: Op, b: Builder) -> _Places | None:
-    """Return the places that the updates write, or None if they do not have rows of their own."""
+    """Return the positions that the updates write, or None if several updates may write one row."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, vector = op.operands[n].type, a["index_vector_dim"]
     dims = [d for d in range(indices.rank) if d != vector]
@@ -89,7 +89,7 @@ def _not(vector: int, dim: int | None) -> int | None:
 
 
 def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
-    """Return a scatter into an array filled with one number as a comparison of places."""
+    """Return a scatter into an array filled with one number, as a comparison of positions; None for others."""
     x, indices, *updates = op.operands
     fill = splat_of(x, b.definitions)
     if fill is None or len(updates) != 1 or not _covers(op, places):
@@ -116,7 +116,7 @@ def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
 
 
 def _covers(op: Op, places: _Places) -> bool:
-    """Tell if updates cover all rows and whole dims, except those that components of indices select."""
+    """Return True if updates cover all rows, and whole dims except those that components of indices select."""
     a, n = op.attrs, op.attrs["inputs"]
     x, indices, update = op.operands[0].type, op.operands[n].type, op.operands[n + 1].type
     dims = [d for d in range(indices.rank) if d != a["index_vector_dim"]]
@@ -128,13 +128,13 @@ def _covers(op: Op, places: _Places) -> bool:
 
 
 def _window_dims(op: Op) -> list[int]:
-    """Return the dims of the array that a window has, in order."""
+    """Return the dims of the array along which an update's window extends, in order."""
     skipped = {*op.attrs["inserted_window_dims"], *op.attrs["input_batching_dims"]}
     return [d for d in range(op.operands[0].type.rank) if d not in skipped]
 
 
 def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) -> Value:
-    """Return a component of all indices, in a dtype that can represent each place of a dim."""
+    """Return one component of all indices, in a dtype that represents every position along a dim of ``size``."""
     column = indices
     if vector < indices.type.rank:
         column = b.slice_dim(indices, vector, component, component + 1)
@@ -143,7 +143,7 @@ def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) 
 
 
 def _spread(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
-    """Return ``v`` with its dims at the places that ``target`` gives; the other dims have size 1."""
+    """Return ``v`` with dim ``d`` as dim ``target[d]`` of a shape; the other dims have size 1."""
     kept = [d for d in range(v.type.rank) if d in target]
     v = b.reshape(v, tuple(v.type.shape[d] for d in kept))
     return b.broadcast(v, tuple(target[d] for d in kept), type_.shape)

@@ -1,4 +1,4 @@
-"""Add the sum of an inner loop to that of an outer one where the inner loop has written, not everywhere.
+"""Add the array that an inner loop accumulates to that of the outer loop only where the inner loop wrote.
 
 Before::
 
@@ -11,9 +11,10 @@ After::
         for k { i = places[k]; x[i] = add x[i], t[i]; t[i] = 0 }
     }
 
-So the gradient of a lookup in a scan in a scan writes the rows that the inner scan has read. All elements are the same
-terms in the same order: ``t`` is zero elsewhere, and ``x`` has no -0.0, which a sum with zero would change
-(:mod:`aotc.lowering.analysis.signed_zeros`). A place that was written twice is added once, as ``t`` is zero then.
+The gradient of a lookup in nested scans has this form; afterwards it writes only the rows that the inner scan read.
+Each element is the same sum in the same order: ``t`` is zero elsewhere, and ``x`` has no -0.0, which adding zero would
+change (:mod:`aotc.lowering.analysis.signed_zeros`). A position that was written twice is added once, as ``t`` is reset
+to zero.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ INNER_SUM = Limit(
 
 
 def add_inner_sums(function: Function, options: Options) -> Function:
-    """Return ``function`` with sums of inner loops added where these have written."""
+    """Return ``function`` with arrays of inner loops added only where the inner loops wrote."""
     if "while" not in function.body.names or "add" not in function.body.names:
         return function
     found = _InnerSumFinder(function.body, options).sums()
@@ -61,7 +62,7 @@ def _most(v: Value) -> int:
 
 @dataclass(frozen=True)
 class _InnerSum:
-    """A loop whose state ``number`` begins with zeros and is added by ``total`` to the array ``x``.
+    """An inner loop whose state ``number`` starts as zeros, and that the op ``total`` adds to the array ``x``.
 
     Attributes
     ----------
@@ -97,7 +98,7 @@ class _InnerSumFinder:
         return values_without_negative_zeros(self.body)
 
     def sums(self) -> dict[Op, _InnerSum]:
-        """Return one sum of an inner loop for each loop that has one, by the outer loop."""
+        """Return, for each outer loop that has one, one sum of an inner loop."""
         found: dict[Op, _InnerSum] = {}
         inside: set[Op] = set()
         for outer in reversed([op for op in walk(self.body) if op.name == "while"]):
@@ -127,12 +128,12 @@ class _InnerSumFinder:
         return None
 
     def _counter(self, loop: Op, iterations: int) -> Value | None:
-        """Return the parameter that counts the iterations from 0, of a type that holds the last number."""
+        """Return the parameter that counts iterations from 0, in a type that represents the last number; or None."""
         found = counters(loop, self.constants, {}).items()
         return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _most(v)), None)
 
     def _writes(self, body: Region, number: int) -> list[Op]:
-        """Return the updates that make the next state ``number``, in order; none if it is made otherwise."""
+        """Return the chain of updates that computes the next state ``number``; empty if there are other ops."""
         found: list[Op] = []
         v = body.results[number]
         while v is not body.params[number]:
@@ -160,7 +161,7 @@ def part_of(write: Op) -> Value:
 
 
 def _places(write: Op) -> Sequence[Value]:
-    """Return the indices of an update."""
+    """Return the index operands of an update."""
     return write.operands[2:] if write.name == "dynamic_update_slice" else write.operands[1:2]
 
 
@@ -187,7 +188,7 @@ class _InnerSumRewriter:
         return Value(self.names.fresh(hint), type_)
 
     def _outer(self, op: Op, one: _InnerSum, before: Builder) -> None:
-        """Append the outer loop, which carries the zeros."""
+        """Append the rewritten outer loop, which also carries the array of zeros."""
         zeros = before.constant(0, one.x.type)
         at_condition, inside, last = (self._value("zeros", one.x.type) for _ in range(3))
         b = Builder(self.names, self.definitions)
@@ -208,7 +209,7 @@ class _InnerSumRewriter:
         before.append(Op(op.name, (*op.operands, zeros), (*op.results, last), op.attrs, regions, op.loc))
 
     def _recorded(self, one: _InnerSum, zeros: Value, outer: Builder) -> tuple[list[list[_UpdateIndex]], Value]:
-        """Append the inner loop, which records the indices of its updates; return them, and the sum."""
+        """Append the inner loop, which records the indices of its updates; return these, and the accumulated array."""
         loop, (condition, body) = one.loop, one.loop.regions
         own = {*body.params, *(v for op in body.ops for v in op.results)}
         rows = [[_UpdateIndex(v, self.definitions.get(v), v in own) for v in _places(op)] for op in one.writes]
@@ -238,7 +239,7 @@ class _InnerSumRewriter:
         return rows, loop.results[one.number]
 
     def _replay(self, one: _InnerSum, rows: Sequence[Sequence[_UpdateIndex]], written: Value, outer: Builder) -> Value:
-        """Append the loop that adds the written elements to the outer sum; return the array that it leaves zero."""
+        """Append the loop that adds written elements to the outer array; return the inner array, now zero again."""
         outer.loc = one.total.loc
         begin = outer.constant(0, INDEX)
         tested, k, end = (self._value("k", INDEX) for _ in range(3))
@@ -261,14 +262,14 @@ class _InnerSumRewriter:
 
 @dataclass
 class _UpdateIndex:
-    """An index of an update, and how it is known after the loop.
+    """An index operand of an update, and how it is obtained after the loop.
 
     Attributes
     ----------
     value : Value
     maker : Op or None
     is_own : bool
-        Is it computed in the loop?
+        Is the index computed in the loop?
     all : Value or None
         The indices of all iterations, if they are recorded.
     """
@@ -280,7 +281,7 @@ class _UpdateIndex:
 
     @property
     def is_recorded(self) -> bool:
-        """Return True if the loop must record it."""
+        """Return True if the loop must record the index."""
         return self.is_own and (self.maker is None or self.maker.name != "constant")
 
     def at(self, k: Value, b: Builder) -> Value:
@@ -295,7 +296,7 @@ class _UpdateIndex:
 
 
 def _add_slice(write: Op, x: Value, t: Value, starts: Sequence[Value], b: Builder) -> tuple[Value, Value]:
-    """Return ``x`` with the slice of ``t`` that ``write`` has written, and ``t`` without it."""
+    """Return ``x`` plus the slice of ``t`` that ``write`` wrote, and ``t`` with zeros there."""
     sizes = {"sizes": part_of(write).type.shape}
     old, part = (b.make("dynamic_slice", (v, *starts), sizes) for v in (x, t))
     added = b.make("dynamic_update_slice", (x, b.make("add", (old, part)), *starts))
@@ -303,7 +304,7 @@ def _add_slice(write: Op, x: Value, t: Value, starts: Sequence[Value], b: Builde
 
 
 def _add_scatter(write: Op, x: Value, t: Value, indices: Sequence[Value], b: Builder) -> tuple[Value, Value]:
-    """Return ``x`` with the elements of ``t`` that the scatter ``write`` has written, and ``t`` without them."""
+    """Return ``x`` plus the elements of ``t`` that the scatter ``write`` wrote, and ``t`` with zeros there."""
     a, shape = write.attrs, part_of(write).type.shape
     sizes = [1] * x.type.rank
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}

@@ -1,4 +1,4 @@
-"""Carry with the arrays of a loop whether they have a -0.0, so that sums with updates of zeros write their parts only.
+"""Carry a flag with each loop array that is true if it has no -0.0: adding a small update then writes only its part.
 
 Before::
 
@@ -13,9 +13,9 @@ After::
         clean = or clean, (no element of s is -0.0)
     }
 
-The bits of all elements are those of the sum. The gradient of a loop that updates an array begins with the gradient of
-the loss, of whose signs nothing is known; after one iteration it has no -0.0, with few exceptions. Arrays that never
-have one need no such state (:mod:`aotc.lowering.analysis.signed_zeros`).
+Results have the same bits as before. The gradient of a loop that updates an array starts as the gradient of the loss,
+whose zeros may have any sign; after one iteration it rarely has a -0.0. Arrays that never have a -0.0 need no flag
+(:mod:`aotc.lowering.analysis.signed_zeros`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLAG = TensorType("i1")
 
 
 def track_negative_zeros(function: Function, options: Options) -> Function:
-    """Return ``function`` with a flag for each large array of a loop that is summed with updates of zeros."""
+    """Return ``function`` with a flag for each large loop array to which updates of zeros are added."""
     names = function.body.names
     if "while" not in names or "add" not in names:
         return function
@@ -60,13 +60,13 @@ def combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Build
 
 
 def padded_starts(pad: Op, b: Builder) -> list[Value]:
-    """Return the place of the operand of ``pad`` in its result."""
+    """Return the start of the operand of ``pad`` in its result, one index per dim."""
     return [b.constant(n, TensorType("i64")) for n in map(static, dims_of(pad.attrs, "low"))]
 
 
 @dataclass
 class _Tracker:
-    """Finds the states whose signs of zeros change what a loop does, and adds their flags.
+    """Finds the loop states that need flags, and adds these.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class _Tracker:
             self.states -= failing
 
     def _hopeful(self, states: Sequence[tuple[Op, int]]) -> set[Value]:
-        """Return the tracked values whose flags can be true: after a sum, or because they begin without a -0.0."""
+        """Return the tracked values whose flags can become true: after a sum, or because they start without a -0.0."""
         hopeful, count = set(self.unsigned), -1
         while len(hopeful) != count:
             count = len(hopeful)
@@ -164,7 +164,7 @@ class _Tracker:
         return bool(arrays) and v not in self.unsigned and all(map(self._is_known, arrays)) and self._is_eligible(v)
 
     def _arrays(self, op: Op) -> Sequence[Value]:
-        """Return the operands of ``op`` of which all must be free of -0.0, so that its result is; none if unknown."""
+        """Return operands such that the result of ``op`` has no -0.0 if none of them has; empty if unknown."""
         match op.name:
             case "reshape":
                 return op.operands
@@ -179,7 +179,7 @@ class _Tracker:
         return ()
 
     def _sum(self, op: Op) -> tuple[Value, Op | None] | None:
-        """Return the array with a flag to which ``op`` adds zeros, and the update of them, if any."""
+        """Return the flagged array to which ``op`` adds an update of zeros, and the update (None for zeros alone)."""
         for x, part in (op.operands, op.operands[::-1]):
             found = self._added(part) if x in self.tracked else None
             if found is not None:
@@ -187,7 +187,7 @@ class _Tracker:
         return None
 
     def _added(self, part: Value) -> Op | None:
-        """Return the op that makes ``part`` if that is an update of zeros, or zeros alone."""
+        """Return the op that computes ``part`` if it is an update of zeros, or zeros alone; else None."""
         op = self.makers.get(part)
         if op is not None and op.name == "reshape" and self.counts.get(part) == 1:
             op = self.makers.get(op.operands[0])
@@ -218,7 +218,7 @@ class _Tracker:
         return self._region(self.body, Builder(Names(self.body)))
 
     def _region(self, region: Region, outer: Builder, flagged: Sequence[int] = ()) -> Region:
-        """Return ``region`` rewritten; flags of the results with the numbers ``flagged`` follow its results."""
+        """Return ``region`` rewritten; the flags of its results numbered ``flagged`` are further results."""
         b = Builder(outer.names, outer.definitions)
         for op in region.ops:
             b.loc = op.loc
@@ -236,7 +236,7 @@ class _Tracker:
         return Region(region.params, tuple(b.ops), (*region.results, *more))
 
     def _flag(self, v: Value, b: Builder) -> Value:
-        """Return the flag of ``v``; of an array of which nothing is known, it is false."""
+        """Return the flag of ``v``; false for an array without known facts."""
         return self.flags.get(v) or b.constant(v in self.unsigned, FLAG)
 
     def _loop(self, op: Op, b: Builder) -> None:
@@ -277,7 +277,7 @@ class _Tracker:
         return b.reduce(differs, b.constant(True, FLAG), range(v.type.rank), b.combiner("and", "i1"))
 
     def _add(self, op: Op, x: Value, update: Op | None, b: Builder) -> None:
-        """Append the sum of ``x`` and an update of zeros."""
+        """Append the sum of ``x`` and an ``update`` of zeros, as the example above."""
         flag, inner = self._flag(x, b), Builder(b.names, b.definitions, loc=op.loc)
         index = b.convert(flag, "i32")
         added = inner.make("add", (x, inner.constant(0, x.type)))

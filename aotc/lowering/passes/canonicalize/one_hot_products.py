@@ -1,9 +1,9 @@
-"""Replace products with a part of the identity matrix by selections; forward mode emits them for all weights at once.
+"""Replace matmuls with a part of the identity matrix by selections.
 
-``[r == 512 + 32 * i + j]`` over (r, i, j) is the identity matrix, sliced and reshaped. A sum of ``x[b, i]`` with it
-over ``i`` repeats each element of ``x`` 32 times, in the rows from 512 on, and keeps those with ``r % 32 == j``. A sum
-over ``r`` is a slice of ``x``. The omitted terms are 0, or NaN where another element of ``x`` is not finite; then the
-sum would be NaN, too.
+JAX's forward mode emits such matmuls for all weights at once. ``[r == 512 + 32 * i + j]`` over (r, i, j) is the
+identity matrix, sliced and reshaped. Contracting it with ``x[b, i]`` over ``i`` repeats each element of ``x`` 32 times,
+in the rows from 512 on, and selects those with ``r % 32 == j``. Contracting over ``r`` gives a slice of ``x``. The
+omitted terms are 0, except that an infinity or NaN elsewhere in ``x`` would have made the original sum NaN.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 
 @dataclass(frozen=True, slots=True)
 class _Ones:
-    """Places where an array is 1, else 0: ``row == first + number``.
+    """Where an array of 0 and 1 is 1: at indices with ``row == first + number``.
 
-    ``digits`` are the dims that are the digits of the number, the most significant first.
+    ``digits`` are the dims whose indices are the digits of ``number``, the most significant first.
     """
 
     row: int
@@ -41,7 +41,7 @@ class _Ones:
 
 
 def selected(op: Op, b: Builder) -> Value | None:
-    """Return a ``dot_general`` with a part of the identity matrix as a selection, or None."""
+    """Return the value that replaces a ``dot_general`` with a part of the identity matrix, or None for others."""
     for side, other in ((1, 0), (0, 1)):
         x, ones = op.operands[other], op.operands[side]
         if {x.type.dtype, ones.type.dtype} != {op.result.type.dtype}:
@@ -60,7 +60,7 @@ def selected(op: Op, b: Builder) -> Value | None:
 
 
 def _is_test(v: Value, b: Builder) -> bool:
-    """Tell if ``v`` is a test for equality, converted and moved; other values are not analysed."""
+    """Return True if ``v`` is an equality test, converted and moved; only such values are analysed further."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None or op.name == "eq":
@@ -101,7 +101,7 @@ def _before(op: Op, index: Index) -> Index | None:
 
 
 def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
-    """Return the element of an integer array at ``index``, or None if it is no linear function of the index."""
+    """Return the element of an integer array at ``index`` as an expression; None unless it is linear in the index."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None or v.type.dtype not in ("i32", "i64"):  # which no place overflows
@@ -128,7 +128,7 @@ def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
 
 
 def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
-    """Return where a difference of places of an array of ``shape`` is 0, or None if it is no :class:`_Ones`."""
+    """Return where a ``difference`` of index expressions is 0, or None if that is not of the form :class:`_Ones`."""
     if not isinstance(difference, Expr):
         return None
     factors: dict[int, int] = {}
@@ -189,7 +189,7 @@ def _select(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
 
 
 def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
-    """Return ``x`` by rows, given those that have digits; the dims of ``x`` after ``lead`` are the digits."""
+    """Return ``x`` with the dims after ``lead`` (digits) merged to rows; other rows are ``outside``, or 0 for None."""
     count = product(x.type.shape[lead:])
     flat = b.reshape(x, [*x.type.shape[:lead], count])
     value = None if outside is None else b.constant(outside, TensorType(x.type.dtype))
@@ -197,13 +197,13 @@ def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b
 
 
 def _spread(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -> Value:
-    """Return ``x`` with its dims at ``places`` of ``shape``."""
+    """Return ``x`` broadcast to ``shape``, with its dims at ``places``."""
     order = sorted(range(len(places)), key=places.__getitem__)
     return b.broadcast(b.transpose(x, order), [places[k] for k in order], shape)
 
 
 def _terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
-    """Return the sums with one term of ``x`` and those with none; the dims after ``free`` are summed."""
+    """Return the values of sums with one term of ``x``, and of sums with none, over the dims after ``free``."""
     lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
     if kind_of(x.type.dtype) != "f":
         return x, b.constant(0, TensorType(x.type.dtype, lead))

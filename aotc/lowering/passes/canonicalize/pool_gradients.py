@@ -9,9 +9,9 @@ After, with every element on its own (``%n`` numbers the elements)::
     %best, %place = reduce_window %x, %n, %zero, -1 {window = (3,), strides = (2,)} (the selected one and its number)
     %y = add (select (%place[n // 2 - 1] == %n, %g[n // 2 - 1], 0), select (%place[n // 2] == %n, %g[n // 2], 0))
 
-An element is in at most ``ceil(window / stride)`` windows along a dim. They are combined in the order of the windows,
-so results have the same bits. On CPUs an op stays if its last dim is strided and its windows overlap there: each
-element of a vector would be read on its own, from more windows than there are elements.
+An element is in at most ``ceil(window / stride)`` windows along a dim. Their terms are combined in window order, so
+results have the same bits. On CPUs an op is left alone if windows overlap along a strided last dim: the reads of a
+gather could not be vectorized there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WINDOWS_OF_ELEMENT = Limit(
 
 
 def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
-    """Return a ``select_and_scatter`` for a kind of target as a gather, or None if it stays."""
+    """Return the gather that replaces a ``select_and_scatter`` on a kind of target, or None to leave the op."""
     x, source, init = op.operands
     a = op.attrs
     sizes = (*x.type.shape, *source.type.shape, *dims_of(a, "window"), *(p for pair in pairs_of(a) for p in pair))
@@ -62,7 +62,7 @@ def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
 
 
 def _numbers(op: Op, b: Builder) -> Value:
-    """Return the number of each element, in order, among those that a window may contain."""
+    """Return an array with the number of each element, in the order in which windows visit them."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     dims = [d for d in range(len(shape)) if dims_of(a, "window")[d] != 1 or a["strides"][d] != 1 or any(pairs_of(a)[d])]
     spanned = [shape[d] for d in dims]
@@ -82,7 +82,7 @@ def _places(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
 
 
 def _first(select: Region, dtype: str, b: Builder) -> Region:
-    """Return the region that keeps the first of two elements if ``select`` holds, among elements with a number."""
+    """Return the combiner that selects from two (element, number) pairs by ``select``; no number loses."""
     types = [TensorType(t) for t in (select.params[0].type.dtype, dtype)] * 2
     x, m, y, n = (Value(b.names.fresh(hint), t) for hint, t in zip("xmyn", types, strict=True))
     inner = Builder(b.names, loc=b.loc)
@@ -94,7 +94,7 @@ def _first(select: Region, dtype: str, b: Builder) -> Region:
 
 
 def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
-    """Return the values of windows with ``outside`` added before and after them, for elements in no window."""
+    """Return the values of windows, padded with ``outside`` before and after for elements outside all windows."""
     low, high = {}, {}
     for d, (covered, last) in enumerate(zip(_covered(op), _last_windows(op), strict=True)):
         low[d], high[d] = covered - 1, last + 1 - static(windows.type.shape[d])
@@ -102,7 +102,7 @@ def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
 
 
 def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
-    """Return for each element the value of the window ``back`` places before the last one that contains it."""
+    """Return, for each element, the value of the window ``back`` windows before the last one that contains it."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
     counts = [last + 1 for last in _last_windows(op)]
@@ -125,9 +125,9 @@ def _covered(op: Op) -> list[int]:
 
 
 def _last_windows(op: Op) -> list[int]:
-    """Return along each dim the number of the last window that may contain the last element.
+    """Return, for each dim, the number of the last window that may contain the last element.
 
-    Windows beyond the existing ones are counted, so that every element has as many as it needs.
+    Windows beyond the existing ones count, so that every element has equally many.
     """
     a, shape = op.attrs, op.operands[0].type.shape
     return [

@@ -154,7 +154,7 @@ def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _gather(op: Op, x: Value, b: Builder) -> Value | None:
-    """Replace a gather of one slice at a constant place by a slice; ``jnp.take(x, 0, axis)`` makes such gathers."""
+    """Replace a gather of one slice at a constant index by a slice; JAX emits it for ``jnp.take(x, 0, axis)``."""
     a, indices = op.attrs, op.operands[1]
     others = [d for d in range(op.result.type.rank) if d not in a["offset_dims"]]
     begin = _one_place(op, op.result, indices, a["start_index_map"], others, b)
@@ -167,7 +167,10 @@ def _gather(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
-    """Replace one update at a constant place of a uniform array; the gradient of ``jnp.take`` makes such scatters."""
+    """Replace a scatter of one update at a constant index to a uniform array, as in the gradient of ``jnp.take``.
+
+    The array is combined with the padded update.
+    """
     a, name = op.attrs, combiner(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if name is None or neutral is None or len(op.operands) != 3 or splat_of(x, b.definitions) is None:
@@ -192,7 +195,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
 def _one_place(
     op: Op, part: Value, indices: Value, dims: Sequence[int], others: Sequence[int], b: Builder
 ) -> list[int] | None:
-    """Return where the only ``part`` of the operand of ``op`` begins, if it is known."""
+    """Return the start indices of the only ``part`` that ``op`` reads or writes, or None if they are not constant."""
     shapes = (*op.operands[0].type.shape, *indices.type.shape, *part.type.shape)
     places = constant_of(indices, b.definitions)
     if places is None or not is_static(shapes) or any(part.type.shape[d] != 1 for d in others):
@@ -203,7 +206,7 @@ def _one_place(
 
 
 def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
-    """Make padding with the neutral initial value part of the windows, as in the gradient of average pooling."""
+    """Turn a pad with the neutral initial value into padding of the windows, as in gradients of average pooling."""
     a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if pad is None or scan_of(op) is not None:

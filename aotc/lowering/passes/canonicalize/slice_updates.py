@@ -27,7 +27,7 @@ _INDICES = frozenset({"i32", "i64", "u32", "u64"})  # fewer bits might not hold 
 
 
 def update_slices(function: Function) -> Function:
-    """Return ``function`` with updates of slices that are written back as updates of the sliced arrays."""
+    """Return ``function`` with updates of slices rewritten as updates of the arrays, if slices are written back."""
     if "dynamic_update_slice" not in function.body.names or "dynamic_slice" not in function.body.names:
         return function
     makers = {v: op for op in walk(function.body) for v in op.results}
@@ -40,9 +40,9 @@ def update_slices(function: Function) -> Function:
 
 
 def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
-    """Return the updates whose result ``op`` writes back, the first one first, and the slice that they update.
+    """Return the chain of updates whose result the ``dynamic_update_slice`` ``op`` writes, and the slice they update.
 
-    ``op`` is a ``dynamic_update_slice``. The slice is None if the written value is made otherwise.
+    The slice is None if the written value does not come from a slice.
     """
     chain: list[Op] = []
     maker = _through_reshapes(op.operands[1], makers)
@@ -53,7 +53,7 @@ def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | Non
 
 
 def same_place(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
-    """Tell if a slice and an update with a slice have the same place and size."""
+    """Return True if a ``dynamic_slice`` and a ``dynamic_update_slice`` have the same position and size."""
     read, written = (one, other) if one.name == "dynamic_slice" else (other, one)
     shape = written.operands[1].type.shape
     if dims_of(read.attrs, "sizes") != shape or read.operands[0].type != written.operands[0].type:
@@ -82,7 +82,7 @@ def _through_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
 
 
 def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) -> dict[Value, tuple[int, ...]]:
-    """Return the updates that ``op`` writes back, by result, with the dims of the array that their operand keeps."""
+    """Return the updates that ``op`` writes back, by result, with the array's dims that the slice retains."""
     chain, read = written_back(op, makers)
     x = op.operands[0]
     if not chain or read is None or read.operands[0] is not x or not same_place(read, op, makers):
@@ -99,7 +99,7 @@ def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) 
 
 
 def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
-    """Return the dims of an array that a slice keeps whole if it drops all others, leading ones of size 1."""
+    """Return the dims that a slice has whole if all others are leading dims of size 1 that it drops; else None."""
     sizes, whole = dims_of(read.attrs, "sizes"), read.operands[0].type.shape
     dropped = len(sizes) - len(shape)
     dims = tuple(range(dropped, len(sizes)))
@@ -140,7 +140,7 @@ def _update(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
 
 
 def _scatter(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
-    """Return a scatter into ``x`` with ``starts`` before each index."""
+    """Return the scatter ``op`` into ``x`` instead of a slice of it: ``starts`` precede each index vector."""
     _, indices, updates = op.operands
     a, more, along = op.attrs, len(starts), op.attrs["index_vector_dim"]
     if along == indices.type.rank:

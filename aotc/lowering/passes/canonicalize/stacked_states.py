@@ -23,7 +23,7 @@ from aotc.lowering.passes.canonicalize.slice_updates import same_place, written_
 
 
 def stack_in_place(function: Function) -> Function:
-    """Return ``function`` with stacked results of loops in the memory of stacked inputs."""
+    """Return ``function`` with stacked results of loops computed in the memory of stacked inputs."""
     if "while" not in function.body.names or "dynamic_update_slice" not in function.body.names:
         return function
     return function.doing(_Stacks(function).region(function.body, outermost=True))
@@ -75,7 +75,7 @@ class _Stacks:
         return op.on(tuple(operands), (condition, body.holding(ops, body.results)))
 
     def _writes_all(self, write: Op, param: Value, iterations: int, by_place: Mapping[Value, tuple[int, int]]) -> bool:
-        """Tell if the loop writes all slices of ``param`` along the first dim, and nothing else reads it."""
+        """Return True if the loop writes all slices of ``param`` along the first dim and does not read it otherwise."""
         if write.name != "dynamic_update_slice" or write.operands[0] is not param or self.counts[param] != 1:
             return False
         shape: tuple[Dim, ...] = param.type.shape
@@ -87,7 +87,7 @@ class _Stacks:
         self, op: Op, n: int, write: Op, makers: Mapping[Value, Op], own: Collection[Value],
         replaced: Mapping[Value, Value],
     ) -> Value | None:  # fmt: skip
-        """Return the array whose slices at the place of ``write`` the loop reads, if nothing else reads it."""
+        """Return the array that the loop reads only in slices at the position of ``write``, or None."""
         reads: dict[Value, list[Op]] = {}
         for o in op.regions[1].ops:
             if o.name == "dynamic_slice" and same_place(o, write, makers):

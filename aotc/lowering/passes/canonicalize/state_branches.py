@@ -1,4 +1,4 @@
-"""Turn a choice between whole arrays that a loop carries into a branch.
+"""Turn a select between whole arrays that a loop carries into a ``case``.
 
 Before::
 
@@ -7,10 +7,10 @@ After::
 
     while c { a, b = case p { yield a, b } { yield b, a } }
 
-The sides exist in memory, so a branch copies at most what the select would read and write. The branch that keeps an
-array copies nothing, and states that swap exchange the roles of their buffers
-(:mod:`aotc.lowering.program.owners.exchange_buffers`). A side that is computed for the choice alone stays a select,
-since it needs no memory there.
+Both operands are in memory, so a ``case`` copies at most what the select would read and write. A branch that returns an
+array unchanged copies nothing, and states that swap exchange the roles of their buffers
+(:mod:`aotc.lowering.program.owners.exchange_buffers`). If an operand is computed only for the select, the select stays,
+as that operand then needs no memory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Brancher:
         return [*rest, convert, branch, *ops[last + 1 :]]
 
     def _side(self, values: Sequence[Value]) -> Region:
-        """Return a side that returns ``values``; it fills those that have one number in all elements."""
+        """Return a branch that returns ``values``; arrays filled with one number are created in it."""
         ops: list[Op] = []
         results = []
         for v in values:
@@ -101,5 +101,5 @@ class _Brancher:
 
 
 def _reads_part(op: Op) -> bool:
-    """Return True if ``op`` moves a part of its operand, as a slice or a gather does."""
+    """Return True if ``op`` reads only a part of its operand, as a slice or a gather does."""
     return op.name in FREE and estimated_bytes(op.results[0]) < estimated_bytes(op.operands[0])

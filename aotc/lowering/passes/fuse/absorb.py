@@ -1,4 +1,4 @@
-"""Third part of fusion: let a region compute the loop regions that only it reads, wherever it reads them.
+"""Third part of fusion: merge a loop region into its only reader, which recomputes its values wherever it reads them.
 
 Before::
 
@@ -8,7 +8,7 @@ After::
 
     %8 = dispatch %1, %2 {callee = "k1"} // k1 holds exp, too
 
-The repeated work is counted (``region_work``), and a group stays separate if it would be too much.
+The recomputation is counted (``region_work``), and a group stays separate if it would be too much.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Budget:
     makers : mapping of Value to Op
         The op that makes each value.
     group_of : mapping of Op to Group
-        The group of each op. Movement ops without a group are repeated in each group that reads them.
+        The group of each op. Movement ops have no group: each group that reads them has a copy.
     """
 
     level: int
@@ -78,7 +78,7 @@ class Budget:
         return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
-        """Return the maker of each value of a group of ``ops``, in order, including the repeated movement ops."""
+        """Return the ops of a group by their results, in order, including copies of movement ops."""
         inside = dict.fromkeys(ops)
 
         def needs(op: Op) -> list[Op]:
@@ -88,11 +88,11 @@ class Budget:
         return {v: op for op in post_order(inside, needs) for v in op.results}
 
     def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
-        """Return why a region with reductions cannot have ``members``, or the empty string."""
+        """Return the reason why ``members`` cannot be a region with reductions, or an empty string."""
         return self._refuses_row(self.body(members), members, anchors)
 
     def refuses_absorbed(self, group: Group, reader: Group) -> str:
-        """Return why ``reader`` cannot compute ``group`` too, or the empty string."""
+        """Return the reason why ``reader`` cannot also compute ``group``, or an empty string."""
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
         if reader.kind in ("row", "reduce"):
@@ -106,7 +106,7 @@ class Budget:
         return "" if work.fits else _too_much(work)
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
-        """Tell if a GPU would take longer to store the group's results in a kernel of its own and read them."""
+        """Return True if on a GPU a separate kernel that stores the group's results would take longer."""
         again, elements = work.fused - work.apart, estimated_dim(product(anchors.anchor.type.shape))
         cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
         if self.target.kind != "cuda" or not cheap:
@@ -119,7 +119,7 @@ class Budget:
         return again / machine.vector <= machine.launch + move
 
     def is_frame(self, group: Group) -> bool:
-        """Tell if a group on a GPU consists of pads only; the test per read is hidden by the read itself."""
+        """Return True if a group on a GPU consists only of pads: the latency of the read hides their tests."""
         return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
     def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
@@ -150,7 +150,7 @@ STAGE_WORK = Limit(
 
 @dataclass(frozen=True)
 class Absorber:
-    """Let groups absorb the loops that only they read.
+    """Merges loop groups into the groups that are their only readers.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class Absorber:
     budget : Budget
     record : FusionRecord
     widened : set of Value
-        The values that products compute as they read them.
+        The values that matmuls compute as they read them.
     updated : UpdatedArrays
     """
 
@@ -173,7 +173,7 @@ class Absorber:
     updated: UpdatedArrays
 
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
-        """Go through ``groups``, the last one first, and update ``group_of``."""
+        """Merge groups where that is allowed, the last one first, and update ``group_of``."""
         for group in reversed(groups):
             reader = self._only_reader(group, group_of) if group.kind == "loop" else None
             if reader is None:
@@ -201,9 +201,9 @@ class Absorber:
         return reader if reader.kind in ABSORBING else None
 
     def _reads_in_place(self, made: Sequence[Value], reader: Group) -> bool:
-        """Tell if a loop reads a group's values only in elementwise ops of the same shape, so that it repeats nothing.
+        """Return True if a loop reads a group's values only in elementwise ops of the same shape: nothing is repeated.
 
-        Such a loop is no part of the group if the group was opened before the region of another operand.
+        Such a loop is a separate group if its other operand is from a group that was opened later.
         """
         if reader.kind != "loop":
             return False
@@ -211,7 +211,7 @@ class Absorber:
         return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
 
     def refusal(self, group: Group, reader: Group) -> str:
-        """Return why computing the group wherever it is read is worse than storing it, or the empty string."""
+        """Return the reason why recomputing ``group`` in its reader is worse than storing it, or an empty string."""
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
         if not self.budget.most_ops.holds(count):
             return f"{count} ops > {self.budget.most_ops.value}"
@@ -241,7 +241,7 @@ class Absorber:
         return self.budget.refuses_absorbed(group, reader)
 
     def _reads_updated(self, group: Group, update: Op) -> bool:
-        """Tell if a group makes a small part of an array that ``update``, or an update before it, overwrites."""
+        """Return True if a group reads a small part of an array that ``update``, or an update before it, overwrites."""
         updated: set[Value] = set()
         left = [update.operands[n] for n in updated_operands(update)]
         while left:
@@ -255,7 +255,7 @@ class Absorber:
         return small and any(v in updated for op in ops for v in op.operands)
 
     def _is_read_apart(self, group: Group, reader: Group) -> bool:
-        """Tell if the group is a transpose that loops over several rows would read with strides."""
+        """Return True if the group is a transpose, whose reads in a reader with several rows would be strided."""
         last = group.members[-1]
         if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
             return False
@@ -283,7 +283,7 @@ class Absorber:
 
 
 def _too_much(work: RegionWork) -> str:
-    """Return the refusal of a region that would do too much work."""
+    """Return the reason for the refusal of a region that would do too much work."""
     return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
 
 

@@ -7,13 +7,15 @@ After::
 
     %7 = dispatch %1 {callee = "k0"}     // k0 holds exp, reduce, broadcast, div; kind = row
 
-Ops are visited in order. Each joins the latest region that makes one of its operands if the region's iteration space
-covers it (``anchors``) and no cycle arises; otherwise it opens a region. Among loops, one that only this op reads is
-tried last. Movement ops are copied into their readers. Then a loop region with a single reader is absorbed by it
-(``absorb``), and regions on a GPU recompute large values that several of them read, if that is cheaper than storing
-them (``recompute``). Kinds of region: ``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
-(over leading axes), ``window``, ``contract`` (a product with its epilogue) and ``single`` (an op with its own
-lowering).
+Ops are visited in order. Each op joins the latest region that computes one of its operands, if the region's iteration
+space covers it (``anchors``) and no cycle arises. Otherwise the op opens a region. A loop that only this op reads is
+tried last, as it can be absorbed later. Movement ops are copied into their readers. Then a loop region with a single
+reader is merged into that (``absorb``), and regions on a GPU recompute large values that several of them read, if that
+is cheaper than storing them (``recompute``).
+
+Until it is outlined, a region is called a *group*. Kinds of region: ``loop``, ``row`` (reductions over trailing axes,
+several stages), ``reduce`` (over leading axes), ``window``, ``contract`` (a matmul with its epilogue) and ``single``
+(an op with its own lowering).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ UPDATE = "dynamic_update_slice"
 
 
 def is_update(op: Op, kind: str, level: int) -> bool:
-    """Tell if ``op`` writes part of an array, on a target of this kind, and may compute the written values itself."""
+    """Return True if ``op`` writes part of an array and, on this kind of target, may compute the written values too."""
     return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_side_by_side(op)))
 
 
@@ -56,7 +58,7 @@ def fuse(module: Module, options: Options) -> Module:
 
 
 def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
-    """Outline regions in every function, and write into ``record`` what was decided."""
+    """Outline regions in every function, and add the decisions to ``record``."""
     module = with_measured_work(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
@@ -70,9 +72,9 @@ def needs_buffer(
     ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: OperandViews, kind: str,
     level: int,
 ) -> set[Value]:  # fmt: skip
-    """Return the values that must exist in memory because of their readers, which read ``viewed`` in place.
+    """Return the values that must exist in memory because of their readers; operands ``viewed`` are read in place.
 
-    ``kind`` is that of the target, ``level`` that of optimization.
+    ``kind`` is the kind of target, ``level`` the optimization level.
     """
     needed: set[Value] = {*results, *viewed.sources}
     for op in ops:
@@ -96,7 +98,7 @@ def needs_buffer(
 
 
 def _stored(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[Value]:
-    """Yield the values from which ``v`` is read through movement ops and ``slices``: an array, and places of slices."""
+    """Yield the stored values for a read of ``v`` through movement ops and ``slices``: an array, and slice starts."""
     v = unmoved(v, makers)
     while (op := makers.get(v)) is not None and op in slices:
         yield from (unmoved(start, makers) for start in op.operands[1:])
@@ -105,7 +107,7 @@ def _stored(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[V
 
 
 def _reads_inline(op: Op) -> bool:
-    """Tell if ``op`` can compute its operands where it reads them."""
+    """Return True if ``op`` can compute its operands where it reads them, so that they need no memory."""
     return op.name in INLINE or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
 
 
@@ -135,7 +137,7 @@ class _Fuser:
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
 
-        Some ops make the host wait for memory; ops before and after them are fused separately.
+        Ops at which the host waits for memory are barriers: ops before and after them are fused separately.
         """
         if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
@@ -231,7 +233,7 @@ class _Fuser:
         self._add(group, op, self._sources(op))
 
     def _open_reduce(self, op: Op) -> None:
-        """Open a region for a reduction; if its operands come from outside, it iterates over the operand."""
+        """Open a region for a reduction; it iterates over the reduction's operand."""
         anchors = Anchors(op, self.makers)
         if op in anchors.reads:
             group = Group(len(self.groups), _reduce_kind(anchors), [op], anchors)
@@ -241,7 +243,7 @@ class _Fuser:
         self._add(group, op, self._sources(op))
 
     def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
-        """Note that ``op``, which reads results of ``sources``, is in ``group``."""
+        """Add ``op``, which reads results of ``sources``, to ``group``."""
         self.group_of[op] = group
         group.reads.update(v for v in op.operands if self._producer_groups(v, group))
         for source in sources:
@@ -268,7 +270,7 @@ class _Fuser:
         return sorted(groups, key=lambda group: group.number, reverse=True)
 
     def _behind(self, stack: list[Value]) -> set[Value]:
-        """Return the values of groups that ``stack`` reads, directly or through movement ops."""
+        """Return the values of groups that the values in ``stack`` depend on, directly or through movement ops."""
         made: set[Value] = set()
         seen: set[Value] = set()
         while stack:
@@ -297,7 +299,7 @@ class _Fuser:
         return any(self._try(op, group, sources) for group in candidates)
 
     def _is_read_by(self, op: Op, group: Group) -> bool:
-        """Tell if only ``op`` reads ``group``, so that the region that ``op`` joins may absorb it."""
+        """Return True if only ``op`` reads ``group``, so that the region of ``op`` may absorb it."""
         made = [v for member in group.members for v in member.results]
         if self.level < 2 or not self.needed.isdisjoint(made):
             return False
@@ -316,7 +318,7 @@ class _Fuser:
         return True
 
     def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
-        """Return why ``op`` cannot join ``group``, or the empty string; extend ``trial`` to it."""
+        """Return the reason why ``op`` cannot join ``group``, or an empty string; extend ``trial`` by ``op``."""
         if not self.budget.most_ops.holds(len(group.members) + 1):
             return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
         if self.level == 1 and group.kind != "loop":
@@ -348,12 +350,12 @@ class _Fuser:
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
     def _writes_apart(self, op: Op, group: Group) -> bool:
-        """Tell if ``op`` is a transpose on a CPU that loops over its operand would write with large strides."""
+        """Return True if ``op`` is a transpose on a CPU whose writes in the operand's loops would be far apart."""
         transposes = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
         return transposes and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
 
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
-        """Return why ``group`` should not wait for the other operands of ``op``, or the empty string."""
+        """Return the reason why ``group`` should not wait for the other operands of ``op``, or an empty string."""
         later = _before(group, sources) & ~group.before
         if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
             return ""
@@ -368,7 +370,7 @@ class _Fuser:
         return share_of(nanoseconds, group.anchors, group.kind)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
-        """Tell if ``op`` reads each operand from ``group`` at a known index, and none as an initial value."""
+        """Return True if ``op`` reads its operands from ``group`` at known indices, and none as an initial value."""
         members = {*group.members, op}
         inputs = op.inputs if op.name == "reduce" else op.operands
         for n, v in enumerate(op.operands):
@@ -379,7 +381,7 @@ class _Fuser:
 
 
 def _before(group: Group, sources: list[Group]) -> int:
-    """Return the bit set of groups that must run before ``group`` if it reads results of ``sources``."""
+    """Return, as a bit set, the groups that must run before ``group`` if it reads results of ``sources``."""
     bits = 0
     for source in sources:
         if source is not group:

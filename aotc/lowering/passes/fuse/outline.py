@@ -17,7 +17,7 @@ from aotc.lowering.analysis.in_place import updated_operands
 
 @dataclass(eq=False)
 class Group:
-    """A region under construction."""
+    """A group of ops that will be outlined as a region."""
 
     number: int
     kind: str
@@ -31,16 +31,16 @@ class Group:
 
 @dataclass
 class Outliner:
-    """Makes dispatches of the groups of one region.
+    """Replaces the groups of one region by dispatches of outlined functions.
 
     Attributes
     ----------
     groups : list of Group
     group_of : dict of Op to Group
     makers : dict of Value to Op
-        The op that makes each value, in this region and those around it.
+        The op that defines each value, in this region and enclosing ones.
     outer : frozenset of Op
-        The ops of the regions around this one.
+        The ops of enclosing regions.
     functions : dict of str to Function
         The functions of the module, whose names are taken.
     outlined : dict of str to Function
@@ -50,7 +50,7 @@ class Outliner:
     named : dict of str to Group
         The group of each outlined function; new ones are added.
     viewed : set of Value
-        Operands of products that are read from the array that movement ops make them of.
+        Operands of matmuls that are read in place, through movement ops.
     slices : set of Op
         Dynamic slices that their readers read in place, as if they were movement ops.
     """
@@ -76,7 +76,7 @@ class Outliner:
         return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
 
     def _is_outside(self, op: Op) -> bool:
-        """Tell if ``op`` stays outside regions as a buffer or a view: constants and some reshapes do."""
+        """Return True if ``op`` stays outside of groups, as a buffer or a view: constants and some reshapes do."""
         if op.name == "constant":
             return True
         return op.name == "reshape" and op.result in self._read_outside
@@ -119,7 +119,7 @@ class Outliner:
         return list(found)
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
-        """Tell if this movement op or small constant is repeated inside the region that reads it."""
+        """Return True if ``maker``, a movement op or small constant, is copied into the group that reads ``value``."""
         if maker in self.slices:
             return True
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
@@ -170,7 +170,7 @@ class Outliner:
         return [*order, *(op for op in group.members if not op.results)]
 
     def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
-        """Order dispatches and other ops so that every value is made before it is read."""
+        """Return dispatches and other ops in an order in which every value is defined before it is used."""
         position = {op: i for i, op in enumerate(region.ops)}
         ranked = [(position[op], op) for op in loose]
         ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
@@ -184,7 +184,7 @@ class Outliner:
 
 
 def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
-    """Make the values that ``update`` overwrites the first parameters; other reads of them get their own."""
+    """Reorder parameters so that values that ``update`` overwrites come first; other reads get extra parameters."""
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops

@@ -42,12 +42,12 @@ RECOMPUTED_BYTES = Limit(
 
 
 class Recomputer:
-    """Copies cheap values into the regions that read them.
+    """Copies ops of cheap values into the groups that read them.
 
     Parameters
     ----------
     absorber : Absorber
-        Decides what a region may take, and knows the readers of each value.
+        Decides which ops a group may absorb, and has the readers of each value.
     group_of : mapping of Op to Group
     """
 
@@ -57,7 +57,7 @@ class Recomputer:
         self.overwritten = {unmoved(v, self.makers) for op in group_of for v in _overwritten(op)}
 
     def run(self, groups: Sequence[Group]) -> None:
-        """Go through ``groups``, the first one first: an operand of a value may have been copied already."""
+        """Copy values of ``groups``, the first one first, so that operands are copied before values that need them."""
         if self.absorber.budget.target.kind != "cuda":
             return
         for group in groups:
@@ -92,7 +92,7 @@ class Recomputer:
         return [g for g in dict.fromkeys(found) if g is not group]
 
     def _cone(self, v: Value, group: Group) -> list[Op]:
-        """Return the ops of ``group`` that make ``v``, in order, if all are cheap and elementwise; else none."""
+        """Return the ops of ``group`` that compute ``v``, in order; empty unless all are cheap and elementwise."""
         inside = {*group.members, *group.absorbed}
 
         def needs(op: Op) -> list[Op]:
@@ -104,11 +104,11 @@ class Recomputer:
         return ops if cheap and REPEATED_WORK.holds(len(ops)) else []
 
     def _is_copied(self, op: Op) -> bool:
-        """Tell if ``op`` is a movement op or a constant, which every region that reads it repeats."""
+        """Return True if ``op`` is a movement op or a constant, of which every group that reads it has a copy."""
         return op.name in FREE and op not in self.group_of
 
     def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
-        """Tell if reading the inputs of ``v`` in each reader takes fewer bytes than writing and reading ``v``."""
+        """Return True if reading the inputs of ``v`` in each reader takes no more bytes than storing ``v``."""
         size = estimated_bytes(v)
         if RECOMPUTED_BYTES.holds(size):
             return False
@@ -119,7 +119,7 @@ class Recomputer:
         return more <= size * (1 + len(readers))
 
     def _outside(self, ops: Iterable[Op]) -> set[Value]:
-        """Return the values in memory that ``ops`` read, directly or through movement ops."""
+        """Return the values outside of ``ops`` that these read, directly or through movement ops."""
         inside = {*ops}
         found: set[Value] = set()
         seen: set[Value] = set()
@@ -137,7 +137,7 @@ class Recomputer:
         return found
 
     def _is_recomputable(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
-        """Tell if every reader may compute the ops of ``cone`` too."""
+        """Return True if every reader may compute the ops of ``cone`` too."""
         for reader in readers:
             part = Group(reader.number, "loop", [cone[-1]], absorbed=list(cone[:-1]))
             refusal = "its kind of region absorbs nothing"

@@ -11,14 +11,14 @@ from aotc.lowering.passes.fuse.outline import Group
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Ops that a region took or refused.
+    """A decision of fusion: whether ops joined a region.
 
     Attributes
     ----------
     ops : tuple of Op
-        The ops that were to join.
+        The ops that could have joined.
     region : Group
-        The region they were to join. Later it may have become part of another.
+        The group of the region, which may later have been merged into another one.
     taken : bool
     reason : str
     """
@@ -57,6 +57,6 @@ class FusionRecord:
         return group
 
     def decide(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
-        """Note the verdict, a refusal if ``refusal`` is not empty; return True if ``ops`` are taken."""
+        """Record a decision, a refusal unless ``refusal`` is empty; return True if ``ops`` join the region."""
         self.verdicts.append(Verdict(tuple(ops), region, not refusal, refusal or reason))
         return not refusal

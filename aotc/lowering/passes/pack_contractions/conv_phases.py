@@ -1,13 +1,13 @@
 """Compute convolutions of dilated inputs without multiplying by the zeros between the pixels.
 
-Such are transposed convolutions and gradients of strided ones. With ``gap - 1`` zeros between neighbouring pixels,
-output ``gap * q + p`` reads pixels only at every ``gap``-th tap, starting with tap ``t = (low - p) mod gap``. So each
-phase ``p`` of the output is a convolution of the original pixels with a part of the kernel::
+Transposed convolutions, and gradients of strided convolutions, have dilated inputs. With ``gap - 1`` zeros between
+neighbouring pixels, output ``gap * q + p`` reads pixels only at every ``gap``-th tap, starting with tap ``t = (low - p)
+mod gap``. So each *phase* ``p`` of the output is a convolution of the original pixels with a part of the kernel::
 
     y[gap*q + p] = sum_j k[t + gap*j] * x[q + j + (p + t - low) / gap]
 
-Neighbouring phases that read the same pixels become one convolution with the output channels of each. Where windows do
-not overlap, as in the gradient of a convolution of patches, these are all phases.
+Neighbouring phases that read the same pixels, a *run*, become one convolution with the output channels of each. If
+windows do not overlap, as in the gradient of a convolution of patches, all phases are one run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Run:
     phases : int
         The number of phases.
     low, high : int
-        The padding of the pixels with which the convolution gives all outputs of a phase. Negative padding removes
-        pixels.
+        The padding of the pixels for the convolution that computes all outputs of a phase. Negative padding removes
+            pixels.
     """
 
     tap: int
@@ -67,9 +67,9 @@ class Spread:
 
 
 def has_phases(op: Op) -> bool:
-    """Tell if ``op`` is a ``convolution`` of known sizes with dilated pixels that takes every place and every tap.
+    """Return True if ``op`` is a ``convolution`` with dilated pixels that :func:`by_phases` supports.
 
-    So it has no strides, no kernel dilation and no batch groups.
+    Sizes must be known, without strides, kernel dilation and batch groups.
     """
     a, (lhs, rhs), result = op.attrs, op.operands, op.result.type
     sizes = [*(lhs.type.shape[d] for d in a["input_spatial"]), *(rhs.type.shape[d] for d in a["kernel_spatial"])]
@@ -80,7 +80,7 @@ def has_phases(op: Op) -> bool:
 
 
 def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
-    """Return the convolution with its phases interleaved."""
+    """Append the convolutions of all runs, by ``convolve``, and return the result with phases interleaved."""
     runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
 
     def joined(chosen: tuple[Run, ...]) -> Value:
@@ -114,7 +114,7 @@ def runs_of(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Ru
 
 
 def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
-    """Return the phases of one run per dim as [N, outputs, phases, ..., C], with two axes for each spatial dim."""
+    """Return the phases of one run per spatial dim, as [N, outputs, phases, ..., C] with two axes for each dim."""
     x, sizes, counts = spread.pixels, spread.sizes, tuple(run.phases for run in runs)
     n, c, groups, rank = x.type.shape[0], static(spread.kernel.type.shape[-1]), spread.groups, len(runs)
     if any(run.taps == 0 for run in runs):

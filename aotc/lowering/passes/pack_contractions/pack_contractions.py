@@ -1,4 +1,4 @@
-"""Prepare products for the register tiles: choose a form and pack the right operand.
+"""Prepare matmuls and convolutions for register tiles: choose a tile form and pack the right operand into panels.
 
 Before::
 
@@ -8,26 +8,26 @@ After::
     %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
-The ops that pack ``%w`` are folded if it is constant, and run once before calls if it is bound.
+The ops that pack ``%w`` are folded if ``%w`` is constant, and run once before calls if it is bound.
 
 :mod:`aotc.lowering.plans.matmul` decides:
 
 - A ``matmul`` whose right operand is to be read in place gets the width of its tiles, ``cols``.
 - A ``matmul`` without ``cols``, or a ``conv``, is lowered as plain loops.
-- A product of few rows whose right operand is stored by columns becomes dot products, a multiplication and a
-  reduction. So does a product whose right operand has rows too short to fill vectors and would be packed in each call.
-- A product of one column is transposed into one of one row, as most columns of a tile would be padding. So is a
-  product of few columns and many rows, or with a constant left operand: its transpose is folded, while panels would
+- A matmul of few rows whose right operand is stored by columns becomes dot products: a multiplication and a
+  reduction. So does a matmul whose right operand has rows too short to fill vectors and would be packed in each call.
+- A matmul of one column gets its operands swapped, so that it has one row; most columns of a tile would be padding. So
+  does a matmul of few columns with many rows or a constant left operand: its transpose is folded, while panels would
   consist mostly of padding and be packed in each call.
 
-A product of complex matrices becomes a product of real ones, for which tiles exist. The real and imaginary parts of the
-left operand are rows of one real product, those of the right operand its columns. The result consists of sums and
-differences of the four quarters of that product::
+A matmul of complex matrices becomes a matmul of real matrices, for which tiles exist. The real and imaginary parts of
+the left operand are rows of one real matmul, those of the right operand its columns. The result consists of sums and
+differences of the four quarters of its result::
 
     [re(a)]                     [re(a) re(b)   re(a) im(b)]
     [im(a)] @ [re(b)  im(b)]  = [im(a) re(b)   im(a) im(b)]
 
-Products on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
+Matmuls on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
 """
 
@@ -121,7 +121,7 @@ def _rule(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping
 def _product(
     op: Op, name: str, operands: tuple[Value, ...], dtype: str, attrs: Mapping[str, Any], b: Builder
 ) -> Sequence[Value]:
-    """Append the product, converted to the dtype of the result of ``op`` if the product has another."""
+    """Append the op ``name`` in ``dtype``; return its result, converted to the result dtype of ``op``."""
     result = op.result.type
     if result.dtype == dtype:
         return b.append(replace(op, name=name, operands=operands, attrs=attrs))
@@ -129,7 +129,7 @@ def _product(
 
 
 def _in_form(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
-    """Return the operands in the dtypes that the tiles read; a left operand of 8-bit integers keeps its own."""
+    """Return the operands in the dtypes that tiles read; a left operand of 8-bit integers is not converted."""
     lhs, rhs = op.operands
     return lhs if form == I8_QUADS else b.convert(lhs, form.left), b.convert(rhs, form.right)
 
@@ -171,7 +171,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mappi
 
 
 def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return a complex product: of one row as dot products, of several by tiles of real and imaginary parts."""
+    """Return a complex matmul: one row as dot products, several rows as a real matmul of parts."""
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     m, n = op.result.type.shape[-2:]
     if is_tiny((m, n), k):
@@ -195,7 +195,7 @@ def _product_of_parts(op: Op, b: Builder) -> Op:
 
 
 def _whole_of_quarters(quarters: Value, b: Builder) -> Value:
-    """Return the complex product, given the real product of the parts."""
+    """Return the result of a complex matmul from the result of the real matmul of its parts."""
     rows, columns = quarters.type.rank - 2, quarters.type.rank - 1
     m, n = (d // 2 for d in quarters.type.shape[-2:])
     halves = [b.slice_dim(quarters, rows, low, low + m) for low in (0, m)]
@@ -209,9 +209,9 @@ def _parts_along(x: Value, axis: int, b: Builder) -> Value:
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return a matmul that reads its operands as stored, without a transpose before it.
+    """Return the matmul ``op`` on operands as stored, without transposes before it.
 
-    A transpose of a bound argument stays: it runs once before calls, as that of a constant runs at compile time.
+    A transpose of a bound argument is left alone, as it runs once before calls; that of a constant is folded.
     """
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
@@ -223,13 +223,13 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _swapped(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return the product of a matrix and few columns, computed as rows times the transposed matrix."""
+    """Return a matmul with few columns, computed with swapped operands as a matmul with few rows."""
     (out,) = _matmul(transposed_product(op, b), b, target, memory_limit, {})
     return (transpose_batch(out, b),)
 
 
 def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: Target) -> int:
-    """Return the columns of a panel; of bf16 packed in each call they divide ``n``, as padding takes longer."""
+    """Return the columns of a panel. For bf16 packed in each call they divide ``n``, so that nothing is padded."""
     lanes = target.vector_bytes // size_of(form.out)
     if form == BF16_PAIRS and isinstance(n, int) and n % lanes == 0 and not constant:
         return in_place_cols(m, n, k, form, target)
@@ -272,7 +272,7 @@ def _pad_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
 
 
 def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequence[Value]:
-    """Multiply and reduce: ``sum_k lhs[m, k] * rhs[n, k]``, or ``sum_k lhs[m, k] * rhs[k, n]`` if ``by_rows``."""
+    """Return ``sum_k lhs[m, k] * rhs[n, k]`` (``rhs[k, n]`` if ``by_rows``) as a multiplication and a reduction."""
     lhs, rhs = op.operands
     if op.attrs["lhs_transposed"]:
         lhs = b.transpose(lhs, swapped(lhs.type.rank))
@@ -328,7 +328,7 @@ def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
 
 
 def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
-    """Return the panels of the columns of each group, one group after the other; a group has ``K`` terms."""
+    """Return the panels of a grouped convolution's weights, one group after the other; each group has ``K`` terms."""
     if groups == 1:
         return pack_panels(rhs, cols, group, False, b)
     k, n = rhs.type.shape
@@ -339,7 +339,7 @@ def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder
 
 
 def _plain_conv(op: Op, form: TileForm | None, b: Builder) -> Sequence[Value]:
-    """Accumulate 16-bit floats in f32, as XLA does, in the same loops."""
+    """Return a convolution by plain loops; 16-bit floats accumulate in f32, as in XLA."""
     if form != F32:
         return b.append(op)
     lhs, rhs = (b.convert(v, F32.left) for v in op.operands)

@@ -1,7 +1,7 @@
 """Compute a convolution of few output channels by tiles with pixels as columns and output channels as rows.
 
-A tile whose columns are output channels has 16 of them in f32 (AVX-512), while a convolution to one channel needs one.
-Pixels of a row fill all columns. They must be adjacent in memory, so input channels become a spatial dim::
+A tile whose columns are output channels computes at least 16 of them in f32 (AVX-512), even if the convolution has only
+one. Pixels of a row can fill all columns. They must be adjacent in memory, so input channels become a spatial dim::
 
     %2 = conv %x, %w : f32[1, 62, 62, 3]                        // %x: f32[1, 64, 64, 8], %w: f32[3, 3, 8, 3]
 
@@ -30,7 +30,7 @@ _SINGLE = {BF16_PAIRS: F32, I8_QUADS: I32}
 
 
 def with_pixels_as_columns(op: Op, form: TileForm, target: Target, b: Builder) -> Value | None:
-    """Return the result of the ``conv`` ``op`` by tiles with pixels as columns, or None if other tiles take less time.
+    """Return the result of ``conv`` ``op`` with pixels as columns of tiles, or None if other tiles take less time.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ PIXEL_SUMS = BlockSize(
 
 
 def _columns(op: Op, form: TileForm, target: Target) -> int:
-    """Return the columns of a tile, or 0 if a row has fewer pixels than a vector; the last tile may overlap another."""
+    """Return the columns of a tile, 0 if a row has fewer pixels than a vector; the last tile may overlap another."""
     *_, pixels, outputs = map(static, op.result.type.shape[-2:])
     lanes = target.vector_bytes // size_of(form.out)
     terms = product(op.operands[1].type.shape[:-1])
@@ -100,7 +100,7 @@ QUAD_RATE = BlockSize(
 
 
 def _pays(op: Op, form: TileForm, cols: int, target: Target) -> bool:
-    """Tell if pixels as columns take much less time than output channels, including the reordering of the channels."""
+    """Return True if pixels as columns take much less time than output channels, including the reordered input."""
     lhs, rhs = op.operands
     *terms, outputs = rhs.type.shape
     pixels = static(op.result.type.shape[-2])

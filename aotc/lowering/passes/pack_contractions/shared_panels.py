@@ -1,9 +1,8 @@
-"""Find the widest product with each known matrix: its panels are packed for that product, and stored once.
+"""Find the matmul with most rows for each known right operand: panels are packed for that matmul, and stored once.
 
-A matrix may be the right operand of products in several functions (copies for given sizes) or at several places of one
-function. A function that reads a prompt has many rows, a decoding step one. Panels packed for many rows cost products
-of few rows next to nothing: 0.96 to 1.05 of the time of one to four rows by AVX-512 (1 x 768 x 768 to 4 x 4096 x 4096,
-one core of a Zen 5).
+A matrix may be the right operand of matmuls in several functions (specialized copies), or of several matmuls in one
+function. A prompt has many rows, a decoding step one. Panels packed for many rows are as fast for few rows: 0.96 to
+1.05 of the time for one to four rows by AVX-512 (1 x 768 x 768 to 4 x 4096 x 4096, one core of a Zen 5).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from aotc.lowering.analysis.constant_values import weights_of
 
 
 def widest_product_rows(module: Module) -> dict[Value, Dim]:
-    """Return the largest number of rows of the products that share a right matrix.
+    """Return, for matmuls that share their right operand with one of more rows, the largest number of rows.
 
-    The keys are the results of the products with fewer rows.
+    The keys are the results of the matmuls with fewer rows.
     """
     products: dict[Any, list[Op]] = {}
     arrays: dict[int, Any] = {}
@@ -43,7 +42,7 @@ def widest_product_rows(module: Module) -> dict[Value, Dim]:
 
 
 def as_widest_panel(op: Op, widest: Mapping[Value, Dim]) -> Op:
-    """Return ``op`` with as many rows as the widest product with its right operand."""
+    """Return ``op`` with the row count that determines its panels: that of the matmul with most rows."""
     most = widest.get(op.result)
     if most is None:
         return op
@@ -56,7 +55,7 @@ def _rows(op: Op) -> Dim:
 
 
 def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
-    """Return a key of the matrix ``v`` or None: its elements or its weight's name, and the ops applied to it."""
+    """Return a key that equal matrices share, or None: elements or the weight's name, and the ops applied to it."""
     way: list[tuple[Any, ...]] = []
     weights = weights_of(function)
     while v not in weights:

@@ -1,14 +1,14 @@
-"""Multiply signed bytes with an instruction that takes unsigned bytes on one side.
+"""Multiply signed bytes with an instruction whose left operand is unsigned bytes.
 
-VNNI multiplies unsigned bytes by signed ones. ``x + 128`` as an unsigned byte has the bits of ``x`` with the first one
-inverted, and its effect on a sum depends only on the column::
+VNNI multiplies unsigned bytes by signed bytes. ``x + 128`` as an unsigned byte has the bits of ``x`` with the first bit
+inverted. The correction of a sum depends only on the column::
 
     x @ w = (x + 128) @ w - 128 * sum(w, 0)
 
-Tiles can do both corrections themselves, at a cost in every step of every tile: two more products for each 24, and a
-vector operation for each row. Here the addition is a separate pass over ``x``, which may be fused with its producer,
-and the correction is a row that is subtracted from the result. The row is constant if ``w`` is; otherwise it is
-computed only for products of many rows.
+Tiles can do this themselves, at a cost in every step of every tile: two more products for each 24, and a vector
+operation for each row. Here the addition is a separate op on ``x``, which may be fused with its producer, and the
+correction is a row that is subtracted from the result. The row is constant if ``w`` is; otherwise it is computed only
+for matmuls of many rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIGNED_FLOPS = Limit(
 
 
 def loses_sign(op: Op, form: TileForm, depth: Dim, constant: bool, target: Target) -> bool:
-    """Tell if a product of ``depth`` terms adds the offset to its left operand before its tiles of ``form`` run."""
+    """Return True if a matmul of ``depth`` terms should add 128 to its left operand in a separate op."""
     by_instruction = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
     if form != I8_QUADS or op.operands[0].type.dtype != "i8" or not by_instruction:
         return False
@@ -59,7 +59,7 @@ def loses_sign(op: Op, form: TileForm, depth: Dim, constant: bool, target: Targe
 
 
 def without_sign(op: Op, b: Builder) -> Op:
-    """Return the product with 128 added to its left operand, now u8; append the operand, but not the product."""
+    """Return the matmul with 128 added to its left operand, as u8; append the addition, but not the matmul."""
     lhs, rhs = op.operands
     flipped = b.make("xor", (lhs, b.constant(-SHIFT, lhs.type)))
     unsigned = b.make("bitcast", (flipped,), {}, TensorType("u8", lhs.type.shape))
@@ -67,7 +67,7 @@ def without_sign(op: Op, b: Builder) -> Op:
 
 
 def subtract_byte_offset(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
-    """Return ``out`` without the effect of the offset of 128; the terms of sums are along ``dims`` of ``rhs``."""
+    """Return the result ``out`` corrected for the added 128; the terms of sums are along ``dims`` of ``rhs``."""
     known, axes = constant_of(rhs, b.definitions), tuple(dims)
     if known is not None:
         sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)

@@ -1,4 +1,4 @@
-"""Swap the operands of a product: ``a b`` is the transpose of ``b' a'``."""
+"""Swap the operands of a matmul: ``a b`` is the transpose of ``b' a'``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def swapped(rank: int) -> tuple[int, ...]:
 
 
 def swaps_matrix(op: Op) -> bool:
-    """Tell if ``op`` is a transpose that swaps only the last two dims."""
+    """Return True if ``op`` is a transpose that swaps only the last two dims."""
     return op.name == "transpose" and tuple(op.attrs["perm"]) == swapped(op.result.type.rank)
 
 

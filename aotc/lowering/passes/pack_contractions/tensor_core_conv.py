@@ -1,4 +1,4 @@
-"""Prepare convolutions for a GPU's tensor cores, whose kernels read padding as zeros and copy patches of the input.
+"""Prepare convolutions for a GPU's tensor cores: their kernels read zeros for padding and copy patches of the input.
 
 Before::
 
@@ -10,13 +10,13 @@ After::
     %2 = conv %x, %1 {padding = ((1, 1), (1, 1)), rhs_transposed = True, parts = 4, ...} : f32[4, 1, 14, 14, 256]
     %3 = reduce %2, %zero {dims = (0,)} add : f32[1, 14, 14, 256]
 
-A depthwise convolution, which tensor cores do not compute, reads padding as zeros, too.
+A depthwise convolution, which tensor cores do not compute, gets the attribute ``padding``, too.
 
-Hopper's tensor cores take i8 in one order only, so its kernels are transposed; so are constant kernels of f32. Where a
-pixel has few channels, the channels of all taps of the last dim are copied together: they are contiguous once the
-padding of that dim is stored, and zero channels extend pixels to the alignment of copies. A convolution whose windows
-do not overlap is a plain product of its patches. A convolution of few pixels with many taps and channels is split into
-several, whose results are added in order.
+Hopper's tensor cores require i8 operands with contiguous terms, so i8 kernels are transposed; so are constant f32
+kernels. If a pixel has few channels, the channels of all taps of the last dim are copied together: they are contiguous
+once the padding of that dim is stored, and zero channels extend pixels to the alignment of copies. A convolution whose
+windows do not overlap is a plain matmul of its patches. A convolution of few pixels with many taps and channels is
+split into several (split-K), whose results are added in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append a ``conv`` in the form that tensor cores take, and return its result."""
+    """Append a ``conv`` in the form for tensor cores, and return its result."""
     op = widened(narrow(op, b, target), b, target)
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
@@ -63,9 +63,9 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
 
 
 def _is_transposed(op: Op, b: Builder) -> bool:
-    """Tell if the kernel is transposed so that the terms of a sum are contiguous: tensor cores need that for i8.
+    """Return True if the kernel is to be transposed so that the terms of a sum are contiguous.
 
-    f32 is faster in that order.
+    Tensor cores require this order for i8, and are faster with it for f32.
     """
     w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
     size = size_of(w.type.dtype)
@@ -77,7 +77,7 @@ def _is_transposed(op: Op, b: Builder) -> bool:
 
 
 def _best_way(op: Op, target: Target, transposed: bool) -> _OperandChanges | None:
-    """Return the copy of ``op`` by windows that needs no changes, unless another one takes at most half the slices."""
+    """Return the changes for a copy by windows: none, unless others at least halve the slices; None if not copyable."""
     depth = 128 // size_of(op.operands[0].type.dtype)
     ways = (replace(way, transposed=transposed) for way in (_OperandChanges(), _side_by_side(op)))
     found = [(window_of(_changed(op, way), target), way) for way in ways]
@@ -88,7 +88,7 @@ def _best_way(op: Op, target: Target, transposed: bool) -> _OperandChanges | Non
 
 
 def _has_patches(op: Op) -> bool:
-    """Tell if the windows partition the input, so that each element is read once."""
+    """Return True if the windows partition the input, so that each element is read once."""
     taps, _, _ = kernel_sizes(op)
     shape = op.operands[0].type.shape[1:-1]
     return (
@@ -100,7 +100,7 @@ def _has_patches(op: Op) -> bool:
 
 
 def _one_window_product(op: Op, b: Builder) -> Op | None:
-    """Return a convolution of one window with transposed operands as a product of the operands before their transposes.
+    """Return a convolution with one window and transposed operands as a matmul of the original operands, else None.
 
     The gradient of a kernel of one tap has this form: its terms are images and pixels, in any order.
     """
@@ -120,7 +120,7 @@ def _one_window_product(op: Op, b: Builder) -> Op | None:
 
 
 def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
-    """Return the operand of the transpose that makes ``v`` if ``perm`` is its inverse, else None."""
+    """Return the operand of the transpose that computes ``v`` if ``perm`` is its inverse, else None."""
     made = b.definitions.get(v)
     if made is None or made.name != "transpose":
         return None
@@ -128,7 +128,7 @@ def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
 
 
 def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append the product of the patches of a convolution, one per row, with its kernel."""
+    """Append the matmul of a convolution's patches, one per row, with its kernel; return the result."""
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     images, *pixels = conv_pixels(op)
     rank = len(taps)
@@ -145,7 +145,7 @@ def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class _OperandChanges:
-    """Changes to the operands of a convolution with which it can be copied by windows.
+    """Changes to the operands of a convolution that allow copies by windows (im2col mode of the TMA).
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ def _side_by_side(op: Op) -> _OperandChanges:
 
 
 def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
-    """Return ``op`` with the changes ``way``; without a builder, ``op`` on values that have only the new types."""
+    """Return ``op`` with the changes ``way``; without a builder, on placeholder values of the new types."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
     if way.wide:
@@ -205,14 +205,14 @@ def _padded(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builde
 
 
 def _in_parts(op: Op, parts: int, b: Builder) -> Value:
-    """Return the sum of convolutions over ``parts`` ranges of taps and channels."""
+    """Return the convolution split into ``parts`` ranges of taps and channels, with the sum of their results."""
     each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
     total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
     return b.convert(total, op.result.type.dtype)
 
 
 def _unpadded(op: Op, b: Builder) -> Op:
-    """Return ``op`` with the zeros that a ``pad`` adds to its operand as an attribute instead."""
+    """Return ``op`` with a ``pad`` of zeros before it replaced by the attribute ``padding``."""
     made = b.definitions.get(op.operands[0])
     if made is None or made.name != "pad" or "padding" in op.attrs:
         return op

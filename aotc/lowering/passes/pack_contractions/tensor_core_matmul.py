@@ -1,4 +1,4 @@
-"""Prepare products for a GPU's tensor cores, which read operands in place.
+"""Prepare matmuls for a GPU's tensor cores, which read operands in place.
 
 Before::
 
@@ -10,11 +10,11 @@ After::
 
     %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
 
-Tensor cores multiply 16-bit floats exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8 in
-one order only, and so for one of two TF32 operands. So constants are transposed at compile time, and operands that are
-read often before the product. A product of few elements and long sums is split into several, whose sums are added in
-order afterwards. In a large product, rows that are not aligned are copied to multiples of 16 bytes. A product with a
-vector becomes a multiplication and a reduction, which takes as long as reading the matrix once.
+Tensor cores multiply 16-bit floats exactly and add in f32; f64 products are added with one rounding, as by ``fma``.
+Hopper's require contiguous terms for i8 operands, and for one of two TF32 operands. So constants are transposed at
+compile time, and operands that are read often before the matmul. A matmul with few results and long sums is split
+(split-K); partial sums are added in order. In a large matmul, unaligned rows are copied to rows of a multiple of 16
+bytes. A matmul with a vector becomes a multiplication and a reduction, which takes as long as reading the matrix once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pa
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
-    """Append a ``matmul`` in the form that tensor cores take, and return its result."""
+    """Append a ``matmul`` in the form for tensor cores, and return its result."""
     op = _stored(widened(narrow(_stored(op, b), b, target), b, target), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
@@ -63,7 +63,7 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
 
 
 def taken(op: Op) -> str | None:
-    """Return the kind of numbers that tensor cores take the operands as, if sums may be split into parts."""
+    """Return the dtype in which tensor cores multiply the operands, or None if sums cannot be split into parts."""
     lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
     if lhs in FP8 and rhs in FP8:
         lhs = f"{FP8[lhs]}.{FP8[rhs]}"
@@ -71,9 +71,9 @@ def taken(op: Op) -> str | None:
 
 
 def _is_transposed(op: Op) -> bool | None:
-    """Tell if, of two f32 operands, only the right one does not have the terms of a sum contiguous.
+    """Return True if of two f32 operands only the right one lacks contiguous terms, False if another one does.
 
-    None if both have, and for other dtypes: the size of the product decides.
+    None if both have contiguous terms, and for other dtypes: the size of the matmul decides.
     """
     by_terms = not op.attrs[_FLAGS[0]], op.attrs[_FLAGS[1]]
     if op.operands[0].type.dtype == "f32" and by_terms != (True, True):
@@ -82,7 +82,7 @@ def _is_transposed(op: Op) -> bool | None:
 
 
 def _as_sum(op: Op, b: Builder) -> Value:
-    """Return a product with a vector as the reduction of its elementwise products with the matrix."""
+    """Return a matmul with a vector as a multiplication with the matrix and a reduction."""
     dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
     right = shape[-2] == 1  # is the matrix the right operand?
     vector, matrix = op.operands if right else op.operands[::-1]
@@ -101,7 +101,7 @@ def _definition(v: Value, b: Builder) -> Op | None:
 
 
 def narrow(op: Op, b: Builder, target: Target) -> Op:
-    """Return a product of the operands before they were converted to f32, or from 8-bit floats to 16-bit ones."""
+    """Return the matmul of the operands before conversions to f32, or from 8-bit to 16-bit floats."""
     sources, wide = [], set()
     for v in op.operands:
         made = _definition(v, b)
@@ -117,19 +117,19 @@ def narrow(op: Op, b: Builder, target: Target) -> Op:
 
 
 def takes_fp8(op: Op, target: Target) -> bool:
-    """Tell if tensor cores of ``target`` multiply 8-bit floats as exactly as ``op`` demands."""
+    """Return True if tensor cores of ``target`` multiply 8-bit floats as exactly as ``op`` demands."""
     return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT"
 
 
 def widened(op: Op, b: Builder, target: Target) -> Op:
-    """Return a product of 8-bit floats as one of f16, which has them all, if ``target`` does not multiply them."""
+    """Return a matmul of 8-bit floats as one of f16, which represents them exactly, if ``target`` lacks them."""
     if not {v.type.dtype for v in op.operands} <= FP8.keys() or takes_fp8(op, target):
         return op
     return replace(op, operands=tuple(b.convert(v, "f16") for v in op.operands))
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return a product that reads its operands as stored, without a transpose before it."""
+    """Return the matmul ``op`` on operands as stored, without transposes before it."""
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in _FLAGS}
     for n, name in enumerate(flags):
@@ -140,9 +140,9 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _by_terms(op: Op, b: Builder) -> Op:
-    """Return a product whose constant or often read operands have the terms of a sum contiguous.
+    """Return the matmul with contiguous terms in its constant or often read operands.
 
-    One of two operands of f32 may have the other order: if both do, the smaller one is transposed.
+    One of two f32 operands may have the other order: if both do, the smaller one is transposed.
     """
     operands, flags = list(op.operands), dict(op.attrs)
     m, n = op.result.type.shape[-2:]
@@ -163,7 +163,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
 
 
 def _transposed(v: Value, b: Builder) -> Value:
-    """Return a matrix transposed before it is converted: fewer bytes are moved, and stored for weights."""
+    """Return a matrix transposed; a conversion of it moves behind the transpose, so that fewer bytes are moved."""
     made = b.definitions.get(v)
     if made is not None and made.name == "convert":
         return b.convert(b.transpose(made.operands[0], swapped(v.type.rank)), v.type.dtype)
@@ -179,7 +179,7 @@ SHORT_EXTENT = Limit(
 
 
 def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
-    """Return a large product with operands copied to rows of a multiple of 16 bytes, if their rows are not aligned."""
+    """Return a large matmul with unaligned operands copied to rows of a multiple of 16 bytes."""
     extents = (*op.result.type.shape[-2:], k)
     count = 16 // size_of(op.operands[0].type.dtype)
     if not all(isinstance(d, int) and not SHORT_EXTENT.holds(d) for d in extents):
@@ -198,7 +198,7 @@ def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
 
 
 def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
-    """Return the sum of a batch of products over ``parts`` pieces of the terms."""
+    """Return the matmul split along its terms: the sum of a batch of matmuls over ``parts`` pieces."""
     assert isinstance(k, int)
     lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
     rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)

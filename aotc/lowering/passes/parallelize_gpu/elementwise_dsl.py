@@ -9,7 +9,7 @@ from aotc.lowering.passes.rewrite import Builder
 
 
 class Maths:
-    """Appends elementwise ops; a number as operand becomes a constant of the other operand's type."""
+    """Builder of elementwise ops; a number as operand becomes a constant of the other operand's type."""
 
     def __init__(self, b: Builder) -> None:
         self.b = b

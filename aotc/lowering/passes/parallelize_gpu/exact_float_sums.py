@@ -1,12 +1,12 @@
 """Sums of floats that do not depend on the order: integer sums, scaled by the largest term of each sum.
 
 All terms of a sum are rounded to multiples of one power of two and added as integers. The power is the smallest for
-which ``n`` terms below the largest one fit into 64 bits. Only that rounding makes the sum inexact: for a million f32
-its error is at most ``2**-23`` of the largest term, and mostly far less; a sum in any order of f32 has a larger one.
-f64 uses a second integer for the remainders of the first rounding. (Demmel and Nguyen, "Fast Reproducible
-Floating-Point Summation", 2013, bin terms in the same way.)
+which ``n`` terms of the largest magnitude fit into 64 bits. Only that rounding makes the sum inexact. For a million f32
+terms the error is at most ``2**-23`` of the largest term, less than that of an f32 sum in any order. f64 uses a second
+integer for the remainders of the first rounding. (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation",
+2013, bin terms in the same way.)
 
-Infinities and NaN cannot be scaled: where the largest term is one, the integer counts infinities of either sign.
+Infinities and NaN cannot be scaled: if the largest term is not finite, the integer counts infinities of either sign.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ExactSum:
 
     @property
     def bits(self) -> int:
-        """Return the bits of a term that each integer has; the others are left for carries of the sum."""
+        """Return the number of bits of a term in each integer; the other bits are for carries of the sum."""
         return 62 - (self.terms.bit_length() if isinstance(self.terms, int) else _COUNT)
 
     def magnitudes(self, x: Value) -> Value:
-        """Return the bits of ``|x|`` as unsigned integers, which have the order of the absolute values.
+        """Return the bits of ``|x|`` as unsigned integers, which order like the absolute values.
 
         Their maximum over the terms of a sum is the argument ``largest`` of the other methods.
         """
@@ -78,7 +78,7 @@ class ExactSum:
         return found
 
     def total(self, words: list[Value], largest: Value) -> Value:
-        """Return the float sums: the sums of the integers, scaled back; infinities and NaN as IEEE 754 has them."""
+        """Return the float sums: sums of the integers, scaled back; infinities and NaN follow IEEE 754."""
         m = Maths(self.b)
         special = m("ge", largest, _INFINITY[self.dtype])
         scale = m.select(special, 0, largest)  # later ops read one value, and are one kernel
@@ -96,7 +96,7 @@ class ExactSum:
     def _scaled(self, x: Value, largest: Value, up: bool) -> Value:
         """Return ``x`` scaled by the power of two that brings the largest term below ``2**bits``.
 
-        It is multiplied if ``up``, else divided.
+        ``x`` is multiplied by the power if ``up``, else divided.
         """
         m = Maths(self.b)
         exponent = self.b.convert(m("shr_logic", largest, _MANTISSA[self.dtype]), "i64")  # |x| < 2**(it - bias + 1)

@@ -13,8 +13,8 @@ After::
 If the length is unknown, there are as many steps as for the longest possible array; steps that find a single run copy
 it. Long rows whose comparator orders by keys are radix-sorted instead (:mod:`.radix_sort`).
 
-The largest elements of a row are among the largest ones of its runs. So ``top_k`` of a long row keeps ``k`` elements of
-each run, and sorts the remaining ones again. Rows that one thread can sort stay as they are.
+The largest elements of a row are among the largest elements of its runs. So ``top_k`` of a long row keeps the first
+``k`` elements of each run, and sorts these again. Rows that one thread can sort are not changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ THREAD_SORT = Limit(
 
 
 def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return a ``sort`` or ``top_k`` of a GPU as sorts of runs, or None if it stays; see the module docstring."""
+    """Return a ``sort`` or ``top_k`` on a GPU as sorts of runs, or None to leave it; see the module docstring."""
     if op.name == "sort" and op.results[0].type.rank:
         n = op.results[0].type.shape[op.attrs["dim"]]
         return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
@@ -106,7 +106,7 @@ def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) ->
 def _runs(
     arrays: Sequence[Value], region: Region, b: Builder, width: int, done: int, keep: int = 0, numbered: bool = False
 ) -> Sequence[Value]:
-    """Append the step that sorts runs of ``width``; runs of ``done`` elements are sorted already."""
+    """Append a ``sort_runs`` to runs of ``width`` elements, from sorted runs of ``done`` elements."""
     attrs = {"width": width, "done": done, "keep": keep or width, "numbered": numbered}
     regions = (copy_region(region, b.names),)
     return b.append(b.op("sort_runs", tuple(arrays), attrs, hint="sorted", regions=regions))
@@ -120,7 +120,7 @@ KEPT_OF_RUN = Limit(
 
 
 def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the ``k`` largest of each row, and their places in it."""
+    """Return the ``k`` largest elements of each row, and their indices."""
     (x,), k = op.operands, dim_of(op.attrs, "k")
     n = x.type.shape[-1]
     region = _descending(x.type.dtype, b)

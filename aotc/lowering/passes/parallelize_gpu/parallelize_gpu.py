@@ -1,10 +1,10 @@
-"""Make several parallel kernels of GPU work that few threads would do: scatters, sorts and ``top_k``.
+"""Replace ops that would occupy few GPU threads (scatters, sorts, ``top_k``) by several parallel kernels.
 
-Small singular value decompositions become work of one block each. See :mod:`.scatter`, :mod:`.merge_sort` and
-:mod:`.svd`.
+Each small singular value decomposition is computed by one block of threads. See :mod:`.scatter`, :mod:`.merge_sort`
+and :mod:`.svd`.
 
-Before, in order because two updates may write one element: ``%y = scatter %x, %index, %u (add) : f32[1000]``. After, in
-any order: scatters of integers, with elementwise ops between them.
+Before: ``%y = scatter %x, %index, %u (add) : f32[1000]``, applied in order because two updates may write one element.
+After: scatters of integers, which may be applied in any order, with elementwise ops between them.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ After, once for each byte of the key::
     %ends = reduce_window %counts (add) : i32[256, 245]                  // in all parts up to each one
     %some = digit_sort %x, %ends {part = 4096, shift = 0} : f32[1000000]
 
-Each pass is stable, so after the last one the elements are sorted by the whole key. Of large elements only the keys and
-the places are moved; the rest is gathered at the end.
+Each pass is stable, so after the last one the elements are sorted by the whole key. If elements are large, only keys
+and indices are sorted, and the elements are gathered at the end.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ DIGIT_SORT_KEYS = Limit(
 
 
 def digit_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
-    """Return the keys of a comparator, the most significant first.
+    """Return the keys of a comparator, the most significant first; empty if a radix sort is not possible.
 
-    None if it does not order by keys alone, or they are too long. None either if a block does not have enough shared
+    That is so if the comparator does not order by keys, if keys are too long, or if a block does not have enough shared
     memory for the counts of 32 elements.
     """
     keys = sort_keys(region) or ()
@@ -83,7 +83,7 @@ def sort_by_digits(
 
 
 def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
-    """Return the region that computes the key of an element from the moved arrays."""
+    """Return the region that computes the key of an element from the arrays that the sort moves."""
     needed = behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
     params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
@@ -99,7 +99,7 @@ DIGIT_SORT_BYTES = BlockSize(
 
 
 def _part(bytes_: int, target: Target) -> int:
-    """Return the number of elements of ``bytes_`` bytes that a block orders: a power of two that fits shared memory."""
+    """Return the number of elements, of ``bytes_`` bytes each, that a block sorts: a power of two."""
     part = DIGIT_THREADS.value * LANE_DIGITS.value
     while part and not (
         part * bytes_ <= DIGIT_SORT_BYTES.value and part * bytes_ + _table_bytes(part) <= target.shared
@@ -109,7 +109,7 @@ def _part(bytes_: int, target: Target) -> int:
 
 
 def _table_bytes(part: int) -> int:
-    """Return the bytes of a block's counts: for each warp, sums of two kinds in two copies, and offsets."""
+    """Return the bytes of shared memory for a block's digit counts, their prefix sums and offsets."""
     warps = max(part // LANE_DIGITS.value // WARP, 1)
     return 4 * RADIX * (warps + 5)
 

@@ -1,7 +1,7 @@
-"""Let GPUs apply the updates of a scatter in parallel, with the same result in any order.
+"""Rewrite scatters on GPUs so that their updates can be applied in parallel, with the same result in any order.
 
-Integers are combined in memory by atomic ops. Other scatters become such scatters, or scatters of which no two updates
-write the same element. With ``index`` as the row of each update::
+Atomic instructions combine integers in memory. Other scatters are rewritten to scatters of integers, or to scatters in
+which each element has at most one update. With ``index`` as the row of each update::
 
     before   %y = scatter %x, %index, %u (add) : f32[1000]
 
@@ -10,11 +10,11 @@ write the same element. With ``index`` as the row of each update::
              %y = %x + floats of %sum
 
 - Sums of floats become sums of integers (:mod:`aotc.lowering.passes.parallelize_gpu.exact_float_sums`). If the array
-  is much larger than the updates, each sum is computed at the place of the last update to its row, which then adds it;
-  a single update to a row is added directly.
+  is much larger than the updates, each row's sum is accumulated in the slot of the last update to this row, and then
+  added to the row; a single update to a row is added directly.
 - Sums of whole rows are computed from sorted updates (:mod:`.scatter_add`).
-- Maxima and minima of floats become those of integers in the same order.
-- Of updates that overwrite, only the last one to each element is kept.
+- Maxima and minima of floats become those of integers that order like the floats.
+- Updates that overwrite are dropped except for the last one to each element.
 - Other scatters, with products and combiners of several ops, are sorted by rows (:mod:`.scatter_by_sort`).
 """
 
@@ -47,7 +47,7 @@ SERIAL_UPDATES = Limit(
 
 
 def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return a scatter of a GPU as scatters in any order, or None if it stays; see the module docstring."""
+    """Return the values that replace a scatter on a GPU, or None to leave it; see the module docstring."""
     if is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
         return None
     if any(0 in v.type.shape for v in op.operands):
@@ -60,7 +60,7 @@ def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None
 
 
 def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return a scatter whose updates are combined in memory in any order, or None if that is not possible."""
+    """Return the scatter with updates that are combined in memory in any order, or None if that is not possible."""
     name, dtype = combiner(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":
@@ -95,7 +95,7 @@ def _overwritten(op: Op, b: Builder) -> Sequence[Value]:
 
 
 def _widened(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
-    """Combine short integers as longer ones."""
+    """Return a scatter of short integers as a scatter of the longer ``dtype``."""
     x, index, u = op.operands
     region = b.combiner(name, dtype)
     wide = b.op("scatter", (b.convert(x, dtype), index, b.convert(u, dtype)), op.attrs, regions=(region,))
@@ -143,15 +143,15 @@ DENSE_SCATTER = Limit(
 
 
 def _is_dense(rows: UpdateRows) -> bool:
-    """Tell if the array is not much larger than the updates."""
+    """Return True if the array is not much larger than the updates."""
     n, u = rows.rows, rows.updates
     return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
 
 
 def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
-    """Return rows for sums, one for each update; the sum of a row is at the place of the last update to it.
+    """Return slots for sums, one for each update; the sum of a row is in the slot of the last update to it.
 
-    Also return which updates are part of a sum: an update that is the only one to its row is not.
+    Also return which updates are part of a sum: all but those that are the only one to their row.
     """
     m = Maths(b)
     number, met = m("add", last, -1), rows.meets_others(last, b)
@@ -180,7 +180,7 @@ def _key(x: Value, name: str, b: Builder) -> Value:
 
 
 def _float_of(key: Value, dtype: str, b: Builder) -> Value:
-    """Return the floats of the integers that :func:`_key` made; the integers of NaN become NaN again."""
+    """Return the floats for integers by :func:`_key`, its inverse."""
     m = Maths(b)
     bits = DTYPES[dtype].bits
     return m.bits(m.select(m("lt", key, 0), m("xor", key, 2 ** (bits - 1) - 1), key), dtype)

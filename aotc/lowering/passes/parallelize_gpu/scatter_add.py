@@ -1,8 +1,8 @@
 """Sums of rows of floats on GPUs: updates are sorted by row and added in order, the same in every call.
 
-The row and the number of an update form one integer, so that a sort of integers keeps the order of the updates to one
-row. For few updates, all multiprocessors count how many updates go before each one; a sort would leave most of them
-idle. A long run of updates to one row would keep a few threads busy for long, so it is split into parts::
+The row and the number of an update form one integer, so that a sort of integers preserves the order of the updates to
+one row. A sort of few updates would leave most multiprocessors idle: they are ordered by counting, for each update, the
+updates before it. A long run of updates to one row would occupy few threads for long, so it is split into parts::
 
     before   %y = scatter %x, %index, %u (add) : f32[50000, 256]        // 8192 updates
 
@@ -39,7 +39,7 @@ SUMMED_ROW = Limit(
 
 
 def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return a scatter that adds rows of floats as sums of sorted updates, or None; see the module docstring."""
+    """Return the value that replaces a scatter that adds rows of floats, or None; see the module docstring."""
     dtype = op.results[0].type.dtype
     if combiner(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
@@ -67,7 +67,7 @@ SUMMED_PART = BlockSize(
 
 
 class _Sums:
-    """Adds updates to rows."""
+    """Builder of the ops that add sorted updates to rows."""
 
     def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
         self.rows, self.target, self.b, self.m = rows, target, b, Maths(b)
@@ -96,7 +96,7 @@ class _Sums:
         return self._scattered(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
 
     def _row(self, key: Value) -> Value:
-        """Return the rows of keys; -1 for dropped updates."""
+        """Return the row in each key; -1 for dropped updates."""
         row = self.b.convert(self.m("shr_logic", key, self.bits), self.rows.index.type.dtype)
         return self.m.select(self.m("lt", row, self.many), row, self.m.filled(-1, row.type))
 

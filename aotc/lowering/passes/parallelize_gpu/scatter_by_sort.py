@@ -1,7 +1,7 @@
-"""Sort the updates of scatters by row if no single atomic op combines them.
+"""Sort the updates of a scatter by row if its combiner is not an atomic op.
 
-Products of each run of updates to one element are computed by a scan, so that all threads work however long the run
-is::
+If the combiner is associative, a scan combines each run of updates to one element, so that all threads work even if a
+run is long::
 
     before   %y = scatter %x, %index, %u (mul) : f32[1000]
 
@@ -9,8 +9,8 @@ is::
              %runs = scan of %u[%numbers], which begins again where %rows change (mul)
              %y = scatter %x, %rows where a run ends, %runs {unique_indices = true} (mul) : f32[1000]
 
-A combiner of several ops may not be associative, so its updates cannot be combined with each other first: one thread
-goes through a run in order, ``%y = scatter %x, %rows, %u[%numbers] {indices_are_sorted = true}``.
+A combiner of several ops may not be associative: one thread applies a run in order, ``%y = scatter %x, %rows,
+%u[%numbers] {indices_are_sorted = true}``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from aotc.targets import Target
 
 
 class _Mark(IntEnum):
-    """Content of a part of a scan.
-
-    Nothing, updates of a run that began before it, or updates of which one begins a run.
+    """State of a part of a scan: empty, updates of a run that began before it, or updates of which one begins a run.
     """
 
     NONE = 0
@@ -44,7 +42,7 @@ class _Mark(IntEnum):
 
 
 def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the results of a scatter whose updates are sorted; see the module docstring."""
+    """Return the values that replace a scatter: its updates are sorted; see the module docstring."""
     n, op = op.attrs["inputs"], windows_last(op, b)
     rows = rows_of(op, b)
     index, numbers = _sorted(rows.index, target, b)
@@ -62,7 +60,7 @@ def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the sorted rows, and the position of the update of each in the original order."""
+    """Return the sorted rows, and for each the number of its update in the original order."""
     numbers = b.make("iota", (), {"dim": 0}, index.type)
     scalar = TensorType(index.type.dtype)
     params = tuple(Value(b.names.fresh(hint), scalar) for hint in "xymn")
@@ -73,7 +71,7 @@ def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
 
 
 def _differs(index: Value, step: int, b: Builder) -> Value:
-    """Tell for each update if its row differs from that of the next one (``step`` 1) or of the one before it (-1)."""
+    """Return, for each update, whether its row differs from that of the next (``step`` 1) or previous (-1) update."""
     m, beyond = Maths(b), b.constant(-2, TensorType(index.type.dtype))
     low, high = ({}, {0: 1}) if step > 0 else ({0: 1}, {})
     other = b.pad(index, beyond, low=low, high=high)
@@ -87,7 +85,7 @@ def _begins(index: Value, b: Builder) -> Value:
 
 
 def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
-    """Return the combination of each run up to each update."""
+    """Return, for each update, the combination of its run up to it."""
     shape = updates[0].type.shape
     marks = begins if len(shape) == 1 else b.broadcast(begins, (0,), shape)
     ones, none = (1,) * len(shape), ((0, 0),) * (len(shape) - 1)

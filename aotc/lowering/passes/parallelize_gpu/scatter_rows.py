@@ -1,4 +1,4 @@
-"""A scatter as rows: element ``[w]`` of update ``u`` is written to element ``[index[u], w]``."""
+"""View a scatter as an update of rows: element ``[w]`` of update ``u`` is written to element ``[index[u], w]``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UpdateRows:
     ) -> tuple[Value, ...]:  # fmt: skip
         """Append a scatter of rows.
 
-        ``apart`` says that no two updates write one row, ``in_runs`` that updates to one row are adjacent.
+        ``apart`` states that each row has at most one update, ``in_runs`` that updates to one row are adjacent.
         """
         window = tuple(range(1, arrays[0].type.rank))
         attrs: dict[str, Any] = {
@@ -51,11 +51,11 @@ class UpdateRows:
         return b.append(b.op("scatter", (*arrays, index, *updates), attrs, hint="scatter", regions=(region,)))
 
     def combine(self, name: str, start: Value, index: Value, updates: Value, b: Builder) -> Value:
-        """Append a scatter whose updates are combined by the op ``name``."""
+        """Append a scatter into ``start`` whose updates are combined by the op ``name``; return its result."""
         return self.scatter((start,), index, (updates,), b.combiner(name, start.type.dtype), b)[0]
 
     def gather(self, x: Value, index: Value, b: Builder) -> Value:
-        """Return the rows of ``x`` that the updates write; a dropped update gets any row."""
+        """Return the rows of ``x`` at ``index``; a dropped update gets an arbitrary row."""
         window = x.type.shape[1:]
         attrs = {
             "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
@@ -75,7 +75,7 @@ class UpdateRows:
         return self.gather(held, index, b)
 
     def meets_others(self, last: Value, b: Builder) -> Value:
-        """Tell for each update if another update writes the same row, given :meth:`last`."""
+        """Return, for each update, whether another update writes the same row, given the result of :meth:`last`."""
         m = Maths(b)
         earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
         slot = m("add", last, -1)
@@ -85,7 +85,7 @@ class UpdateRows:
         return m("ne", marked.gather(marks, slot, b), 0)
 
     def only_last(self, last: Value, b: Builder) -> Value:
-        """Return the index with all updates dropped but the last one to each row."""
+        """Return ``index`` with all updates dropped except the last one to each row."""
         m = Maths(b)
         one = m("eq", last, self.numbers(self.index, b))
         return m.select(one, self.index, m.filled(-1, self.index.type))
@@ -138,13 +138,13 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
 
 
 def width_of(op: Op) -> Dim:
-    """Return the number of contiguous array elements in each row that an update covers."""
+    """Return the number of contiguous array elements that an update covers in each row."""
     shape = op.operands[0].type.shape
     return product(shape[len(shape) - _covered_dims(op) :])
 
 
 def _covered_dims(op: Op) -> int:
-    """Return the number of trailing dims of the array that an update covers whole."""
+    """Return the number of trailing dims of the array that an update covers completely."""
     a, n = op.attrs, op.attrs["inputs"]
     x, update = op.operands[0].type, op.operands[n + 1].type
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"], *a["scatter_dims_to_operand_dims"]}

@@ -9,9 +9,9 @@ After::
     %r, %tau = lapack %u0 {routine = geqrf};  %q = lapack (pad %r), %tau {routine = orgqr}
     %u = %q * the signs of the diagonal of %r
 
-The block writes 0 for the left vectors of singular values that are 0. A QR factorization of all left vectors keeps the
-other ones, except for their signs, and puts orthogonal vectors in place of the zero ones. It also makes the further
-vectors of a complete basis.
+The block writes 0 for left vectors of singular values that are 0. A QR factorization of the left vectors replaces these
+by orthogonal vectors, and computes the further vectors of a complete basis; it changes only the signs of the others,
+which are restored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aotc.vmfb.dtypes import kind_of, real_of
 
 
 def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return a singular value decomposition by Jacobi's method, or None if it stays; see the module docstring."""
+    """Return the values that replace a singular value decomposition, or None to leave it; see the module docstring."""
     if op.attrs["routine"] not in SVDS or not fits_jacobi_block(op):
         return None
     (a,) = op.operands
@@ -49,7 +49,7 @@ def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b
 
 
 def _adjoint(x: Value, b: Builder) -> Value:
-    """Return the conjugate transposes of matrices."""
+    """Return the conjugate transpose of each matrix in ``x``."""
     transposed = b.transpose(x, swapped(x.type.rank))
     return b.make("conj", (transposed,)) if kind_of(x.type.dtype) == "c" else transposed
 
