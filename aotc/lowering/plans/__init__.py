@@ -1,1 +1,1 @@
-"""Lowering decisions with their thresholds: tile sizes, attention strategies, GPU row and column plans."""
+"""Lowering decisions with their thresholds: planners choose tile sizes, loops and algorithms for each fused region."""

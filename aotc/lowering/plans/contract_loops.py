@@ -19,14 +19,14 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 @dataclass(frozen=True, slots=True)
 class ElementLoopsPlan(RegionPlan):
-    """One element of the result at a time.
+    """Plan that computes one element of the result at a time.
 
     Attributes
     ----------
     is_unrolled : bool
         Are the terms of a sum written out, so that the loop around them vectorises?
     from_zero : bool
-        Does a sum that is written out begin with 0, as those of CPU tiles, and not with its first term?
+        Does a written-out sum begin with 0, like sums of CPU tiles, and not with its first term?
     loops : LoopPlan, TransposedLoopPlan, ThreadLoopPlan or GpuTransposePlan
         The loops over the elements.
     """
@@ -38,7 +38,7 @@ class ElementLoopsPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class DepthwisePlan(RegionPlan):
-    """A vector of channels of a depthwise convolution moves along a row of pixels.
+    """Plan of a depthwise convolution: a vector of channels moves along a row of pixels.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Columns of a reduction over leading axes on a CPU: how many a grid item has, how many terms are added at a time."""
+"""Plan reductions over leading axes (of columns) on a CPU: columns per grid item, and terms added at a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan(ReductionPlan):
-    """A block of columns, along the last of ``kept``, accumulates while rows stream by.
+    """Plan in which a block of columns, along the last of ``kept`` axes, accumulates while rows stream by.
 
     Attributes
     ----------
     together : tuple of int
-        Kept axes of which an item has all steps.
+        Kept axes along which an item has all indices.
     width, terms : int
         Columns of an item, and terms added at a time.
     streams : tuple of int
@@ -63,7 +63,7 @@ def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) 
 
 
 def _terms(b: RegionBuilder, rows: int, ops: int, extent: Dim) -> int:
-    """Return how many terms are added at a time; if possible a divisor of their number."""
+    """Return the number of terms to add at a time; if possible a divisor of ``extent``."""
     room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
     sums = rows * ops
     terms = max(min(room // 3, room // sums), room // 6) if sums > 1 else room // 6

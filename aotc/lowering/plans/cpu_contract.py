@@ -1,4 +1,4 @@
-"""How a CPU computes a matmul or convolution: by register tiles if ``pack_contractions`` chose them, else by loops."""
+"""Plan a matmul or convolution on a CPU: by register tiles if ``pack_contractions`` chose them, else by loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RowTiles:
 
     @property
     def most(self) -> int:
-        """Number of rows of the highest tile."""
+        """Return the number of rows of the highest tile."""
         return self.height + (self.tall != 0)
 
     def start(self, tile: Dim) -> Dim:
@@ -53,7 +53,7 @@ def row_tiles(m: Dim, height: int, tall: int) -> RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class RegisterTilePlan(RegionPlan):
-    """Register tiles of rows by the columns of a panel, which ``pack_contractions`` chose.
+    """Plan of register tiles: some rows by the columns of a panel, which ``pack_contractions`` chose.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class RegisterTilePlan(RegionPlan):
     is_direct : bool
         Are tiles stored to the result, without a private buffer and an epilogue?
     own_epilogues : bool
-        Does each tile have an epilogue of its own, which those of another height do not share?
+        Does each tile have its own copy of the epilogue, instead of sharing one between tiles of different heights?
     rows_outer : bool
         Does the loop over row tiles enclose that over panels?
     copied_pitch : int
@@ -91,9 +91,9 @@ def plan_cpu_contract(b: RegionBuilder) -> RegisterTilePlan | DepthwisePlan | El
 
 
 def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
-    """Return the tiles, and the blocks of them that are grid items.
+    """Return the tiles, and the blocks of tiles that are grid items.
 
-    A matrix unit waits for loads. Its rows are reused at once, by tiles with epilogues of their own, and its panels are
+    A matrix unit waits for loads. So its rows are reused at once, by tiles with their own epilogues, and its panels are
     in the cache.
     """
     rows_max, _ = best_tile(p.m, p.n, p.k, p.form, b.target, p.a_row * size_of(p.a.type.dtype))
@@ -114,8 +114,8 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
 def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:
     """Return True if every store of an epilogue is contiguous along the rows of a tile, and not along its columns.
 
-    This is so if the result is stored transposed. Row by row, each element would go to another cache line. Lines that
-    are 2 or 4 kB apart share few cache sets, so all of them would be evicted before the next row. ::
+    Then the result is stored transposed. Stored row by row, each element would be in another cache line. Lines that are
+    2 or 4 kB apart share few cache sets, so all of them would be evicted before the next row. ::
 
         for c in range(0, 32):            # in place of for r: for c:
             for r in range(0, 14):
@@ -189,7 +189,7 @@ def _blocks(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
 
 
 def _fitting(target: Target, size: Dim) -> int:
-    """Return how many row tiles or panels of ``size`` bytes fit half of the L2 cache."""
+    """Return the number of row tiles or panels, of ``size`` bytes each, that fit half of the L2 cache."""
     return max(target.l2 // 2 // max(static(size), 1), 1)
 
 

@@ -1,4 +1,4 @@
-"""Loops over the elements of a region on a CPU: what a grid item has, and where the innermost loop is cut."""
+"""Plan the loops over the elements of a region on a CPU: grid items, and cuts of the innermost loop."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan(RegionPlan):
-    """One loop nest over the elements.
+    """Plan with one loop nest over the elements.
 
     Attributes
     ----------
     axes : tuple of tuple of int
         The axes of each loop, the outermost first; empty for a region with one element.
     inner : int
-        The last loops that are inside of a grid item.
+        The number of last loops that are inside of a grid item.
     chunk : int
-        Elements of the last loop in a grid item; 0: all.
+        Iterations of the last loop in a grid item; 0: all.
     rows : int
-        Steps of the last loop of the grid in an item; 0: one, without a loop.
+        Iterations of the last grid loop in an item; 0: one, without a loop.
     is_across : bool
-        Do neighbouring items take neighbours along the last but one loop of the grid, whose reads are nearer?
+        Are neighbouring items neighbours along the last but one grid loop, because their reads are nearer?
     cuts : tuple of int
         Indices between which the tests of the innermost loop do not change, ends included; empty: one loop.
     """
@@ -69,7 +69,7 @@ WHOLE_AXIS = Limit(2 * CHUNK.value - 1, "elements of an axis that is not split i
 
 
 def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPlan:
-    """Return the loops of a region for a CPU: items with enough elements, an innermost loop that vectorises.
+    """Return the loops of a region for a CPU: grid items with enough elements, and a vectorizable innermost loop.
 
     ``emit(block, index)`` adds the statements of one element.
     """
@@ -100,7 +100,7 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
 
 
 def _ends_of(loops: Sequence[For]) -> list[int]:
-    """Return the indices at which one of some adjacent loops ends and the next begins; none if there is one loop."""
+    """Return the indices at which each of several adjacent loops begins and the last one ends; empty for one loop."""
     return [static(loops[0].begin), *(static(loop.end) for loop in loops)] if len(loops) > 1 else []
 
 
@@ -179,7 +179,7 @@ SHORT_ITEM = Limit(
 def _rows_of_items(
     b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], elements: int
 ) -> int:
-    """Return the steps of the last grid axis per item, where one step would be little work; else 0."""
+    """Return the iterations of the last grid axis per item, if a single one is little work; else 0."""
     work = product(a.extent for a in inner) * _work_of_element(b)
     if not outer or outer[-1].extent == 1 or not isinstance(work, int) or work == 0:
         return 0
@@ -189,8 +189,8 @@ def _rows_of_items(
 def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
     """Return True if reads are nearer for neighbours along the last but one grid axis than along the last one.
 
-    This is so when pieces of rows become rows of their own, as in panels. Cache lines that two pieces share, and lines
-    prefetched by hardware, are then used at once.
+    An example are pieces of rows that become rows, as in panels. Cache lines that two pieces share, and lines that the
+    hardware prefetched, are then used at once.
     """
     if len(outer) < 2:
         return False

@@ -1,4 +1,4 @@
-"""How a CPU reduces: row by row, a block of rows or of columns at a time, or with some rows transposed first."""
+"""Plan reductions on a CPU: row by row, a block of rows or columns at a time, or with some rows transposed first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 @dataclass(frozen=True, slots=True)
 class RowPlan(RowLoopsPlan):
-    """Rows one after the other, or one per vector lane.
+    """Plan that reduces rows one after the other, or one per vector lane.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class RowPlan(RowLoopsPlan):
 
 @dataclass(frozen=True, slots=True)
 class TransposedRowPlan(RowLoopsPlan):
-    """Some rows are transposed to scratch memory first.
+    """Plan that first transposes some rows to scratch memory.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class TransposedRowPlan(RowLoopsPlan):
     adjacent : int
         The axis whose neighbouring rows are transposed together: kept, or the reduced one before the last.
     height : int
-        Their number.
+        The number of rows that are transposed together.
     rows : int
         Rows of a grid item along ``adjacent``, if it is kept.
     """
@@ -76,16 +76,16 @@ class TransposedRowPlan(RowLoopsPlan):
 
 @dataclass(frozen=True, slots=True)
 class RowBlockPlan(RowLoopsPlan):
-    """Some rows at a time, so that the operand that they share is read once for all.
+    """Plan that reduces several rows at a time, so that the operand that they share is read once.
 
     Attributes
     ----------
     block : int
         The kept axis of these rows.
     together : tuple of int
-        Kept axes of which each row has all steps.
+        Kept axes along which all indices are computed together with each row.
     at_once, rows : int
-        Rows at a time, and of a grid item.
+        Rows at a time, and rows of a grid item.
     lanes : int
         Elements of a vector.
     streams : tuple of int
@@ -93,7 +93,7 @@ class RowBlockPlan(RowLoopsPlan):
     ahead : int
         Elements between a prefetch and its read.
     part : int
-        Vectors of the parts in which the rows of an item are reduced; 0: whole rows.
+        Vectors per part, if the rows of an item are reduced in parts; 0: whole rows.
     """
 
     block: int
@@ -123,7 +123,10 @@ def plan_cpu_reduction(b: RegionBuilder) -> CpuReductionPlan:
 
 
 def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> CpuReductionPlan | None:
-    """Reduce along the contiguous axis of the operands, whatever the order of axes, or transpose some rows first."""
+    """Return a plan for operands that are not contiguous along the last reduced axis, or None if there is none.
+
+    It reduces along the contiguous axis of the operands, or transposes some rows first.
+    """
     near = _nearest(b, kept)
     if near in kept:
         return plan_columns(b, _ending_with(near, kept), reduced)
@@ -312,7 +315,7 @@ def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
 
 
 def _lanes(b: RegionBuilder, stages: RowStages, tail: Sequence[NestAxis]) -> int:
-    """Return how many rows compute their scalars together; 0 if each row computes its own."""
+    """Return the number of rows whose scalars are computed in one vector; 0 if each row computes its own."""
     numbers = [v for v in b.ops if stages.is_row(v)]
     work = sum(SCALARS[op.name].vector_work for v in numbers if (op := b.ops[v]).name in SCALARS)
     if not tail or LIGHT_NUMBERS.holds(work):
@@ -359,7 +362,7 @@ def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int
 
 
 def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]) -> int:
-    """Return how many neighbouring rows are transposed together, 0 for none; ``values`` are stored between loops."""
+    """Return the number of neighbouring rows to transpose together, 0 for none; ``values`` are stored between loops."""
     extent = b.shape[k]
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
         return 0

@@ -1,4 +1,4 @@
-"""How a worker computes prefix scans: chunk by chunk, for several neighbouring scans at a time."""
+"""Plan prefix scans by one worker: chunk by chunk, for several neighbouring scans at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aotc.lowering.threshold import BlockSize
 
 @dataclass(frozen=True, slots=True)
 class ChunkScanPlan(RegionPlan):
-    """Chunks are scanned on their own, and combined with the result of the chunks before them.
+    """Plan of a prefix scan in chunks: each is scanned separately, and combined with the total of earlier chunks.
 
     Attributes
     ----------
     lanes : int
-        Neighbouring scans of a grid item, at most.
+        The largest number of neighbouring scans in a grid item.
     chunk : int
         Elements of a chunk.
     """
@@ -30,7 +30,7 @@ class ChunkScanPlan(RegionPlan):
 
 
 def plan_cpu_scan(b: RegionBuilder) -> ChunkScanPlan:
-    """Return the scan of neighbouring rows or columns in lanes."""
+    """Return the plan of a scan of neighbouring rows or columns in vector lanes."""
     return plan_chunks(b.the_op("reduce_window"), SCAN_LANES.value)
 
 
@@ -42,7 +42,7 @@ SCAN_CHUNK = BlockSize(
 
 
 def plan_chunks(op: Op, lanes: int) -> ChunkScanPlan:
-    """Return the scan of ``lanes`` neighbours by one worker; a chunk has about the square root of the elements."""
+    """Return the plan of a scan of ``lanes`` neighbours; a chunk has about the square root of the elements."""
     scan = scan_of(op)
     assert scan is not None
     n = op.results[0].type.shape[scan.dim]

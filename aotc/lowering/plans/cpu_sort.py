@@ -1,4 +1,4 @@
-"""How rows are sorted, and how their largest elements are found, by one worker each."""
+"""Plan sorts and ``top_k`` in which one worker processes a row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 @dataclass(frozen=True, slots=True)
 class RadixSortPlan(RegionPlan):
-    """Rows are sorted by the bytes of their keys.
+    """Plan that sorts rows by the bytes of their keys (radix sort).
 
     Attributes
     ----------
     in_place : bool
-        Are rows contiguous, so that they are sorted where the results go?
+        Are rows contiguous, so that they are sorted in the memory of the results?
     copied : tuple of int
         Numbers of the operands whose rows are copied before they are sorted.
     """
@@ -36,7 +36,7 @@ class RadixSortPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class MergeSortPlan(RegionPlan):
-    """Sorted runs are merged, each time twice as long.
+    """Plan of a merge sort, which merges sorted runs, each time twice as long.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ def row_bytes(op: Op) -> tuple[Dim, Dim]:
 
 
 def _plan_radix(b: RegionBuilder, op: Op) -> RadixSortPlan:
-    """Copy rows that are not contiguous, and those of operands that are computed."""
+    """Return the radix sort plan: rows that are not contiguous, or of computed operands, are copied first."""
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     _, place = rows_of(shape, dim)
     in_place = product(shape[dim + 1 :]) == 1
@@ -93,7 +93,7 @@ def _plan_radix(b: RegionBuilder, op: Op) -> RadixSortPlan:
 
 @dataclass(frozen=True, slots=True)
 class InsertionPlan(RegionPlan):
-    """Plan of ``top_k`` that keeps the k largest elements so far in order, and inserts each one that exceeds the k-th.
+    """Plan of ``top_k`` by insertion into an ordered list of the k largest elements so far.
 
     Attributes
     ----------
@@ -109,14 +109,14 @@ class InsertionPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class SelectionPlan(RegionPlan):
-    """A buffer collects elements larger than the k-th largest so far; it is sorted and cut when it is full.
+    """Plan of ``top_k`` by a buffer of elements above the k-th largest so far; a full buffer is sorted and cut.
 
     Attributes
     ----------
     block, vectorized
         As in :class:`InsertionPlan`.
     spare : int
-        Elements beyond k that the buffer accepts, at least.
+        The least number of elements beyond k that the buffer has room for.
     """
 
     block: int
@@ -145,7 +145,7 @@ SELECTION_SPARE = BlockSize(
 
 
 def plan_cpu_top_k(b: RegionBuilder) -> InsertionPlan | SelectionPlan:
-    """Return an insertion for few elements, a selection for more."""
+    """Return an insertion for a small k, a selection for larger ones."""
     op = b.the_op("top_k")
     top, n, size = dim_of(op.attrs, "k"), op.operands[0].type.shape[-1], INSERTED_BLOCK.value
     if INSERTED.holds(top) or INSERTED_ROW.holds(n):
@@ -173,13 +173,13 @@ def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
 
 
 def tested_from(n: Dim, begin: Dim, size: int) -> Dim:
-    """Return the first element that is tested with the block of ``size`` elements from ``begin`` on.
+    """Return the first element of the test for the block from ``begin`` on; a test covers ``size`` elements.
 
-    The last block is tested together with elements before it, so that each test has the same size.
+    The test of the last block begins before it, so that all tests have the same size.
     """
     return minimum(begin, n - size) if isinstance(n, int) and n >= size else begin
 
 
 def _is_whole(dtype: str) -> bool:
-    """Return True if elements have whole bytes, and order as their bits do except for signs."""
+    """Return True if elements have whole bytes and, signs aside, order like their bits."""
     return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8

@@ -1,4 +1,4 @@
-"""Which loops of a region read across its rows: strided reads that a block transposes first."""
+"""Plan loops with strided reads across rows: blocks of the operand are transposed first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TransposedLoopPlan(RegionPlan):
-    """Blocks of ``height`` steps of ``axes[-2]``, the last loop of the grid, and ``width`` of the innermost one.
+    """Plan of blocks: ``height`` iterations of ``axes[-2]``, the last grid loop, by ``width`` of the innermost loop.
 
-    The blocks of a tile of ``rows`` and ``columns`` follow each other; an item has ``tiles`` adjacent tiles.
+    The blocks of a tile of ``rows`` by ``columns`` run one after the other; an item has ``tiles`` adjacent tiles.
     ``is_copied`` is True if operands are transposed into thread-local memory first; a region that only copies does not
     need that.
     """
@@ -47,7 +47,7 @@ TURNED_ELEMENTS = BlockSize(
 def plan_blocks(
     b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
 ) -> TransposedLoopPlan | None:
-    """Return the blocks of a region whose element ``trial`` computes; None if it transposes nothing, or too much.
+    """Return the plan of a region whose element ``trial`` computes; None if it has no transposed reads, or too many.
 
     ``is_copy`` is True for a region that copies one operand without computation.
     """
@@ -83,7 +83,7 @@ def loads_of(body: Sequence[Stmt]) -> list[Load]:
 
 
 def is_transposed(x: Load, along: Sym, across: Sym) -> bool:
-    """Return True if elements are contiguous along the rows, and strided along the loop."""
+    """Return True if load ``x`` is contiguous along the loop ``along``, and strided along the loop ``across``."""
     at = linearize(x.index, x.buffer.shape)
     step = coefficient(at, across)
     return coefficient(at, along) == 1 and isinstance(step, int) and step > 1

@@ -1,4 +1,4 @@
-"""Choose the prefix scans along columns that a GPU computes in one pass, with one block for a few adjacent columns."""
+"""Plan prefix scans along columns that a GPU computes in one pass, with a block for a few adjacent columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class ColumnScanPlan(RegionPlan):
-    """A block scans ``width`` columns, each by ``groups`` threads that have ``each`` elements at a time."""
+    """Plan in which a block scans ``width`` columns, each by ``groups`` threads with ``each`` elements at a time."""
 
     width: int
     groups: int
@@ -23,7 +23,7 @@ class ColumnScanPlan(RegionPlan):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return the shape of the shared buffer with the last results of threads, of this chunk and the one before."""
+        """Return the shape of the shared buffer for the threads' last results, of this chunk and the previous one."""
         return 2, self.groups, self.width
 
 

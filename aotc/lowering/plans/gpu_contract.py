@@ -1,4 +1,4 @@
-"""How a GPU computes a matmul or a convolution: on tensor cores, in blocks of threads, or one thread per element."""
+"""Plan a matmul or a convolution on a GPU: tensor cores, blocks of threads, or one thread per element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TensorCorePlan(RegionPlan):
-    """Tiles on tensor cores, by a template.
+    """Plan of tiles on tensor cores, computed by a code template.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class TensorCorePlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class SharedTilePlan(RegionPlan):
-    """A block of threads computes a tile of the result from slices of both operands in shared memory.
+    """Plan in which a block of threads computes a tile of the result from slices of both operands in shared memory.
 
-    Small tiles have deep slices: such a product has few blocks, so each needs many loads in flight.
+    Small tiles have deep slices: such a matmul has few blocks, so each needs many loads in flight.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class SharedTilePlan(RegionPlan):
 
 
 def plan_gpu_contract(b: RegionBuilder) -> TensorCorePlan | SharedTilePlan | DepthwisePlan | ElementLoopsPlan:
-    """Use tensor cores if they have a tiling, blocks of threads if a matmul fills them, else a thread per element."""
+    """Return a plan: tensor cores if they have a tiling, blocks of threads if the matmul fills them, else loops."""
     op, dtype = b.root, sum_dtype(b.root)
     plan = _plan_tensor_cores(b)
     if plan is not None:
@@ -107,9 +107,9 @@ SMALL = SharedTilePlan(16, 16, 1, 1, 16)  # needs less than 4 KiB of shared memo
 
 
 def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> SharedTilePlan | None:
-    """Return the largest block of which there are enough to occupy the GPU; None: use one thread per element.
+    """Return the largest block that leaves enough blocks to occupy the GPU; None for one thread per element.
 
-    Its sums and slices, of elements of ``size`` bytes, fit in shared memory.
+    Sums and slices of the block, with elements of ``size`` bytes, fit in shared memory.
     """
     block = _best_block(batch, m, n, k)
     fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
@@ -134,7 +134,7 @@ GPU_IDLE_BLOCKS = Limit(
 
 
 def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> SharedTilePlan | None:
-    """Return the block by the size of a product alone, or None for one thread per element."""
+    """Return the block for the size of a matmul alone, or None for one thread per element."""
     few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
     if few_columns or few_terms:
         return None

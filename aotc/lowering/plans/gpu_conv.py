@@ -71,7 +71,7 @@ def is_depthwise(op: Op) -> bool:
 
 
 def window_of(op: Op, target: Target) -> Window | None:
-    """Return the window of a ``conv`` whose input is copied by windows, or None if ``mma`` tiles or others compute it.
+    """Return the window of a ``conv`` whose input the TMA copies by windows, or None if it is computed otherwise.
 
     8-bit weights must be stored with their terms contiguous. If the taps along the last spatial dim are adjacent in
     memory, their channels can be *merged*: copied as the channels of a single tap. That is done if it at least halves

@@ -1,4 +1,4 @@
-"""Loops over the elements of a region on a GPU: elements per thread, or tiles that pass through shared memory."""
+"""Plan the loops over the elements of a region on a GPU: elements per thread, or tiles through shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Touched = tuple[Buffer, Index, bool]  # an access to global memory: array, index
 
 @dataclass(frozen=True, slots=True)
 class ThreadLoopPlan(RegionPlan):
-    """Each thread computes one element, or several.
+    """Plan in which each thread computes one element, or several.
 
     Attributes
     ----------
@@ -32,8 +32,8 @@ class ThreadLoopPlan(RegionPlan):
     lanes : int
         Elements of a thread.
     order : str
-        Which these are: ``neighbours`` along the last axis, ``outermost``: apart along the first axis alone, or
-        ``apart``: as many elements apart as there are threads.
+        The elements of a thread: ``neighbours`` along the last axis, ``outermost`` (at a distance along the first axis
+            only), or ``apart`` (at a distance of the number of threads).
     """
 
     axes: tuple[tuple[int, ...], ...]
@@ -43,7 +43,7 @@ class ThreadLoopPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class GpuTransposePlan(RegionPlan):
-    """Tiles of arrays that are contiguous along another axis than the results pass through shared memory.
+    """Plan for arrays that are contiguous along another axis than the results: tiles pass through shared memory.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class GpuTransposePlan(RegionPlan):
     rows, columns : int
         Numbers of the loops along which the transposed arrays are contiguous, and the others.
     row_edge, column_edge : int
-        Elements of a tile along these.
+        Elements of a tile along the loops ``rows`` and ``columns``.
     width : int
         Adjacent elements of a thread, where an axis consists of whole vectors.
     """
@@ -112,7 +112,7 @@ def _is_flat(body: Sequence[Stmt]) -> bool:
 
 
 def lane_places(order: str, thread: Dim, extents: Sequence[Dim], lanes: int, items: Dim) -> Callable[[Dim], Index]:
-    """Return the function from a lane of a thread to the indices of its element, in loops of ``extents``."""
+    """Return the function from a thread's lane to the indices of the lane's element, in loops of ``extents``."""
     match order:
         case "neighbours":
             return lambda u: delinearize(thread * lanes + u, extents)
@@ -204,13 +204,13 @@ def contiguous_accesses(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit
 def transposed_accesses(
     touched: Mapping[Touched, int | None], merged: Sequence[NestAxis], columns: int
 ) -> dict[Touched, int]:
-    """Return the accesses that move along ``columns`` and are contiguous along another loop, with that loop."""
+    """Return the accesses that vary along the loop ``columns``, and the other loop along which each is contiguous."""
     axis = Sym(merged[columns].name, 0, merged[columns].extent)
     return {key: k for key, k in touched.items() if k is not None and k != columns and _steps(key, axis)}
 
 
 def _steps(touched: Touched, axis: Sym) -> bool:
-    """Return True if the access moves along the axis."""
+    """Return True if the accessed element varies along the axis."""
     buffer, index, _ = touched
     return coefficient(linearize(index, buffer.shape), axis) != 0
 

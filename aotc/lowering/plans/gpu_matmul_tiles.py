@@ -262,7 +262,7 @@ def best_tiling(
 
 
 def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
-    """Return the rows whose tiles are not larger than needed: a smaller tile of their kind would not cover the product.
+    """Return the rows whose tiles are not larger than needed: no smaller tile of their kind covers the matmul.
 
     Padding in a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
     64 x 128, and 7.5 us in tiles of 64 x 64. Tiles of 16 rows are only for right operands ``widened`` in them.
@@ -299,11 +299,11 @@ def _with_resident_limit(row: TileRate, target: Target) -> TileRate:
 def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[Template]:
     """Return the templates that can multiply these operands: those of Hopper, or that of warps.
 
-    ``Wgmma`` needs operands that the tensor memory accelerator can copy in tiles, and no f64. The flags ``ways`` say
-    whether the left and the right operand lie by rows, i.e. with their contiguous dim along the result, not the terms.
-    The instructions read such an operand directly in 16 bits, and in 8 bits not at all. In TF32 only one of the two may
-    lie so: ``Wgmma`` if it is the left one, transposed (operands swapped) if it is the right one. In other
-    dtypes, swapped operands need a left operand whose contiguous dim runs along the terms.
+    ``Wgmma`` needs operands that the tensor memory accelerator can copy in tiles, and does not support f64. The flags
+    ``ways`` are True for an operand stored by rows: contiguous along the result, not along the terms. The instructions
+    read such an operand directly if it has 16 bits, and not at all if it has 8. In TF32 only one operand may be stored
+    by rows: plain ``Wgmma`` allows the left one, transposed ``Wgmma`` (operands swapped) the right one. In other dtypes
+    transposed ``Wgmma`` needs a left operand that is contiguous along the terms.
     """
     if window is not None:
         read = window_operands(product, window)
@@ -353,7 +353,7 @@ def parts_of_sum(
     taps : int
         The taps of a convolution's window, 1 for a matmul.
     transposed : bool, optional
-        Are the tiles those of swapped operands? None allows both.
+        Are the operands of the tiles swapped? None allows both.
     by_warps : bool
         Does the ``mma`` template multiply, not ``wgmma``?
     """
@@ -375,7 +375,7 @@ def parts_of_sum(
 
 
 def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
-    """Return True if an f32 convolution is faster when its weights, which lie by rows, are transposed first."""
+    """Return True if an f32 convolution is faster with its weights, which are stored by rows, transposed first."""
     if not all(isinstance(d, int) for d in (*shape, k)):
         return False
     m, n, terms = map(_guess, (*shape, k))
@@ -416,6 +416,7 @@ def _time(
     m: int, n: int, k: int, count: int, kind: str, row: TileRate, taps: int = 1, epilogue: tuple[int, int] = (4, 0)
 ) -> float:
     """Return the modelled nanoseconds of ``count`` products ``(m, k) x (k, n)`` of dtype ``kind``, in tiles of ``row``.
+
     The input of a convolution is read from memory once, not once for each of its ``taps``. ``epilogue`` is the bytes
     and the operations per sum, as :func:`_epilogue` returns them; the default is the store of a 4-byte partial sum.
 

@@ -1,4 +1,4 @@
-"""How a GPU reduces: a group of threads per row, blocks of columns, or one thread per row."""
+"""Plan reductions on a GPU: a group of threads per row, blocks of columns, or one thread per row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class GroupRowPlan(RowLoopsPlan):
-    """A group of threads shares each row.
+    """Plan in which a group of threads shares each row.
 
     Attributes
     ----------
@@ -50,12 +50,12 @@ class GroupRowPlan(RowLoopsPlan):
 
 @dataclass(frozen=True, slots=True)
 class ThreadRowPlan(RowLoopsPlan):
-    """Each thread reduces a row alone."""
+    """Plan in which each thread reduces a row alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuColumnPlan(ReductionPlan):
-    """A block of threads has some columns, and its threads take their rows round-robin.
+    """Plan in which a block of threads reduces some columns, whose rows are distributed round-robin to its threads.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class GpuColumnPlan(ReductionPlan):
 
 
 def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuColumnPlan:
-    """Reduce with groups of threads if rows are contiguous, by columns if those are, else with a thread per row."""
+    """Return a plan: groups of threads if rows are contiguous, columns if those are, else a thread per row."""
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     stages = b.row_stages()
@@ -145,7 +145,7 @@ def row_reads(
 
 
 def _is_free(op: Op) -> bool:
-    """Return True if elements may be combined in any order, and so in parallel."""
+    """Return True if the reduction's elements may be combined in any order, and so in parallel."""
     return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
 
 

@@ -59,7 +59,7 @@ ALONE = RowGroup(1, 1, 1, 0)
 
 
 def row_group(stages: RowStages, target: Target) -> RowGroup:
-    """Return how many threads share a row. Only rows along the last axis are shared, and not if they are tiny."""
+    """Return the threads that share a row: one if rows are tiny or not along the last axis."""
     anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
     kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
@@ -114,7 +114,7 @@ THREAD_ROW = Limit(
 
 
 def is_small(work: Dim, rows: Dim) -> bool:
-    """Return True if rows are so short and few that one thread reduces each; a loop around it may be one kernel."""
+    """Return True if rows are so short and few that one thread reduces each, as a loop in one kernel may need."""
     whole = work * rows
     return work == 0 or (THREAD_ROW.holds(work) and isinstance(whole, int) and SMALL_REDUCTION.holds(whole))
 
@@ -145,9 +145,9 @@ ROW_ELEMENTS = BlockSize(
 
 
 def _group(work: int, rows: Dim, width: int, words: int) -> int:
-    """Return the threads that share a row.
+    """Return the number of threads that share a row of ``work`` elements.
 
-    Each thread has a few vectors of the row. If there are too few rows to fill the GPU, there are more threads per row.
+    Each thread has a few vectors of the row, fewer if there are too few rows to fill the GPU.
     """
     most = LONG_ROW_THREADS.value
     each = max(ROW_ELEMENTS.value // words, width)

@@ -1,4 +1,4 @@
-"""How a GPU computes prefix scans: rows or columns by blocks of threads, or one scan by each thread."""
+"""Plan prefix scans on a GPU: rows or columns by blocks of threads, or one scan by each thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowScanPlan(RegionPlan):
-    """A block of ``threads`` threads scans a row; each scans ``each`` neighbours at a time."""
+    """Plan in which a block of ``threads`` threads scans a row; each thread scans ``each`` neighbours at a time."""
 
     threads: int
     each: int
@@ -58,9 +58,9 @@ GPU_SCAN_BYTES = BlockSize(
 
 
 def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
-    """Return a block for a row, of fewer threads for a short one, or None if shared memory has no room for two threads.
+    """Return the plan of a block per row, or None if shared memory has no room for two threads.
 
-    A single thread needs no shared memory: it scans in chunks.
+    A short row has fewer threads. A single thread would scan in chunks, without shared memory.
     """
     n, threads = b.shape[scan.dim], GPU_SCAN_THREADS.value
     each = max(GPU_SCAN_BYTES.value // sum(size_of(v.type.dtype) for v in op.results), 1)

@@ -1,4 +1,4 @@
-"""How a GPU writes part of an array in place: in parallel where the order of updates does not matter."""
+"""Plan updates of part of an array in place on a GPU: in parallel where the order of updates does not matter."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class ParallelScatterPlan(RegionPlan):
-    """A thread applies each element of the updates, by an atomic operation if ``atomic``."""
+    """Plan with a thread for each element of the updates, which it applies by an atomic operation if ``atomic``."""
 
     atomic: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RunScatterPlan(RegionPlan):
-    """Sorted updates: the threads of the first update of a run combine the run in order, ``lanes`` elements each."""
+    """Plan for sorted updates: the threads of a run's first update apply the run in order, ``lanes`` elements each."""
 
     lanes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockScatterPlan(RegionPlan):
-    """Updates to few elements: blocks of ``threads`` threads combine ``each`` updates per thread in shared memory."""
+    """Plan for updates to few elements: a block combines ``each`` updates per thread in shared memory."""
 
     threads: int
     each: int
@@ -44,7 +44,7 @@ ScatterPlan = ParallelScatterPlan | RunScatterPlan | BlockScatterPlan | SerialSc
 
 
 def plan_gpu_update(b: RegionBuilder) -> ScatterPlan | SliceUpdatePlan:
-    """Return how to update part of an array, with the ops that compute the update."""
+    """Return the plan of a region that updates part of an array with values that it computes."""
     scatters = any(op.name == "scatter" for op in b.function.body.ops)
     return plan_gpu_scatter(b) if scatters else plan_gpu_slice(b)
 
@@ -78,7 +78,7 @@ def plan_gpu_scatter(b: RegionBuilder) -> ScatterPlan:
 
 
 def updated_elements(op: Op) -> Dim:
-    """Return the elements of the updates of a scatter; 0 if the array that they go to has none."""
+    """Return the number of elements in the updates of a scatter; 0 if the updated array is empty."""
     return 0 if 0 in op.operands[0].type.shape else product(op.operands[len(op.inputs) + 1].type.shape)
 
 
@@ -105,7 +105,7 @@ CROWDED_UPDATES = Limit(
 
 
 def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
-    """Return True if many updates go to few elements, which fit the shared memory of a block."""
+    """Return True if many updates apply to few elements, which fit the shared memory of a block."""
     result = op.operands[0].type
     cells = product(result.shape)
     if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells):

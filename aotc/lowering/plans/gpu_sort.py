@@ -1,4 +1,4 @@
-"""How a GPU sorts: rows by one thread each, runs by blocks of threads, or a digit of all keys at a time."""
+"""Plan sorts on a GPU: rows by one thread each, runs by blocks of threads, or by one digit of all keys at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aotc.vmfb.abi import GPU_ALIGNMENT
 
 
 def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
-    """Return the merge sort of a row by one thread.
+    """Return the plan of a merge sort with one thread per row.
 
     Raises
     ------
@@ -38,12 +38,12 @@ def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
 
 @dataclass(frozen=True, slots=True)
 class CountedRunPlan(RegionPlan):
-    """Each element is compared with all others of its row; the number of those before it is its position.
+    """Plan of a sort by counting: the position of an element is the number of elements of its row before it.
 
     Attributes
     ----------
     warps : int
-        Warps of a block, which share the elements to compare with.
+        Warps of a block; each compares with a part of the elements.
     width : int
         Neighbours that are loaded at a time.
     """
@@ -54,14 +54,14 @@ class CountedRunPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class BlockSortPlan(RegionPlan):
-    """A block of threads sorts an unsorted run.
+    """Plan in which a block of threads sorts an unsorted run.
 
     Attributes
     ----------
     width : int
         Elements that the block has room for: a power of two.
     threads : int
-        Its threads.
+        Threads of the block.
     private : bool
         Are the elements in the memory of a single thread? Else they are in shared memory.
     """
@@ -73,14 +73,14 @@ class BlockSortPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class MergedPairPlan(RegionPlan):
-    """Pairs of sorted runs are merged, ``each`` elements by a thread."""
+    """Plan that merges pairs of sorted runs, ``each`` elements by a thread."""
 
     each: int
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRunPlan(RegionPlan):
-    """Several sorted runs are merged, with a thread for each element."""
+    """Plan that merges several sorted runs, with a thread for each element."""
 
 
 RunPlan = CountedRunPlan | BlockSortPlan | MergedPairPlan | MergedRunPlan
@@ -93,7 +93,7 @@ COUNTED_WARPS = BlockSize(
 
 
 def plan_sort_runs(b: RegionBuilder) -> RunPlan:
-    """Return a sort of runs in blocks, or by counting where no block holds them, or a merge of sorted ones."""
+    """Return the plan for ``sort_runs``: a merge of sorted runs, a block per run, or counting for longer runs."""
     op = b.the_op("sort_runs")
     if counted(op, b.target):
         n = op.operands[0].type.shape[-1]
@@ -106,7 +106,7 @@ def plan_sort_runs(b: RegionBuilder) -> RunPlan:
 
 
 def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
-    """Return a block that sorts in shared memory if the run fits there."""
+    """Return the plan of a block per run, in shared memory if the run fits."""
     width, n = op.attrs["width"], op.operands[0].type.shape[-1]
     while isinstance(n, int) and width >= 2 * n and width > 1:
         width //= 2
@@ -118,7 +118,7 @@ def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
 
 
 def sorted_arrays(b: RegionBuilder, op: Op) -> tuple[list[int], list[int]]:
-    """Return the numbers of the arrays that a sort moves, and of those among them that its comparator reads."""
+    """Return the numbers of the arrays that a sort moves, and of those that its comparator reads."""
     compared = comparator_operands(op)
     kept = [n for n, v in enumerate(op.results) if b.output_of(v) is not None or n in compared]
     return kept, compared
@@ -136,14 +136,14 @@ def comparator_operands(op: Op) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class DigitCountPlan(RegionPlan):
-    """A block counts the digits of a part of a row.
+    """Plan in which a block counts the digits of a part of a row.
 
     Attributes
     ----------
     threads : int
         Threads of the block.
     adjacent : int
-        Adjacent elements of a thread, which one access loads.
+        Adjacent elements that a thread loads by one access.
     """
 
     threads: int
@@ -152,20 +152,20 @@ class DigitCountPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class DigitSortPlan(RegionPlan):
-    """A block of ``threads`` threads orders a part of a row by a digit."""
+    """Plan in which a block of ``threads`` threads orders a part of a row by a digit."""
 
     threads: int
 
 
 def plan_digit_counts(b: RegionBuilder) -> DigitCountPlan:
-    """Return the block that counts the digits of a part."""
+    """Return the plan of ``digit_counts``."""
     part = b.the_op("digit_counts").attrs["part"]
     threads = _digit_threads(part)
     return DigitCountPlan(threads, min(4, -(-part // threads)))
 
 
 def plan_digit_sort(b: RegionBuilder) -> DigitSortPlan:
-    """Return the block that orders a part."""
+    """Return the plan of ``digit_sort``."""
     return DigitSortPlan(_digit_threads(b.the_op("digit_sort").attrs["part"]))
 
 

@@ -1,4 +1,4 @@
-"""Choose whether long rows use the online form of softmax and variance, which reads a row once, and in what parts.
+"""Decide which long rows use the online form of softmax and variance, which reads a row once, and the size of parts.
 
 The algorithm, and how the partial results of parts are combined, is in :mod:`aotc.lowering.analysis.long_rows`.
 """

@@ -1,4 +1,4 @@
-"""Loops over the elements of a region, for each kind of target."""
+"""Plan the loops over the elements of a region, for any kind of target."""
 
 from __future__ import annotations
 

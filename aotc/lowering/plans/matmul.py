@@ -1,4 +1,4 @@
-"""Choose the strategy of a matmul or a convolution on a CPU; passes and regions ask the same functions.
+"""Choose the strategy of a matmul or a convolution on a CPU; passes and planners call the same functions.
 
 See :func:`matmul_strategy` for the strategies. Tiles and panels are those of K. Goto and R. van de Geijn, "Anatomy of
 high-performance matrix multiplication" (2008).
@@ -70,7 +70,7 @@ Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
 
 
 def streams(m: Dim) -> bool:
-    """Return True if a product of ``m`` rows reads its right operand once, with all rows in one tile.
+    """Return True if a matmul of ``m`` rows reads its right operand once, with all rows in one tile.
 
     Symbolic sizes count as large.
     """
@@ -91,8 +91,8 @@ def _converts_integers(op: Op, form: TileForm) -> bool:
 def is_transposed(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
     """Return True if a ``matmul`` with few columns is computed with swapped operands, as one with few rows.
 
-    Otherwise its tiles would mostly be padding. ``constant`` means that only the right operand is known before a call,
-    so that it can be transposed in advance.
+    With many columns per tile, most of a tile would be padding. ``constant`` is True if only the right operand is known
+    before a call, so that it can be transposed in advance.
     """
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]

@@ -1,4 +1,4 @@
-"""Axes of a reduction along which an operand is constant: its elements are read once for all steps of the axis."""
+"""Find axes of a reduction along which an operand is constant: each element can be read once for the whole axis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEAR_BYTES = Limit(
 
 
 class Reads:
-    """The reads of the reductions ``ops`` of a region."""
+    """The reads of operands by the reductions ``ops`` of a region."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
         self.b, self.ops = b, ops
@@ -54,7 +54,7 @@ class Reads:
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
     def at(self, here: Index) -> list[Load]:
-        """Return the loads for a term, with the anchor at ``here``."""
+        """Return the loads for one term, with the anchor at ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
             for x in operands_at(self.b, self.e, op, here):
@@ -68,13 +68,13 @@ class Reads:
         return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
 
     def streams(self, wide: Sequence[int]) -> list[Buffer]:
-        """Return operands larger than the caches that vary along all the axes ``wide``: each element is read once."""
+        """Return the operands to prefetch: larger than the caches, and varying along all axes ``wide``."""
         found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._moves(at, j) for j in wide)]
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
     def adjacent_loads(self, k: int | None, long: Sequence[int]) -> list[Load]:
-        """Return loads that vary along ``long`` but not along ``k``, if they are the only ones of their buffers."""
+        """Return the loads that vary along ``long`` but not along ``k``, if each is the only load of its buffer."""
         assert k is not None
         short_constant_axes = Counter(x.buffer for x in self.elements)
         found = zip(self.elements, self.loads, strict=True)
@@ -99,7 +99,7 @@ class Reads:
         return axis is not None and coefficient(at, axis) != 0
 
     def nearest(self) -> int | None:
-        """Return the axis along which loads with most axes are contiguous, others contiguous or constant."""
+        """Return the axis along which the loads with most axes are contiguous, and others contiguous or constant."""
         axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := axis_of(s)) is not None]
         steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
         moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
@@ -109,7 +109,7 @@ class Reads:
         )
 
     def short_constant_axes(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
-        """Return the axes of ``kept``, with few steps together, along which such an operand is constant."""
+        """Return short axes of ``kept`` along which an operand that varies along ``wide`` is constant."""
         found: list[int] = []
         for k in kept:
             rows = product(self.b.shape[j] for j in (*found, k))

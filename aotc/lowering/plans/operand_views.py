@@ -25,7 +25,7 @@ _WIDENED = frozenset({"bf16", "f16", "f32"})
 
 @dataclass(frozen=True, slots=True)
 class OperandViews:
-    """Operands that matmuls read through ops that only move elements, or that widen them; and slices of attention.
+    """Operands that matmuls read in place, through movement ops and conversions; and slices that attention reads.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class OperandViews:
 def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, level: int) -> OperandViews:
     """Return the operands of matmuls and attention among ``ops`` that ``target`` reads without storing them first.
 
-    ``results`` are those of the region that has ``ops``; ``level`` is that of optimization.
+    ``results`` are the results of the region with ``ops``; ``level`` is the optimization level.
     """
     found = OperandViews()
     if target.kind == "cpu" and level > 0:
@@ -85,7 +85,7 @@ SHORT_LINE = Limit(
 def _slices_of_attention(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
     """Return the dynamic slices that only attention reads, e.g. those of one layer's keys in the cache of all layers.
 
-    A slice is kept if something overwrites its array before attention reads it: the whole array would be copied.
+    A slice whose array is overwritten before attention reads it is not among them: the whole array would be copied.
     """
     slices = [op for op in ops if op.name == "dynamic_slice" and _has_long_lines(op.result.type)]
     if not slices or not any(op.name in VIEWERS for op in ops):
@@ -110,7 +110,7 @@ def _has_long_lines(slice_: TensorType) -> bool:
 
 
 def _readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
-    """Return the attention ops that read ``v``, also through movement ops; None if others read it, or none does."""
+    """Return the attention ops that read ``v``, also through movement ops; None if another op, or no op, reads it."""
     found: list[Op] = []
     stack = [v]
     while stack:
@@ -179,7 +179,7 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
 def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
     """Return the movement ops that produce ``v``, the last one first.
 
-    Reshapes directly after the source are left out, as they do not move elements. So the list is empty if all are.
+    Reshapes directly after the source are omitted, as they do not move elements; the list may be empty.
     """
     found: list[Op] = []
     while (op := makers.get(v)) is not None and op.name in MOVES:

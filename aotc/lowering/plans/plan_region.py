@@ -1,4 +1,4 @@
-"""The plan of a region: one function for each kind of region and of target, or for its op and a kind of target."""
+"""Table of planners: for each kind of region and of target, or for the op of a region and a kind of target."""
 
 from __future__ import annotations
 

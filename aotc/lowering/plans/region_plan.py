@@ -1,12 +1,12 @@
-"""Plans: how a region becomes a kernel, as values that print and read back.
+"""Plans: records of how a region becomes a kernel, which print as text and can be parsed.
 
-A plan holds every number and choice that a lowering would otherwise make while it writes statements: which loops, how
-many rows or columns at a time, which values are stored between loops. A planner makes it once, ``lower_region``
-hands it to the lowering of its class, and the kernel carries its text::
+A plan contains every decision of a lowering: the loops, the rows or columns at a time, the values stored between loops.
+A *planner* creates the plan of a region. ``lower_region`` passes it to the lowering function for the plan's class,
+which emits the statements without further decisions. The kernel contains the plan as text::
 
     RowBlockPlan(kept=(0,), reduced=(1,), inner=((1,),), block=0, together=(), at_once=4, ...)
 
-Axes are numbers of the region's iteration space, values of the region have their names, operands their numbers.
+In a plan, axes are numbers of axes of the region's iteration space, values are names, and operands are numbers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from aotc.ir.loop.forms.tiling import TILING_CLASSES
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """Base of all plans and of their parts; ``str`` is a text that :func:`parse_plan` reads back.
+    """Base of all plans and of their parts; :func:`parse_plan` parses the text of ``str``.
 
-    A plan for tensor cores also has the tiling of its kernel, as it is.
+    A plan for tensor cores also contains the tiling of its kernel.
     """
 
     CLASSES: ClassVar[dict[str, type]] = {**TILING_CLASSES, "TileForm": TileForm}
@@ -39,7 +39,7 @@ def parse_plan(text: str) -> RegionPlan:
     Raises
     ------
     ValueError
-        If ``text`` is no plan; the error names what was found.
+        If ``text`` is not a plan; the error has the invalid part.
     """
     try:
         plan = read_record(ast.parse(text, mode="eval").body, RegionPlan.CLASSES)

@@ -30,7 +30,7 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Scalar operations of a region when ``fused``, and ``apart``: with one kernel for each op."""
+    """Scalar operations of a region when ``fused``, and when computed ``apart``, with one kernel for each op."""
 
     fused: int
     apart: int
@@ -48,7 +48,7 @@ class RegionWork:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An index at which a value is computed, by a symbolic name.
+    """An index at which a value is computed, represented by a symbolic name.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Place:
         Is the last index the variable of the innermost loop, and is this loop divided where index tests change?
         Then those tests cost nothing.
     picked : bool
-        Is the last index a constant at each read, like that into the index vectors of a gather?
+        Is the last index a constant at each read, like the component of an index vector of a gather?
     """
 
     name: Hashable
@@ -98,7 +98,7 @@ class Evaluations:
         return None if index is None else self.at(index)
 
     def places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
-        """Return those of ``values`` that the anchors put somewhere, with their places."""
+        """Return those of ``values`` to which the anchors assign an index, with their places."""
         return [(v, place) for v in values if (place := self.anchored(v)) is not None]
 
     def count(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
@@ -124,7 +124,7 @@ class Evaluations:
         return total
 
     def _is_known_at(self, value: Value, place: Place) -> bool:
-        """Return True if the known ``value`` is known at ``place``: at its own. A reduction has no other."""
+        """Return True if the known ``value`` is available at ``place``: it is only at its own place."""
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
     def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:

@@ -1,8 +1,8 @@
 """Memory and registers that a region may use on a target; fusion checks these limits before it forms a region.
 
-A CPU worker is a thread: it has a stack, thread-local scratch memory in the arena, and caches. A GPU worker is a block
-of threads with shared memory. Their sizes are columns of the table of targets, which options can lower. This module
-computes how much of them each form of a region needs.
+A CPU worker is a thread with a stack, thread-local scratch memory in the arena, and caches. A GPU worker is a block of
+threads with shared memory. Sizes come from the table of targets; options can lower them. This module computes how much
+of these resources each form of a region needs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ GPU_SORT_BYTES = BlockSize(
 
 
 def sorted_width(dtypes: Collection[str], target: Target) -> int:
-    """Return the number of elements that a GPU block sorts, for arrays of ``dtypes`` that are sorted together.
+    """Return the number of elements that a GPU block can sort, for arrays of ``dtypes`` that are sorted together.
 
     It is a power of two, and at least ``MERGED_EACH``, the elements of one thread.
     """
@@ -96,12 +96,12 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
 
 
 def counted_width(dtypes: Collection[str], n: int, target: Target) -> int:
-    """Return the width of runs that are whole rows of ``n`` elements: a power of two, more than one block sorts."""
+    """Return the width of runs for rows of ``n`` elements sorted by counting: a power of two above a block's."""
     return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
 
 
 def counted(op: Op, target: Target) -> bool:
-    """Return True if the runs that ``op`` sorts are whole rows, too long for one GPU block."""
+    """Return True if ``op`` sorts by counting: its runs are whole rows, too long for one GPU block."""
     a, n = op.attrs, op.operands[0].type.shape[-1]
     whole = isinstance(n, int) and n <= a["width"] == a["keep"] and a["done"] == 1 and not a["numbered"]
     return whole and a["width"] > sorted_width([v.type.dtype for v in op.results], target)

@@ -1,4 +1,4 @@
-"""Loops along the rows of a region with reductions: which axes merge, and which values stay between loops."""
+"""Plan loops along the rows of a region with reductions: merged axes, and values stored between loops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StoredValue(RegionPlan):
     name : str
         The value's name.
     in_result : str
-        The result in whose place it is stored; empty if it has memory of its own.
+        The result in whose memory the value is stored; empty if it has its own memory.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RowLoopsPlan(ReductionPlan):
     inner : tuple of tuple of int
         The reduced axes of each loop along a row.
     stored : tuple of StoredValue
-        Values that stay from one loop along a row to the next.
+        Values that are stored from one loop along a row to the next.
     """
 
     inner: Groups
@@ -70,7 +70,7 @@ def results_along_rows(b: RegionBuilder) -> dict[Value, Buffer]:
 
 
 def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
-    """Return the statements of a step along a row: the operands of all reductions and all results."""
+    """Return trial statements of one step along a row: the operands of all reductions, and all results."""
     e, trial = b.trial_elements(), list[Stmt]()
     e.enter(trial)
     reductions = [op for loop in stages.loops for op in loop.ops]
@@ -87,14 +87,14 @@ def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
 
 
 def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt]) -> Groups:
-    """Return the reduced axes of each loop: merged as far as all addresses of a step allow."""
+    """Return the reduced axes of each loop, merged as far as all addresses in ``trial`` allow."""
     return tuple(mergeable(b.anchors.space, b.shape, reduced, addresses(trial)))
 
 
 def stored_values(
     b: RegionBuilder, stages: RowStages, values: Iterable[Value], in_results: bool
 ) -> tuple[StoredValue, ...]:
-    """Return ``values``, to be stored between loops; with ``in_results`` in the place of results if possible."""
+    """Return records of ``values`` to store between loops; with ``in_results`` in the memory of results if possible."""
     replaced: dict[Value, Value] = {}
     for v in (kept := tuple(values)):
         result = _last_reader(b, stages, v, replaced) if in_results else None
@@ -104,9 +104,9 @@ def stored_values(
 
 
 def _last_reader(b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]) -> Value | None:
-    """Return the result that is stored, alone, by the last loop that reads a stored value of the same size.
+    """Return the result, of the size of ``kept``, that the last loop reading ``kept`` stores; None unless unique.
 
-    The value may occupy the place of that result meanwhile; the nearest cache then holds only a row and its result.
+    The value can then use the result's memory in the meantime, and the nearest cache has only a row and its result.
     """
     last = stages.loops[-1]
     if last.ops or len(last.stores) != 1:

@@ -1,4 +1,4 @@
-"""How a worker writes part of an array in place: a slice of it, or updates at indices in their order."""
+"""Plan updates of part of an array in place on a CPU: of a slice, or at indices in the order of the updates."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aotc.lowering.threshold import BlockSize
 
 @dataclass(frozen=True, slots=True)
 class SliceUpdatePlan(RegionPlan):
-    """A slice is written; a grid item has a row of it if ``by_rows``, else one element."""
+    """Plan of a slice update; a grid item has a row of the slice if ``by_rows``, else one element."""
 
     by_rows: bool
 
 
 def plan_cpu_slice(b: RegionBuilder) -> SliceUpdatePlan:
-    """Return the update of a slice by rows."""
+    """Return the plan of a slice update by rows."""
     return SliceUpdatePlan(by_rows=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SerialScatterPlan(RegionPlan):
-    """Updates are applied one after the other.
+    """Plan of a scatter whose updates are applied one after the other.
 
     Attributes
     ----------
@@ -43,12 +43,12 @@ UPDATE_WINDOW = BlockSize(
 
 
 def plan_cpu_scatter(b: RegionBuilder) -> SerialScatterPlan:
-    """Return the scatter in order, parallel over blocks of the window."""
+    """Return the plan of a scatter in order, parallel over blocks of the window."""
     return plan_serial_scatter(b.the_op("scatter"), UPDATE_WINDOW.value)
 
 
 def plan_serial_scatter(op: Op, width: int) -> SerialScatterPlan:
-    """Return the scatter in order, with items of ``width`` elements if the window is wider."""
+    """Return the plan of a scatter in order, with items of ``width`` elements if the window is wider."""
     update, window = op.operands[len(op.inputs) + 1].type, op.attrs["update_window_dims"]
     extent = update.shape[window[-1]] if window else 1
     return SerialScatterPlan(width if isinstance(extent, int) and extent > width else 0)

@@ -1,4 +1,4 @@
-"""Ops whose lowering has nothing to decide: a plan only names the way in which the kernel is written."""
+"""Plans of ops whose lowering has nothing to decide: a plan only names the algorithm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aotc.lowering.plans.region_plan import RegionPlan
 
 @dataclass(frozen=True, slots=True)
 class CsrRowsPlan(RegionPlan):
-    """A grid item multiplies a row of a sparse matrix."""
+    """Plan in which a grid item multiplies a row of a sparse matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomCallPlan(RegionPlan):
-    """One grid item calls the user's function."""
+    """Plan in which the only grid item calls the user's function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,24 @@ class DeviceCallPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class LapackCallPlan(RegionPlan):
-    """A grid item calls LAPACK for a matrix."""
+    """Plan in which a grid item calls LAPACK for a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWordsPlan(RegionPlan):
-    """A grid item computes the words of a counter of a random number generator."""
+    """Plan in which a grid item computes the words of one counter value of a random number generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectAndScatterPlan(RegionPlan):
-    """The windows of a ``select_and_scatter`` run in order, in parallel over the dims that no window spans."""
+    """Plan in which the windows of a ``select_and_scatter`` run in order, parallel over dims of window size 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TridiagonalPlan(RegionPlan):
-    """A grid item solves a tridiagonal system for all right-hand sides."""
+    """Plan in which a grid item solves a tridiagonal system for all right-hand sides."""
 
 
 def always(plan: RegionPlan) -> Callable[[RegionBuilder], RegionPlan]:
-    """Return the planner of an op that is always lowered by ``plan``."""
+    """Return a planner that always returns ``plan``."""
     return lambda b: plan

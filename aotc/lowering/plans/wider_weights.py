@@ -1,9 +1,9 @@
 """Decide whether weights are stored narrow and widened by their readers, or converted once to a wide copy.
 
 A call that reads f32 copies of bf16 weights reads twice the bytes. So a conversion stays in the call if all readers
-fuse it: loops, reductions, and matmuls of few rows on a GPU, whose tiles widen what they load. Packing, matmuls of many
-rows, convolutions and control flow read their operands from memory. For them a wide copy is made once; otherwise each
-call would write it.
+fuse it: loops, reductions, and matmuls of few rows on a GPU, whose tiles widen the loaded elements. Packing, matmuls of
+many rows, convolutions and control flow read their operands from memory: for these, a wide copy is stored once before
+calls, as otherwise each call would write it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 class WiderWeights:
-    """The producers and readers of the values of a function.
+    """Analysis of a function: which values readers compute from narrower weights.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class WiderWeights:
                 self._visit(inner)
 
     def are_computed(self, v: Value, roots: Iterable[Value]) -> bool:
-        """Return True if ``v``, computed from ``roots`` alone, is wider than these, cheap, and fused by all readers."""
+        """Return True if readers compute ``v`` from ``roots``: it is wider, cheap, and fused by all readers."""
         known = list(roots)
         return self._is_wider(v, known) and self._is_cheap(v, known) and self._is_fused(v)
 

@@ -24,19 +24,19 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttentionPlan(RegionPlan):
-    """Attention of few rows of queries: keys and values are read once, in memory order.
+    """Plan of attention with few query rows: keys and values are read once, in memory order.
 
     Attributes
     ----------
     blocks : DecodeBlocks
     key_form : TileForm or None
-        The form of a tile of dot products; empty if keys have none, and scores are summed in vectors of terms.
+        The form of the tile for dot products of queries and keys; None if scores are summed in vectors of terms.
     key_terms : int
-        The keys of such a tile.
+        The number of keys in such a tile.
     value_terms, value_columns : int
-        The terms of a step of the weighted sum of values, and the columns of its tile by pairs of bf16; 0: no tile.
+        The terms per step of the weighted sum of values, and the columns of its tile for pairs of bf16; 0: no tile.
     keys_ahead, values_ahead : int
-        The terms from a key or value to the one that is prefetched with it.
+        Prefetch distances, in terms: how far ahead of the current key or value.
     """
 
     blocks: DecodeBlocks
@@ -50,12 +50,12 @@ class DecodeAttentionPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class IntegerAttentionPlan(DecodeAttentionPlan):
-    """Attention of few rows whose keys and values are multiplied as integers.
+    """Plan of attention with few query rows whose keys and values are multiplied as integers.
 
     Attributes
     ----------
     digit_terms : int
-        The terms of a tile of integer weights and values; 0: there is no tile, as values are not in memory.
+        The terms of a tile of integer weights and values; 0 for no tile, if values are not in memory.
     """
 
     digit_terms: int
@@ -63,7 +63,7 @@ class IntegerAttentionPlan(DecodeAttentionPlan):
 
 @dataclass(frozen=True, slots=True)
 class BlockedAttentionPlan(RegionPlan):
-    """Attention of more rows: the scores of a block of queries and keys stay in cache.
+    """Plan of attention with more query rows: the scores of a block of queries and keys stay in cache.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
 
 
 def operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index:
-    """Return the index of an operand's element: ``at`` has the batch axes, then the last two; ``dims`` are its own."""
+    """Return the index of an operand's element; ``at`` has the batch axes and the last two, ``dims`` their dims."""
     index: list[Dim] = [0] * value.type.rank
     for d, i in zip(dims, at, strict=True):
         if d != ABSENT:
@@ -123,7 +123,7 @@ def operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index
 
 
 def operand_view(e: Elements, op: Op, number: int, at: Index) -> View | None:
-    """Return the layout of keys (1) or values (2) of a head as (term, column), or None if they are not in memory."""
+    """Return the layout of a head's keys (operand 1) or values (2) as (term, column); None if not in memory."""
     value, dims = op.operands[number], op.attrs[("", "k_dims", "v_dims")[number]]
     _, _, terms, *sizes = axes(tuple(v.type for v in op.operands), op.attrs)
     t, c = e.names("t"), e.names("c")
@@ -240,7 +240,7 @@ def _plan_decode(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttent
 
 
 def _is_plain(operand: Value, queries: int, side_by_side: bool) -> bool:
-    """Return True if reading keys, or values, bounds the matmul, so that only their order in memory matters."""
+    """Return True if the matmul's time is that of reading the keys (or values), so that memory order matters most."""
     dtype = operand.type.dtype
     return dtype not in INTEGERS and (queries == 1 or (side_by_side and size_of(dtype) >= 4))
 

@@ -1,4 +1,4 @@
-"""Choose the blocks of fused attention on a CPU: rows and terms at a time, and the scratch memory of a worker.
+"""Choose the blocks of fused attention on a CPU: rows and terms at a time, and a worker's scratch memory.
 
 The scores of a block of queries and keys stay in cache. A running maximum and sum per row rescale earlier results, so
 the whole score matrix never exists (flash attention). *Terms* are keys, *columns* are the elements of a value. A kernel
@@ -54,7 +54,7 @@ class DecodeBlocks(RegionPlan):
     heads : int
         The product of the sizes of these axes.
     pairs : bool
-        Do both products multiply pairs of bf16 with one instruction, as those with more rows may?
+        Do both matmuls use instructions for pairs of bf16?
     digits : int
         The bytes of the integers to which queries and weights are quantized if keys and values are multiplied as
         integers; else 0.
@@ -93,7 +93,7 @@ class ScoreBlocks(RegionPlan):
     tile_height : int
         The most rows of a register tile of sums.
     pairs : bool
-        Do both products multiply pairs of bf16 with one instruction? Weights are rounded to bf16 then.
+        Do both matmuls use instructions for pairs of bf16? Weights are rounded to bf16 then.
     """
 
     wide: str
@@ -185,7 +185,7 @@ def parts_of(op: Op, target: Target) -> int:
 
 
 def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Target) -> bool:
-    """Return True if both products use instructions that multiply pairs of bf16.
+    """Return True if both matmuls use instructions that multiply pairs of bf16.
 
     All operands and the result must be bf16, so the weights may be rounded to bf16 as well. A matrix unit does not
     count, as its tiles cannot read weights in the layout that attention produces.
@@ -222,7 +222,7 @@ def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
 
 
 def rounded_as(op: Op) -> str:
-    """Return the dtype to which the result of ``op`` is rounded; for one part of split-KV, after parts are combined."""
+    """Return the dtype to which the result of ``op`` is finally rounded, for split-KV after parts are combined."""
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
 
 
@@ -236,8 +236,8 @@ ATTENTION_ROWS = BlockSize(
 def attention_blocks(types: Types, attrs: Attrs, result: str, target: Target) -> tuple[ScoreBlocks | DecodeBlocks, ...]:
     """Return the blocks of attention on a CPU; empty if none fit the scratch memory, or depth or columns are symbolic.
 
-    If only a call knows the number of rows, there are two: the first are for few rows. ``result`` is the dtype to
-    which the result is rounded. If blocks do not fit, they get up to 8 times fewer terms and 4 times fewer rows.
+    If the number of rows is symbolic, there are two: the first for few rows. ``result`` is the dtype to which the
+    result is rounded. Blocks that do not fit are reduced to up to 8 times fewer terms and 4 times fewer rows.
     """
     _, rows, terms, depth, columns = axes(types, attrs)
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:
@@ -290,7 +290,7 @@ LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> DecodeBlocks:
     """Return the blocks for few rows.
 
-    A grid item processes several heads together (``whole_axes``), unless only a call knows the number of rows.
+    A grid item processes several heads together (``whole_axes``), unless the number of rows is symbolic.
     """
     (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
     most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value

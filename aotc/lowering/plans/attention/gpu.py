@@ -1,4 +1,4 @@
-"""How a GPU computes fused attention: the tiling with which a template computes its loops on tensor cores."""
+"""Plan fused attention on a GPU: choose the tiling for the code template that computes it on tensor cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose how a GPU divides attention of few queries (decoding), whose time is that of reading keys and values.
+"""Choose how a GPU divides attention of few queries (decoding), which is bound by reading keys and values.
 
 On Hopper, a cluster of blocks shares the terms of a head. If there are too few heads for all multiprocessors, the terms
 are split further into parts that other kernels combine (split-KV). On other GPUs, blocks of one warp do the same
@@ -91,7 +91,7 @@ MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster, at most", "CUDA C++ Pro
 
 @dataclass(frozen=True, slots=True)
 class PlanOfFew:
-    """Division of the terms of a head.
+    """Division of the terms (keys) of a head among blocks.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
 
 
 def _share(blocks: int, fastest: float) -> float:
-    """Return the time in which ``blocks`` blocks each read some bytes, relative to blocks on all multiprocessors.
+    """Return the time in which ``blocks`` blocks read their bytes, relative to one block per multiprocessor.
 
     One bound is the memory bandwidth, the other is ``fastest``, the relative rate of one block. The time is the 4-norm
     of both, so it is a little longer than either bound where these are close.
@@ -168,6 +168,7 @@ def _share(blocks: int, fastest: float) -> float:
 
 def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """Return the tiling of a block of one warp: more terms at a time if they have fewer bytes, and 3 or 2 stages.
+
     None if neither number of stages fits the shared memory of ``target``.
     """
     line = (sizes.depth + sizes.width) * sizes.size

@@ -1,4 +1,4 @@
-"""Attention on a GPU as the loops that define it: what its planner reads, and the body of its kernel."""
+"""Emit attention as the plain loops that define it: the planner reads them, and the GPU kernel has them as body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotc.lowering.plans.attention.sizes import AttentionSizes
 
 
 def attention_loops(b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> Kernel:
-    """Return the kernel of ``attention``, as :func:`read_attention` reads it, without its tiling."""
+    """Return the kernel of ``attention`` in the form for :func:`read_attention`, without its tiling."""
     return _Loops(b, e, sizes).lower()
 
 
@@ -57,14 +57,14 @@ class _Loops:
         return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
 
     def _own_row(self) -> Dim:
-        """Return the row number that a causal mask compares with."""
+        """Return the row number with which a causal mask compares terms."""
         return self.at_row if self.sizes.grouped == ABSENT else 0
 
     def _col(self) -> Dim:
         return sym(self.col, 0, self.sizes.width)
 
     def _index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
-        """Return the index of an operand, or of a result, at this head."""
+        """Return the index of an element of an operand or result, at the current head."""
         at = self.at_head[:-1]
         found: list[Dim] = [0] * value.type.rank
         for d, i in zip(self.sizes.places(dims, rows), (*at, *last), strict=True):
@@ -80,7 +80,7 @@ class _Loops:
         return as_tensor_core_operand(x, "f32")
 
     def _moved(self, value: Value, index: Index) -> Scalar:
-        """Return the load of an element of a value that is a view of an input within the region."""
+        """Return the load of an element of ``value`` from the input that it is a view of."""
         here, aside = self.e.block, self.e.new_block()
         x = self.e.at(value, index)
         bound = {s.var: s.value for s in aside if isinstance(s, Let)}
@@ -149,7 +149,7 @@ class _Loops:
         return body
 
     def _result_index(self) -> Index:
-        """Return the index of a mean; with parts, that of its part comes first."""
+        """Return the index of a mean in the result; with parts, the number of the part comes first."""
         dims = self.op.attrs["out_dims"]
         first = bool(self.part)
         places = [d + first for d in dims]

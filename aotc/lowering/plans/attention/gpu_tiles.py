@@ -1,4 +1,4 @@
-"""Choose the tiles of fused attention on the tensor cores of a GPU; refuse operands that no template supports."""
+"""Choose the tiles of fused attention on the tensor cores of a GPU; reject operands that no template supports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AttentionRate:
     depth : int
         The most elements of a key or of a value.
     rate : float
-        The rows of queries per unit of time; the second row of the table is the unit.
+        The query rows per unit of time, relative to the second row of the table.
     plain : bool
         Is the tiling only for long rows of plain scores, i.e. scaled products? Other scores need more registers.
     size : int

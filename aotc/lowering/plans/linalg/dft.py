@@ -1,4 +1,4 @@
-"""How many neighbouring transforms a grid item of ``dft`` has, and which threads of a GPU compute them."""
+"""Plan ``dft``: the number of neighbouring transforms per grid item, and the threads of a GPU that compute them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class CalledDftPlan(RegionPlan):
-    """A worker calls the function of the transform.
+    """Plan in which a CPU worker calls the transform's library function.
 
     Attributes
     ----------
     most : int
-        Neighbouring transforms of a grid item, at most.
+        The largest number of neighbouring transforms in a grid item.
     pitch : int
-        Elements from one point of all these to the next in the function's memory; 0: an item has one transform.
+        Stride, in the function's work memory, from one point of all transforms to the next; 0 for a single transform.
     """
 
     most: int
@@ -33,20 +33,20 @@ class CalledDftPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class ThreadDftPlan(RegionPlan):
-    """A GPU thread computes ``most`` neighbouring transforms, at most."""
+    """Plan in which a GPU thread computes up to ``most`` neighbouring transforms."""
 
     most: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDftPlan(RegionPlan):
-    """A block of ``threads`` GPU threads computes a transform in shared memory."""
+    """Plan in which a block of ``threads`` GPU threads computes a transform in shared memory."""
 
     threads: int
 
 
 def plan_cpu_dft(b: RegionBuilder) -> CalledDftPlan:
-    """Return the call for one signal, or for a block of neighbouring ones in whole vectors."""
+    """Return the plan of a call for one signal, or for neighbouring signals in whole vectors."""
     x, axis = b.inputs[0], b.the_op("dft").attrs["axis"]
     constant = isinstance(product(x.shape[axis + 1 :]), int)  # a call takes as long for few signals as for a block
     most = _neighbours(b) if constant else DFT_LANES.value
@@ -87,7 +87,7 @@ DFT_THREADS = BlockSize(
 
 
 def plan_gpu_dft(b: RegionBuilder) -> BlockDftPlan | ThreadDftPlan:
-    """Return a block for a signal that fits its shared memory and has work for a warp, else one thread."""
+    """Return the plan of a block if the signal fits shared memory and has work for a warp, else of one thread."""
     n = _points(b)
     bytes_ = 2 * shared_array_bytes((n + n // BANKS) * size_of(b.inputs[0].dtype) // 2)  # real and imaginary parts
     if n <= DFT_THREAD_POINTS.value or bytes_ > b.target.shared:

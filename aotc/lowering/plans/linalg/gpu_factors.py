@@ -1,4 +1,4 @@
-"""How a GPU block factors a matrix: column by column, by panels, or by Jacobi's method."""
+"""Plan matrix factorisations by a GPU block: column by column, by panels, or by Jacobi's method."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from aotc.vmfb.dtypes import real_of, size_of
 
 @dataclass(frozen=True, slots=True)
 class ColumnFactorPlan(RegionPlan):
-    """A block of ``warps`` warps processes a matrix column by column."""
+    """Plan in which a block of ``warps`` warps processes a matrix column by column."""
 
     warps: int
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnLuPlan(ColumnFactorPlan):
-    """LU factorisation column by column."""
+    """Plan of an LU factorisation column by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class HouseholderPlan(ColumnFactorPlan):
-    """QR factorisation."""
+    """Plan of a QR factorisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReflectorProductPlan(ColumnFactorPlan):
-    """Product of the reflectors of a QR factorisation."""
+    """Plan of the product of the reflectors of a QR factorisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanelLuPlan(RegionPlan):
-    """LU factorisation by panels, of which each thread has a row in registers.
+    """Plan of an LU factorisation by panels; each thread has a row of the panel in registers.
 
     Attributes
     ----------
@@ -48,9 +48,9 @@ class PanelLuPlan(RegionPlan):
     panel : int
         Columns of a panel.
     rest : int
-        Columns outside a panel, at most.
+        The largest number of columns outside a panel.
     some : int
-        Columns of the rest that a thread updates at a time.
+        Columns outside the panel that a thread updates at a time.
     groups : int
         Groups of ``tall`` threads, which update different columns.
     """
@@ -62,7 +62,7 @@ class PanelLuPlan(RegionPlan):
     groups: int
 
     def buffers(self, dtype: str) -> dict[str, Buffer]:
-        """Return the shared arrays by their role; that of the number of the first zero pivot is not among them."""
+        """Return the shared arrays by their role, except the one with the number of the first zero pivot."""
         arrays = {"upper": (dtype, (self.panel,)), "factors": (dtype, (self.panel, self.tall))}
         if self.tall > WARP:
             warps = self.tall // WARP
@@ -75,13 +75,13 @@ class PanelLuPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class JacobiPlan(RegionPlan):
-    """A block rotates the columns of a matrix in shared memory.
+    """Plan in which a block rotates the columns of a matrix in shared memory.
 
     Attributes
     ----------
     columns : TurnedColumns
     sweeps : int
-        Sweeps over all pairs of columns, at most.
+        The largest number of sweeps over all pairs of columns.
     """
 
     columns: RotatedColumns
@@ -90,12 +90,12 @@ class JacobiPlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class EigenPlan(JacobiPlan):
-    """Eigenvalues and eigenvectors."""
+    """Plan of eigenvalues and eigenvectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingularPlan(JacobiPlan):
-    """Singular values and singular vectors."""
+    """Plan of singular values and singular vectors."""
 
 
 FactorPlan = ColumnLuPlan | PanelLuPlan | HouseholderPlan | ReflectorProductPlan | EigenPlan | SingularPlan
@@ -108,7 +108,7 @@ JACOBI_SWEEPS = BlockSize(
 
 
 def plan_gpu_lapack(b: RegionBuilder) -> FactorPlan:
-    """Return how a block computes a LAPACK routine that :mod:`~aotc.lowering.placement.host_only` permits."""
+    """Return the plan of a LAPACK routine by one block; :mod:`~aotc.lowering.placement.host_only` permits it."""
     routine, out = b.the_op("lapack").attrs["routine"], b.outputs[0]
     *_, columns, rows = out.shape
     if routine in JACOBI_ROUTINES:
@@ -135,7 +135,7 @@ COLUMNS_OF_WARP = BlockSize(
 
 
 def _warps(columns: Dim) -> int:
-    """Return the warps for which the columns of a matrix are enough work."""
+    """Return the number of warps for which the columns of a matrix are enough work."""
     many = columns if isinstance(columns, int) else FACTOR_WARPS.value * COLUMNS_OF_WARP.value
     return min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
 
@@ -166,7 +166,7 @@ PANEL_THREADS = BlockSize(
 
 
 def _plan_panels(b: RegionBuilder, columns: Dim, rows: Dim) -> PanelLuPlan | None:
-    """Return a factorisation by panels, or None if there cannot be a thread per row, or it needs too much memory."""
+    """Return the plan by panels, or None if a block cannot have a thread per row, or has too little memory."""
     if not isinstance(columns, int) or not isinstance(rows, int) or not PANEL_ROWS.holds(rows):
         return None
     dtype = b.outputs[0].dtype

@@ -25,7 +25,7 @@ BANK_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RotatedColumns(RegionPlan):
-    """Layout of columns in shared memory whose pairs are rotated, each by a group of lanes.
+    """Layout of columns in shared memory; a group of lanes rotates a pair of columns.
 
     Attributes
     ----------
@@ -34,8 +34,7 @@ class RotatedColumns(RegionPlan):
     size : int
         The bytes of an element.
     more : int
-        Further rows that are rotated with a column, but are not part of its inner products: vectors that accumulate
-        the rotations.
+        Further rows of a column that are rotated but are not part of inner products: they accumulate the rotations.
     lanes : int
         The threads of a group, a power of two.
     in_registers : bool
@@ -76,7 +75,7 @@ class RotatedColumns(RegionPlan):
 
     @property
     def pitch(self) -> int:
-        """Return the elements from one column to the next.
+        """Return the stride between columns, in elements.
 
         Short columns are padded to an odd number of steps, so that neighbouring groups access different banks.
         """

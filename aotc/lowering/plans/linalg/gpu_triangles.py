@@ -1,4 +1,4 @@
-"""How a GPU factors and solves with triangular matrices: a block of threads for each, or one thread for small ones."""
+"""Plan Cholesky factorisations and triangular solves on a GPU: a block of threads per matrix, or one thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TriangleBlock(RegionPlan):
-    """A block of threads works by panels of a triangular matrix.
+    """Part of a plan: a block of threads processes a triangular matrix by panels.
 
     Attributes
     ----------
     threads : int
         Threads of the block.
     panel : int
-        Rows of a panel, of which a thread has a column in registers.
+        Rows of a panel; a thread has one column of it in registers.
     side : int
         Rows and columns of the tile that a thread updates at a time.
     """
@@ -40,13 +40,13 @@ class TriangleBlock(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class BlockCholeskyPlan(RegionPlan):
-    """A block factors a matrix.
+    """Plan in which a block factors a matrix.
 
     Attributes
     ----------
     block : TriangleBlock
     mirror : int
-        Rows and columns of the tiles in which its warps transpose the matrix.
+        Edge of the tiles in which the block's warps transpose the matrix.
     """
 
     block: TriangleBlock
@@ -54,13 +54,13 @@ class BlockCholeskyPlan(RegionPlan):
 
     @property
     def mirrored(self) -> tuple[int, int, int]:
-        """Return the shape of the tiles of all warps; rows begin in different banks."""
+        """Return the shape of the shared buffer for the tiles of all warps; rows begin in different banks."""
         return self.block.threads // WARP, self.mirror, self.mirror + 1
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSolvePlan(RegionPlan):
-    """A block solves for ``columns`` right-hand sides of a matrix."""
+    """Plan in which a block solves for ``columns`` right-hand sides of a matrix."""
 
     block: TriangleBlock
     columns: int

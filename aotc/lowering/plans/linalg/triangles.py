@@ -1,4 +1,4 @@
-"""How a CPU, or one GPU thread, factors and solves with triangular matrices: in loops, by LAPACK and BLAS, or both."""
+"""Plan Cholesky factorisations and triangular solves on a CPU, or one GPU thread: in loops, by LAPACK, or both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotc.lowering.threshold import BlockSize, Limit
 
 @dataclass(frozen=True, slots=True)
 class CholeskyPlan(RegionPlan):
-    """A worker factors a matrix: in loops up to ``loop_rows`` rows, if any, and by LAPACK above; None: in loops."""
+    """Plan in which a worker factors a matrix: in loops up to ``loop_rows`` rows (None: always), by LAPACK above."""
 
     loop_rows: int | None
 
@@ -25,7 +25,7 @@ FACTOR_ROWS = Limit(
 
 
 def plan_cpu_cholesky(b: RegionBuilder) -> CholeskyPlan:
-    """Return loops for small matrices, LAPACK for large ones, both where only a call knows the size."""
+    """Return a plan: loops for small matrices, LAPACK for large ones, both if the size is symbolic."""
     return CholeskyPlan(_loop_rows(b.outputs[0].shape[-1], FACTOR_ROWS))
 
 
@@ -38,14 +38,14 @@ def _loop_rows(size: Dim, small: Limit) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PieceSolvePlan(RegionPlan):
-    """A grid item solves in loops for some right-hand sides of a matrix.
+    """Plan in which a grid item solves in loops for some right-hand sides of a matrix.
 
     Attributes
     ----------
     columns : int
-        Their number; the last item may have fewer.
+        The number of right-hand sides per item; the last item may have fewer.
     transposed : bool
-        Are they rows that are transposed first?
+        Are the right-hand sides rows, which are transposed first?
     """
 
     columns: int
@@ -54,12 +54,12 @@ class PieceSolvePlan(RegionPlan):
 
 @dataclass(frozen=True, slots=True)
 class MatrixSolvePlan(RegionPlan):
-    """A grid item solves for all right-hand sides of a matrix.
+    """Plan in which a grid item solves for all right-hand sides of a matrix.
 
     Attributes
     ----------
     loop_rows : int
-        Unknowns or right-hand sides, the smaller number, up to which it does so in loops; above, by BLAS.
+        Loops are used if unknowns or right-hand sides, whichever are fewer, are at most so many; otherwise BLAS.
     columns : int
         Right-hand sides that the loops solve for at a time.
     """
@@ -83,7 +83,7 @@ FEW_SOLVED_ROWS = Limit(
 
 
 def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
-    """Return loops over pieces for few unknowns or right-hand sides, BLAS for many."""
+    """Return a plan: loops over pieces for few unknowns or right-hand sides, BLAS for many."""
     left, n, others = solved(b)
     transposed = not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
     pieces = plan_pieces(left, transposed)
@@ -95,7 +95,7 @@ def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
 
 
 def solved(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
-    """Return whether unknowns are in columns, the number of unknowns, and that of the right-hand sides."""
+    """Return whether unknowns are in columns, the number of unknowns, and the number of right-hand sides."""
     *_, rows, columns = b.outputs[0].shape
     left = b.the_op("triangular_solve").attrs["left_side"]
     return (True, rows, columns) if left else (False, columns, rows)
@@ -105,5 +105,5 @@ SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular so
 
 
 def plan_pieces(left: bool, transposed: bool = False) -> PieceSolvePlan:
-    """Return items of several right-hand sides where the inner loops run along these, else of one."""
+    """Return the plan of items with several right-hand sides if inner loops run along these, else with one."""
     return PieceSolvePlan(SOLVE_COLUMNS.value if left or transposed else 1, transposed)
