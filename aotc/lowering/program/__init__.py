@@ -1,1 +1,1 @@
-"""Kernels and values to a program: memory, schedule, host code."""
+"""Turn a fused module and its kernels into a program: memory, schedule, host code."""

@@ -22,7 +22,7 @@ SPREAD_COMMANDS = 2048
 
 
 def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
-    """Return the kind of wait that sharing memory would add, for each pair of storages (0: none).
+    """Return, for each pair of storages, the kind of wait that sharing memory would add (0: none).
 
     Returns
     -------
@@ -39,7 +39,7 @@ def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
 
 
 def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray) -> None:
-    """Mark the pairs of storages that no dependence orders: the later one's first command need not wait."""
+    """Mark in ``found`` the pairs of storages for which the first command of the later one does not wait anyway."""
     touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
     for command, step in enumerate(run):
         for s in {s for part in touched_within(step) for s in part}:

@@ -1,7 +1,7 @@
 """Track, for each byte, its last writer and the readers since: the dependences between commands.
 
-Static storages of the arena may overlap in any way. Their part is a list of disjoint spans, split where a storage
-begins or ends. Any other storage overlaps only storages at the same place (``plan_memory``).
+Static storages of the arena may overlap in any way; this part of the arena is a list of disjoint spans, split where
+storages begin or end. Any other storage overlaps only storages at the same offset (``plan_memory``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotc.ir.program.ir import Storage
 
 @dataclass(slots=True)
 class _Span:
-    """Bytes with one history; ``end`` is used only in the static part of the arena."""
+    """A range of bytes with the same accesses so far; ``end`` is used only in the static part of the arena."""
 
     end: int = 0
     writer: int = -1
@@ -77,7 +77,7 @@ class Memory:
         return found
 
     def _cut(self, place: int) -> None:
-        """Split the span that contains ``place``, if there is one."""
+        """Split the span that contains the offset ``place``, if there is one."""
         at = bisect_right(self.begins, place) - 1
         if at >= 0 and self.begins[at] < place < self.spans[at].end:
             self.begins.insert(at + 1, place)

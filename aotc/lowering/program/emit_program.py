@@ -20,7 +20,7 @@ _FUNCTIONS = {"//": "floordiv", "%": "mod", "max": "max", "min": "min"}
 
 
 class Program:
-    """VM code of one function under construction."""
+    """Builder of the VM code of one function."""
 
     def __init__(self) -> None:
         self.code: list[list] = []
@@ -97,7 +97,7 @@ Block: TypeAlias = tuple[int, Dim, Dim]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The commands that run before the host reads memory again.
+    """A command buffer, which runs before the host reads memory the next time, and data of the memory plan.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Stage:
 def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]) -> Program:
     """Return the VM code that runs the ``stages`` of ``function`` with the pointer table ``slots``.
 
-    ``given`` maps the numbers of results to those of the arguments whose memory they reuse.
+    ``given`` maps the number of a result to that of the argument whose memory it reuses.
     """
     p = Program()
     waiting = _check_sizes(p, function)
@@ -158,7 +158,7 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
 
 
 def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None:
-    """Allocate a larger arena in each memory in which ``taken`` bytes are not enough."""
+    """Emit the allocation of a larger arena in each memory in which the ``taken`` bytes are not enough."""
     for space, (size, before) in enumerate(zip(sizes, taken, strict=True)):
         if size != before and space == 0:
             p.op("arena", p.value(size))
@@ -167,7 +167,7 @@ def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None
 
 
 def _bind_arguments(p: Program, function: Function) -> None:
-    """Read symbols from the arguments' shapes, then check the dims that are expressions."""
+    """Emit code that reads symbols from the arguments' shapes, then checks the dims that are expressions."""
     unread = [
         (n, axis, d)
         for n, v in enumerate(function.body.params)
@@ -201,7 +201,7 @@ def _factor(e: Expr, symbol: Sym) -> int:
 
 
 def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
-    """Bind the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
+    """Emit code that computes the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
     n, axis, d = place
     lone = alone(symbol)
     size = p.register()
@@ -215,7 +215,7 @@ def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: in
 
 
 def _check_sizes(p: Program, function: Function) -> list[tuple]:
-    """Check requirements on plain sizes of arguments; return those that must wait for other dims."""
+    """Emit checks of requirements on sizes of arguments; return those that depend on dims computed later."""
     sizes = {f"size_{n}_{k}": (n, k) for n, v in enumerate(function.body.params) for k in range(v.type.rank)}
     waiting = []
     for row in function.attrs.get("requirements", ()):
@@ -234,7 +234,7 @@ def _check_sizes(p: Program, function: Function) -> list[tuple]:
 
 
 def _bind_computed(p: Program, slots: Slots, bind: Bind) -> None:
-    """Read a size that kernels have computed; it must not be negative."""
+    """Emit code that reads a size that kernels computed, and checks that it is not negative."""
     register = _load(p, slots, bind.value, bind.dtype)
     p.bind(bind.dim, register)
     _require(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
@@ -248,7 +248,7 @@ def _load(p: Program, slots: Slots, storage: Storage, dtype: str) -> int:
 
 
 def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> None:
-    """Read the sizes that are values of arguments; none may be negative."""
+    """Emit code that reads the sizes that are values of arguments, and checks that they are not negative."""
     sizes = function.attrs.get("sizes", {})
     if not sizes:
         return
@@ -280,7 +280,7 @@ def _require(p: Program, row: tuple) -> None:
 
 
 def _check(p: Program, slots: Slots, check: Check) -> None:
-    """Check an assertion whose condition kernels have computed."""
+    """Emit the check of an assertion whose condition kernels computed."""
     values = [_load(p, slots, s, dtype) for s, dtype in check.values]
     p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)
 

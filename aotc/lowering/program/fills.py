@@ -1,4 +1,4 @@
-"""Large splat constants: kernels fill them where they are needed, and the bundle does not store them.
+"""Generate large splat constants by kernels where they are needed, instead of storing them in the bundle.
 
 Before, for ``jnp.zeros(n).at[i].add(x)``::
 

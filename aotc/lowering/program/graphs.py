@@ -1,4 +1,4 @@
-"""Cut steps into graphs of commands, and find graphs that several threads run; used by plan_memory and schedule."""
+"""Divide steps into graphs of commands, and find the graphs that several threads run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Edges: TypeAlias = list[list[int]]
 
 
 def graphs(steps: Sequence[Step]) -> Iterator[Run]:
-    """Yield the maximal sequences of launches and copies of one memory, those in loops and branches too."""
+    """Yield the maximal sequences of launches and copies of one memory, including those in loops and branches."""
     for sequence in _sequences(steps):
         yield from (run for run in cut(sequence) if not is_control(run[0]))
 
@@ -32,12 +32,12 @@ def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
 
 
 def runs_of(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
-    """Cut the steps of one list into graphs, and loops and branches that run alone."""
+    """Divide a list of steps into graphs, and loops and branches that run alone."""
     return [steps] if _overlap(steps, edges, costs) else cut(steps)
 
 
 def cut(steps: Run) -> list[Run]:
-    """Return the consecutive launches and copies of one memory, and each loop and branch by itself."""
+    """Divide a list of steps into runs of launches and copies of one memory, and single loops and branches."""
     runs: list[Run] = []
     for step in steps:
         if runs and not is_control(step) and not is_control(runs[-1][0]) and not _begins_graph(step, runs[-1]):
@@ -99,7 +99,7 @@ def times_of(run: Run, costs: Costs) -> list[float]:
 
 
 def width_of(step: Step, costs: Costs) -> int:
-    """Return the number of workers that can share a command."""
+    """Return the number of workers that can share the work of a command."""
     match step:
         case Launch(kernel=kernel):
             return -(-estimated_dim(kernel.grid) // costs.grain(kernel))
@@ -118,7 +118,7 @@ def _time(step: Step, costs: Costs) -> float:
 
 
 def _shared_time(step: Step, costs: Costs) -> float:
-    """Return the nanoseconds of a loop or branch whose graphs run one after the other, each on several workers."""
+    """Return the nanoseconds of a loop or branch if its graphs run one after the other, each on several workers."""
     return _of_inside(step, lambda steps: sum(_alone(run, costs) for run in cut(_commands(steps))))
 
 
@@ -142,7 +142,7 @@ def _alone(run: Run, costs: Costs) -> float:
 
 
 def _together(run: Run, before: Edges, costs: Costs) -> float:
-    """Return a lower bound in nanoseconds for several workers: the critical path, or full utilisation."""
+    """Return the least nanoseconds on several workers: the longer of critical path and fully utilised workers."""
     times = times_of(run, costs)
     best = [
         _shared_time(step, costs) if is_control(step) else ns / min(width_of(step, costs), ORDER_WORKERS.value)
@@ -155,7 +155,7 @@ def _together(run: Run, before: Edges, costs: Costs) -> float:
 
 
 def needs(steps: Run) -> Edges:
-    """Return the direct dependences of each command, as if no two values shared memory."""
+    """Return the direct dependences of each command by its data: as if no two values shared memory."""
     result: Edges = []
     writer: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
@@ -191,7 +191,7 @@ OVERLAP_PERCENT = Limit(
 
 
 def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
-    """Return True if loops and branches finish sooner in one graph with all other commands than one after the other."""
+    """Return True if loops and branches end sooner as commands of one graph than one after the other."""
     if len(steps) < 2 or not any(map(is_control, steps)) or not _has_executor(costs.target):
         return False
     runs = cut(steps)
@@ -205,7 +205,7 @@ def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
 
 
 def _is_counted(step: Step) -> bool:
-    """Return True unless the trip count of a step is an estimate."""
+    """Return True if the trip count of a step is known, not an estimate."""
     return not isinstance(step, Loop) or step.iterations is not None
 
 

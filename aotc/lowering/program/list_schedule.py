@@ -1,7 +1,7 @@
-"""List scheduling (R. Graham, 1969): start ready commands in the order of their critical path, if that helps.
+"""List scheduling (R. Graham, 1969): start commands in the order of their critical paths, if that helps.
 
-The commands of a graph start in a given order, each as soon as those before it are done. Program order is used unless
-the cost model predicts that the other order ends sooner: neighbours in the program find their operands in caches.
+The commands of a graph start in a fixed order, each as soon as its predecessors are done. Program order is used unless
+the cost model predicts that critical-path order ends sooner: program order has better cache locality.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widt
     Parameters
     ----------
     before : sequence of sequence of int
-        The commands that each waits for, all of them earlier ones.
+        The commands that each command waits for, all earlier in program order.
     nanoseconds : sequence of float
-        Time of each on one core.
+        Time of each command on one core.
     widths : sequence of int
-        Number of workers that can share each.
+        Number of workers that can share each command.
     """
     program = list(range(len(before)))
     other = _longest_way_first(before, nanoseconds)
@@ -44,7 +44,7 @@ def critical_paths(
 ) -> list[float]:
     """Return the time from the start of each command to the end of the critical path through it.
 
-    ``lags`` are the nanoseconds between the starts of two commands, if the second does not wait for all of the first.
+    ``lags`` has nanoseconds between the starts of two commands if the second waits only for a part of the first.
     """
     ways = list(nanoseconds)
     for n in reversed(range(len(before))):

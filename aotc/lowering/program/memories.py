@@ -1,4 +1,4 @@
-"""The memories of a program under construction: the memory of each value, and the constants that each memory has."""
+"""The memory spaces of a program under construction: the space of each value, and the constants in each space."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Memories:
     for_targets : dict of str to Target
         Target of each kernel, by name.
     pieces : list of Pieces
-        For each space: the constants that are copied to a GPU's memory; none if it maps all of them.
+        For each space: the constants that are copied to a GPU's memory; None if the space maps all constants.
     """
 
     spaces: tuple[Space, ...]
@@ -62,7 +62,7 @@ class Memories:
         self.pieces = [Pieces() for _ in self.spaces]
 
     def anew(self) -> Memories:
-        """Return the same spaces without constants, for a trial bufferisation."""
+        """Return a copy with the same spaces but no constants, for a trial bufferisation."""
         return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.for_targets))
 
     def finder(self, function: Function) -> Callable[[Value], int]:
@@ -79,9 +79,9 @@ class Memories:
         return self.pieces[space].place(offset, array.nbytes) if self.has_pieces(space) else offset
 
     def loop_flops(self, op: Op, spaces: set[int]) -> Limit | None:
-        """Return the limit on operations of a loop over ``spaces`` that becomes one kernel.
+        """Return the limit on operations up to which a loop becomes one kernel.
 
-        None if it uses several memories, or its kernels are for several targets.
+        None if the loop uses several memory spaces, or its kernels are for several targets.
         """
         if len(spaces) > 1 or len(self.targets_in(op)) > 1:
             return None
@@ -94,7 +94,7 @@ class Memories:
         return {self.for_targets[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
 
     def target_of(self, kernel: str, space: int) -> Target:
-        """Return the target of a kernel that works on ``space``; by default that of the space."""
+        """Return the target of a kernel that accesses ``space``, by default the target of the space."""
         return self.for_targets.get(kernel, self.spaces[space].target)
 
 

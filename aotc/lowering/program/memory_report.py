@@ -103,5 +103,5 @@ def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
 
 
 def plain(size: Dim) -> int | str:
-    """Return a size for the manifest: an integer, or the text of an expression over dims."""
+    """Return a size in the form for the manifest: an integer, or the text of an expression over dims."""
     return str(size) if isinstance(size, Expr) else int(size)

@@ -1,10 +1,10 @@
-"""Merge kernels that read equal parts of arrays at different offsets into one that takes the offset.
+"""Merge kernels that read equal parts of arrays at different offsets into one kernel, launched with the offset.
 
     o0[i] = sin(a0[3, i])          o0[i] = sin(a0[0, i]) of a0 from its fourth row on
     o0[i] = sin(a0[5, i])    ->    the same kernel, of a0 from its sixth row on
 
-Such kernels come from unrolled steps, layers with stacked weights, and branches that take rows of one array. A part is
-a range of rows of the first axis with more than one, and begins at an aligned address.
+Such kernels come from unrolled steps, layers with stacked weights, and branches that read rows of one array. A *part*
+is a range of rows along the first axis of size above 1, and begins at an aligned address.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def merge_by_offsets(
 
 
 def _signature(kernel: Kernel) -> tuple:
-    """Return properties shared by kernels that could become equal; cheap to compare."""
+    """Return a key that is equal for kernels that may become equal, and cheap to compare."""
     inputs = tuple((b.dtype, b.shape[1:]) for b in kernel.inputs)
     return inputs, kernel.outputs, kernel.dims, kernel.grid, kernel.aliases, kernel.tiling, len(kernel.body)
 
@@ -81,7 +81,7 @@ def _differ(kernels: Sequence[Kernel]) -> bool:
 
 
 def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """Return the kernels that become equal to a different one, and the offsets of their inputs."""
+    """Return the kernels that become equal to another one if they read parts, with the offsets of their inputs."""
     groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
     originals: dict[Kernel, set[Kernel]] = {}
     for kernel in kernels:
@@ -95,7 +95,7 @@ def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]
 
 
 def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
-    """Return, by name, the inputs that ``kernel`` only loads from, at known rows."""
+    """Return the rows that ``kernel`` reads of each input, by name, for inputs that it only loads at known rows."""
     loads: dict[str, list[Load]] = {}
     others = {kernel.inputs[source].name for _, source in kernel.aliases}
     for stmt in walk(kernel.body):
@@ -166,7 +166,7 @@ class _RowReader:
 
 
 def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]) -> tuple[Step, ...]:
-    """Return ``steps`` with the ``chosen`` kernels and offsets; the recursion is as deep as loops nest."""
+    """Return ``steps`` with launches of the ``chosen`` kernels at their offsets; recursive over nested loops."""
     found: list[Step] = []
     for step in steps:
         match step:

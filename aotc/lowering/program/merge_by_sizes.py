@@ -1,15 +1,15 @@
-"""Merge kernels that differ only in sizes into one that takes the sizes as arguments, so that it is compiled once.
+"""Merge kernels that differ only in sizes into one kernel with the sizes as arguments, so that it is compiled once.
 
     for i0 in range(0, 64):                      for i0_vector in range(0, 4*size0):
         o0[i0] = a0[i0] + 1.0                        for i0 in range(0, 16):
     for i0 in range(0, 192):              ->             o0[i0 + 16*i0_vector] = a0[i0 + 16*i0_vector] + 1.0
         o0[i0] = a0[i0] + 1.0                    of size0 = 1 and of size0 = 3
 
-Layers of a network are such kernels: padding of images, or normalisation by channel statistics. The text of a kernel is
-its meaning, so any number in it may become an expression of that value. Reductions are generated for their sizes, and
-are not merged. Neither are innermost loops that are not whole vectors or access many arrays. Tiles may take their
-number of terms as an argument, except those of a matrix unit, whose last step has different code for each number of
-terms.
+Layers of a network have such kernels, for example padding of images, or normalisation by channel statistics. The text
+of a kernel defines its meaning, so any number in it may be replaced by an expression of the same value. Reductions are
+not merged, as their code depends on sizes. Neither are innermost loops that are not whole vectors or access many
+arrays. The number of terms of a tile may be an argument, except for a matrix unit, whose last step has different code
+for each number of terms.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CutText(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """The merged kernel of another one, and the values of its size arguments."""
+    """The merged kernel that replaces a kernel, and the values of its size arguments."""
 
     kernel: Kernel
     sizes: tuple[int, ...]
@@ -79,7 +79,7 @@ def _of_equal_words(kernels: Iterable[Kernel]) -> dict[str, Sized]:
 
 
 def _outline(kernel: Kernel) -> tuple:
-    """Return properties shared by kernels of equal texts; cheap to compare."""
+    """Return a key that is equal for kernels with equal texts, and cheap to compare."""
     arrays = tuple((b.dtype, len(b.shape)) for b in (*kernel.inputs, *kernel.outputs))
     return arrays, len(kernel.inputs), kernel.aliases, tuple(type(s) for s in walk(kernel.body))
 
@@ -148,11 +148,11 @@ def _equal_numbers(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
 
 
 def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
-    """Return the numbers of an innermost loop that must be equal; ``alone`` if it is not inside another loop.
+    """Return the numbers of an innermost loop that must be equal in merged kernels.
 
-    None if it consists of whole vectors (more than one, inside of a loop). For an array read at several indices, as by
-    a window, the distances of rows must be equal: they are immediate operands of LLVM's instructions, and would fill
-    the registers otherwise. A single vector is in registers itself.
+    ``alone`` is True if the loop is not inside another loop. Its bounds must be equal unless it consists of whole
+    vectors (more than one, inside another loop). For an array read at several indices, as by a window, the sizes of
+    rows must be equal: distances of rows are immediate operands of instructions, and would occupy registers otherwise.
     """
     inside = list(walk(loop.body))
     read = [x for s in inside for x in leaves(operands(s)) if isinstance(x, Load)]
@@ -264,7 +264,7 @@ class _Sizes:
     known: dict[str, Row] = field(default_factory=dict)
 
     def text(self, row: Row) -> str:
-        """Return the text for a row: a number, or an expression of size arguments; it adds one if needed."""
+        """Return the text for numbers ``row``, one per kernel: a number, or an expression of arguments, new or old."""
         if len(set(row)) == 1:
             return str(row[0])
         whole = gcd(*row)

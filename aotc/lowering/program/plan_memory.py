@@ -1,4 +1,4 @@
-"""Turn lifetimes into offsets in one arena.
+"""Assign offsets in one arena to storages by their live ranges.
 
 Static storages are placed largest first, at the lowest offset that no storage alive at the same time occupies (greedy
 by size: Y. Pisarchyk and J. Lee, "Efficient memory management for deep neural net inference", 2020). Symbolic
@@ -39,7 +39,7 @@ def plan_stages(
     apart : bool
         If True, storages share nothing and have guards between them.
     runs : sequence of Run
-        Commands, graph by graph. None of them waits for memory reuse if avoiding it costs little memory.
+        The commands of each graph. Memory reuse that would make a command wait is avoided if that costs little memory.
     most : int, optional
         Bound on the bytes of the arena for that purpose.
     """

@@ -1,4 +1,4 @@
-"""Encode steps as a command buffer: graphs of commands with dependency edges, loops, branches.
+"""Encode steps as a command buffer: graphs of commands with dependence edges, loops, branches.
 
 Two commands depend on each other if one writes bytes that the other accesses. Edges implied by others are dropped
 (transitive reduction). The encoding is that of ``vmfb.abi``.
@@ -24,7 +24,7 @@ from aotc.vmfb.commands import encode
 
 @dataclass
 class CommandBuffer:
-    """Code of a command buffer; parameters are expressions over the function's dims.
+    """The code of a command buffer, and the expressions over the function's dims that are its parameters.
 
     ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``iterations`` has the
     trip count of each loop, None if it is not known. ``locs`` has for each command in the code's order the number of
@@ -93,7 +93,7 @@ class Scheduler:
         return abi.parameter(self.parameters.index(value))
 
     def place(self, storage: Storage, begin: int = 0) -> abi.Place:
-        """Return the place of a storage, offset by ``begin`` bytes."""
+        """Return the slot and offset of byte ``begin`` of a storage, as the encoding has it."""
         slot, offset = place_of(storage, self.slots)
         return slot, self.operand(offset + begin)
 
@@ -174,7 +174,7 @@ class Scheduler:
 
 
 def _join(commands: Sequence[abi.Command | abi.Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
-    """Set the successors, followers and tile edges of commands, which are in ``order``."""
+    """Set the successors, followers and tile edges of ``commands``, which run in ``order``."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]
     followers: list[list[int]] = [[] for _ in commands]

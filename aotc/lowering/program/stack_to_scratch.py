@@ -1,4 +1,4 @@
-"""Fit kernels into a thread's stack: their largest arrays move to the worker's scratch memory in the arena."""
+"""Move the largest private arrays of kernels from a thread's stack to thread-local scratch memory in the arena."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Let commands of a graph wait for tiles of others, rather than for whole commands.
+"""Let a command of a graph wait for tiles (ranges of grid items) of another command, rather than for all of it.
 
 Two dependent commands access common bytes. If the items of both move through these bytes in the same direction, an item
-of the later command needs the first items of the earlier one, up to a bound. That bound is a line over the item's
-number; its distance ahead is the halo. A command that reads in another order than the earlier one writes, or reads all
-of its result, waits for the whole command. With symbolic sizes there is one line for all sizes, so its numbers are
-constants.
+of the later command needs the first items of the earlier one, up to a bound. The bound is a linear function (*line*) of
+the item's number; its distance ahead is the halo. A command that reads in another order than the earlier one writes, or
+reads all of its result, waits for the whole command. For symbolic sizes one line with constant numbers must be valid
+for all sizes.
 
-Overwriting bytes that the earlier command still reads counts as well, wherever the memory plan has put them. A command
-that waits for tiles begins while earlier commands still run that it would otherwise follow. It is compared with each of
-these.
+Overwriting bytes that the earlier command still reads is a dependence, too, by the offsets of the memory plan. A
+command that waits for tiles starts while earlier commands still run, so it is compared with each command that it
+would otherwise follow indirectly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Waits:
 
     @property
     def every(self) -> list[int]:
-        """All commands that it waits for."""
+        """Return all commands that the command waits for, as a whole or for tiles."""
         return sorted((*self.wholes, *(t.producer for t in self.tiles)))
 
 
@@ -111,7 +111,7 @@ class TileEdges:
     def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
         """Return how many items of ``earlier``, command ``number``, must be done before each item of ``later``.
 
-        None if that is not known, or so many that ``later`` might as well wait for all of it.
+        None if that is unknown, or so many that waiting for the whole command is as good.
         """
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
@@ -124,7 +124,7 @@ class TileEdges:
         return tile if tile and begins_early(earlier, later, tile, self.costs) else None
 
     def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
-        """Return the edge between items, or else between the groups of items that the kernels' indices define."""
+        """Return the edge between items that is valid for all sizes, or one between groups of items, or None."""
         (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
             one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
@@ -146,7 +146,7 @@ class TileEdges:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The items of a command in blocks, from each of ``edges`` to the next, and the bytes that these access."""
+    """The items of a command divided into blocks at ``edges``, and the bytes that each block accesses."""
 
     edges: Sequence[int]
     spans: Sequence[ItemSpans]
@@ -194,8 +194,8 @@ def needs(
 def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
     """Return True if with ``tile`` all items of ``later`` wait for those of ``earlier`` that access the same bytes.
 
-    With symbolic sizes this is tested for given ``sizes``, and for some of many items: the line is right for each item,
-    but not for blocks.
+    With symbolic sizes, ``sizes`` are tested, and only a sample if there are many items: the line is valid for items,
+    but not for blocks of items.
     """
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
@@ -271,7 +271,7 @@ def _is_static(step: Step) -> TypeGuard[Launch]:
 
 
 def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
-    """Return the line over the end of items that is nowhere below their needs."""
+    """Return the least line that is nowhere below the needs of blocks that end at ``later_edges``."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
     times, over = of // common, items // common
@@ -294,10 +294,10 @@ def _union(sets: Sequence[int] | Iterator[int]) -> int:
 
 
 def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
-    """Return the edge that waits for command ``number``, or None if no constants are right for all sizes.
+    """Return the edge that waits for command ``number``, or None if no constants are valid for all sizes.
 
-    In each pair, the first line is nowhere above the first byte of that command's item. The second is nowhere below the
-    end of the waiting command's item.
+    In each pair, the first line is a lower bound of the first byte that an item of that command accesses. The second is
+    an upper bound of the end of the bytes of the waiting command's item.
     """
     found: TileEdge | None = None
     for first, end in pairs:

@@ -1,4 +1,4 @@
-"""Check a command buffer against its steps: the same commands, in a safe order.
+"""Verify a command buffer against its steps: it has the same commands, in a safe order.
 
 The check is independent of ``schedule`` and ``dependences``. It compares every two commands of a graph that access a
 common byte, if one of them writes it: there must be a path of edges from the first to the second.
@@ -133,7 +133,7 @@ class _ScheduleCheck:
         return value_of(operand, self.parameters)
 
     def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
-        """Return the slot and byte offset of a storage's part from ``begin`` on."""
+        """Return the slot and the byte offset of byte ``begin`` of a storage."""
         slot, offset = place_of(s, self.slots)
         return slot, number(offset + begin, self.values)
 
@@ -161,7 +161,7 @@ class _ScheduleCheck:
             yield f"{title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
     def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
-        """Yield commands that access a common byte and are not ordered."""
+        """Yield an error for two commands that access a common byte, one of them writing, without an order."""
         before = _ancestors(graph)
         rows = [row for n, step in enumerate(steps) for row in self._bytes(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
@@ -178,7 +178,7 @@ class _ScheduleCheck:
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
     def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield command, slot, first byte, byte after the last, and whether it is written, for each array."""
+        """Yield, for each array of a command: command number, slot, first byte, end, and whether it is written."""
         for inner in walk([step]):
             sizes: list[Dim]
             match inner:

@@ -1,4 +1,4 @@
-"""Let the readers of a value read a copy of it from some op on."""
+"""Let readers of a value after some position read a copy of it, so that the value's memory is free in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotc.lowering.program.memory_limit.order_ops import Alive
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A rewrite that needs less memory.
+    """A possible rewrite of a region that reduces peak memory.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ def readers_of(model: Alive) -> dict[Value, list[int]]:
 
 
 def waits(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
-    """Return True if ``value`` is in memory at position ``worst`` only for readers behind it."""
+    """Return True if ``value`` occupies memory at position ``worst`` only for later readers."""
     return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
 
 

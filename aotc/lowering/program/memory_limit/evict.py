@@ -9,8 +9,9 @@ After, if ``y`` is recomputed (:mod:`.rematerialize`), or moved (:mod:`.spill`):
     big = f(x); z = g(big); y2 = exp(x); w = y2 + z       // also y, if an op reads it before big
     y = exp(x); h = transfer y; big = f(x); z = g(big); y2 = transfer h; w = y2 + z
 
-A loop or branch is one op here: its operands return before it. If memory peaks inside of one, its ops are treated
-likewise, and outer values that it reads at other times return inside of it (:mod:`.loop_operands`).
+A loop or branch counts as one op: evicted operands are recomputed or moved back before it. If memory peaks inside of
+one, its ops are treated likewise. Outer values that it reads only before or after the peak are recomputed or moved back
+inside of it (:mod:`.loop_operands`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def evicted(
 def _reliefs(
     model: Alive, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
 ) -> Iterator[Relief]:
-    """Yield the ways to evict a value at the peak, also inside the loop or branch of the peak.
+    """Yield the possible evictions of a value at the peak, also inside the loop or branch with the peak.
 
     ``constants`` may determine trip counts.
     """

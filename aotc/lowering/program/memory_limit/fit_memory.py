@@ -23,7 +23,7 @@ from aotc.lowering.program.plan_memory import plan_memory
 
 
 class Bufferize(Protocol):
-    """:func:`aotc.lowering.program.bufferize.bufferize` for any function of a module."""
+    """A function like :func:`aotc.lowering.program.bufferize.bufferize` with the module and kernels bound."""
 
     def __call__(self, function: Function, *, memories: Memories) -> Buffered: ...
 
@@ -89,7 +89,7 @@ def _arena(steps: Buffered) -> Dim:
 
 
 class _Form:
-    """A form of a function, and the bytes that its calls use of each memory: an arena, and one thread's scratch."""
+    """A version of a function, and the bytes of each memory that its calls use: the arena, and one thread's scratch."""
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
         self.function, self.steps, self.memories = function, steps, memories
@@ -98,7 +98,7 @@ class _Form:
         self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
 
     def over(self, limit: int) -> list[int]:
-        """Return the memories of which calls use more than ``limit``; the runtime checks symbolic sizes."""
+        """Return the numbers of memories of which calls use more than ``limit``; the runtime checks symbolic sizes."""
         if any(isinstance(size, Expr) for size in self.taken):
             return []
         return [n for n, size in enumerate(self.taken) if static(size) > limit]
@@ -151,7 +151,7 @@ def _too_much(limit: int, form: _Form) -> CompileError:
 
 
 def _remedy(function: Function, space: Space) -> str:
-    """Return the hint for values that wait for their readers in a memory."""
+    """Return the hint of the error: how to need less of the memory ``space``."""
     if space.target.kind == "cpu":
         return "values of a CPU have no other memory to wait in"
     if "devices" in function.attrs:

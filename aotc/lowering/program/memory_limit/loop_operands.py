@@ -27,9 +27,9 @@ from aotc.lowering.program.memory_limit.spill import coming, inserted, is_fetch,
 def read_inside(
     model: Alive, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], iterations: int
 ) -> Iterator[Relief]:
-    """Yield the ways to evict ``v``, an outer value that regions of ``op`` read, during their peaks.
+    """Yield the possible evictions of ``v``, an outer value that regions of ``op`` read, during the regions' peaks.
 
-    ``places`` are the devices of values, empty if none can be moved; ``iterations`` is how often a region runs.
+    ``places`` are the devices of values, empty if values cannot be moved; ``iterations`` is the trip count of ``op``.
     """
     makers = [o for o in model.region.ops if v in o.results]
     firsts = _first_readers(model, op, v)
@@ -49,7 +49,7 @@ def read_inside(
 def _first_readers(model: Alive, op: Op, v: Value) -> dict[int, int]:
     """Return, by number, the regions of ``op`` that read the outer value ``v``, and the position of their first reader.
 
-    Empty if one of them reads it at its peak or both before and after it, or if ``op`` reads it in other ways.
+    Empty if a region reads it at its peak, or both before and after that, or if ``op`` also has it as operand.
     """
     views = any(model.roots.get(x) is v for x in captures(op))
     if not model.sizes.get(v) or v in op.operands or views:

@@ -8,10 +8,10 @@ After::
 
     a = f(x); c = sum(a); b = g(x); d = sum(b)
 
-Dependences do not change, so no time is lost: threads run whatever is ready. Two orders are tried: depth first, with
-the most demanding operand first (R. Sethi and J. D. Ullman, "The generation of optimal code for arithmetic
-expressions", 1970), and greedily the op that frees most. The memory model is rough; the caller compares the resulting
-plans.
+Dependences do not change, and threads run any ready command, so the order costs no time. Two orders are tried: depth
+first, with the operand that needs most memory first (R. Sethi and J. D. Ullman, "The generation of optimal code for
+arithmetic expressions", 1970), and greedily the op that frees most memory. The memory model is rough; the caller
+compares the resulting plans.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Alive:
     inner : dict of Op to (int, int)
         Peak bytes inside the regions of each op, and the number of ops at that peak.
     only : int
-        The memory to model; -1 for all of them together.
+        The number of the memory to model; -1 for all memories together.
     """
 
     region: Region
@@ -112,7 +112,7 @@ class Alive:
         return max(self._alive(ops), default=0)
 
     def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
-        """Return the peak bytes, and the number of ops at the peak, those in regions included."""
+        """Return the peak bytes, and the number of ops at which they occur, including ops in regions."""
         alive = list(self._alive(ops))
         most = max(alive, default=0)
         return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
@@ -176,7 +176,7 @@ def _ordered(region: Region, functions: Functions, kernels: Kernels, space: Spac
 
 
 def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
-    """Return the ops that each op must follow: the makers of its operands, and other constraints on the order.
+    """Return the ops that each op must follow: the producers of its operands, and others by order constraints.
 
     Ops at which the host reads memory are barriers. Ops with effects keep their order. Readers of an operand precede
     the op that overwrites it.
@@ -223,7 +223,7 @@ def acts(op: Op, functions: Functions) -> bool:
 
 
 def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
-    """Return a post-order from the results back, with the most demanding dependences first."""
+    """Return a post-order from the results back, with the dependences that need most memory first."""
     own = {op: sum(model.sizes.get(v, 0) for v in op.results) for op in region.ops}
     most: dict[Op, int] = {}
     for op in region.ops:
@@ -242,7 +242,7 @@ def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
 
 
 def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
-    """Return the greedy order that, of the ready ops, takes the one that leaves least memory alive."""
+    """Return the greedy order: of the ready ops, the one that leaves least memory alive is next."""
     waiting = {op: len(before) for op, before in needs.items()}
     after: dict[Op, list[Op]] = {}
     for op, before in needs.items():

@@ -21,7 +21,7 @@ REASON = "the memory limit: not read until later"
 
 
 def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
-    """Yield rewrites that move a value to the host that is alive at the peak and read only later.
+    """Yield rewrites that move to the host a value that is alive at the peak and read only later.
 
     ``places`` are the devices of values.
     """
@@ -53,13 +53,13 @@ def move_price(size: int) -> float:
 
 
 def leaving(v: Value, place: str, count: str, loc: Loc) -> Op:
-    """Return the op that moves ``v`` from a device to the host."""
+    """Return the op that moves ``v`` from device ``place`` to the host."""
     attrs = {"source": place, "device": SPILLED, "reason": REASON}
     return Op("transfer", (v,), (Value(f"{v.name}_host{count}", v.type),), attrs, (), loc)
 
 
 def coming(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
-    """Return the op that fetches ``v``, whose host copy is ``held``."""
+    """Return the op that moves ``v`` back to device ``place`` from its host copy ``held``."""
     attrs = {"source": SPILLED, "device": place, "reason": REASON}
     return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
 

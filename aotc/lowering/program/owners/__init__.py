@@ -1,1 +1,1 @@
-"""Buffer ownership: values that share memory, and the remaining copies."""
+"""Buffer ownership: decide which values share memory, and avoid copies."""

@@ -1,4 +1,4 @@
-"""Loop states that change buffers between iterations: unroll the loop instead of copying the arrays.
+"""Unroll loops whose states would be copied between buffers in each iteration.
 
 Before::
 
@@ -8,9 +8,9 @@ After::
     while i < 50 { a1 = f(a, b); b1 = f(b, a1); i, a, b = i + 2, a1, b1 }
 
 States that swap or rotate are in their first buffers again after one period of the permutation. A state whose kernel
-cannot write over its operand, such as ``x = x @ w``, alternates between two buffers. If the number of iterations is
-known, the remainder runs before the loop. Otherwise a branch in the unrolled body evaluates the condition again; its
-side that ends the loop copies the states, once in a run of the loop.
+cannot overwrite its operand, such as ``x = x @ w``, alternates between two buffers. If the trip count is known, the
+remaining iterations run before the loop. Otherwise a branch in the unrolled body evaluates the condition again; the
+branch that ends the loop copies the states, once per run of the loop.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Unroller:
         return owners_of(function, self.functions, self.kernels, self.memories.finder(function))
 
     def _best(self, function: Function, loop: Op, copied: int) -> Function:
-        """Return the form that copies least per iteration of ``loop``; ``function`` itself if none halves that."""
+        """Return the unrolled function with least copies per iteration; ``function`` if none halves them."""
         iterations = trip_count(loop, self.constants, self.functions)
         on_gpu = any(target.kind == "cuda" for target in self.memories.targets_in(loop))
         limit = ALTERNATED_BYTES_CUDA if on_gpu and iterations is None else ALTERNATED_BYTES

@@ -1,4 +1,4 @@
-"""Loop states that a branch swaps: exchange the roles of their buffers instead of copying the arrays.
+"""For loop states that a branch swaps, exchange the roles of their buffers instead of copying the arrays.
 
 Before::
 
@@ -9,10 +9,10 @@ After::
                           : (p = f(x, y); p ? (1, x, y) : (0, x, g(y))) }   // a is x, and b is y
     a, b = r ? (y, x) : (x, y)
 
-``r`` is a further state. It tells which buffer has which state, as it depends on data. The code that depends on the
-states exists twice, once for each value of ``r``, and so the body needs no pointers that change. Ops after the branch
-move into its sides. Several pairs of states may swap together. States that swap in every iteration are unrolled
-(:mod:`aotc.lowering.program.owners.alternate_buffers`), which needs no branches.
+The new state ``r``, the *role*, records which buffer has which state, as that depends on data. The code that depends on
+the states exists twice, once for each value of ``r``, so that pointers in the body are constant. Ops after the branch
+move into its sides. Several pairs of states may swap together. Loops whose states swap in every iteration are unrolled
+instead (:mod:`aotc.lowering.program.owners.alternate_buffers`), which needs no branches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Pairs = tuple[tuple[int, int], ...]
 def exchange_buffers(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories
 ) -> Function:
-    """Return ``function`` with roles of buffers in loops that swap large states in a branch, where this copies less.
+    """Return ``function`` with buffer roles in loops that swap large states in a branch, if this copies less.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ class _Swap:
     others : list of Op
         The ops of the body that do not depend on these states.
     before, after : list of Op
-        The ops before and after the branch that do.
+        The ops before and after the branch that depend on these states.
     results : list of int
-        The numbers of the loop's results that do.
+        The numbers of the loop's results that depend on these states.
     """
 
     branch: Op
@@ -140,7 +140,7 @@ class _Exchanger:
     # --- analysis ---
 
     def _swap(self, loop: Op) -> _Swap | None:
-        """Return the branch that swaps states of ``loop``, if its states can change roles."""
+        """Return the branch that swaps states of ``loop`` if the rewrite is possible, else None."""
         branches = [op for op in loop.regions[1].ops if op.name == "case"]
         if not branches or UNROLLED in loop.attrs:
             return None

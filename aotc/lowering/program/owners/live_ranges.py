@@ -1,9 +1,9 @@
 """Live ranges of the values of a function, through loops and branches.
 
-Every op has a point. It reads at twice its point and writes one later, so that a value whose last reader makes another
-one does not overlap with it. A value that only some branches read is live in these branches, not in the others; a
-value from outside of a loop is live until the loop ends. A loop carries one value for each of its results: the
-parameters of condition and body, and the result, are the same value.
+Every op has a number, its *point*. An op at point ``p`` reads at moment ``2 * p`` and writes at ``2 * p + 1``, so that
+its result does not overlap with an operand of which it is the last reader. A value that only some branches read is live
+in these branches, not in the others; a value from outside of a loop is live until the loop ends. A carried value of a
+loop (the parameters of condition and body, and the result) counts as one value.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Life:
-    """Live range, writers and readers of one value.
+    """Live range, writes and reads of one value.
 
     Attributes
     ----------
     spans : list of Span
     writes : dict of int to int
-        Points at which it is written, with its number among the results there.
+        The points at which the value is written, with its number among the op's results.
     reads : dict of int to tuple of int
-        Points at which an op reads it, with its numbers among the operands there.
+        The points at which the value is read, with its numbers among the op's operands.
     read_only : bool
-        Is its memory read-only, like that of a constant or of a caller's argument?
+        Is the value's memory read-only, like that of a constant or of a caller's argument?
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -50,7 +50,7 @@ class LiveRanges:
     Attributes
     ----------
     lives : dict of Value to Life
-        By root: a view has the root of its operand, a loop's parameters that of its result.
+        By the root of a value: the root of a view is that of its operand, of a loop's parameters that of its result.
     ops : dict of int to Op
         The op at each point.
     point_of : dict of Op to int

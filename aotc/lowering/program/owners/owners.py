@@ -1,10 +1,11 @@
-"""Buffer ownership: which values of a function share memory, and why each remaining copy is needed.
+"""Buffer ownership: decide which values of a function share memory, and why each remaining copy is needed.
 
-Values that would be copied into each other (:mod:`aotc.lowering.program.owners.ties`) get one owner if their live
-ranges (:mod:`aotc.lowering.program.owners.live_ranges`) never overlap. The most expensive copies are considered first.
-This is copy coalescing as in SSA form (Z. Budimlic et al., "Fast copy coalescing and live-range identification", 2002),
-on structured control flow. The host's steps and kernels that are whole loops both use it. A carried buffer is thus
-updated in place through loops, branches, and nested loops.
+An *owner* is memory that several values use one after the other. Values that would be copied to each other
+(:mod:`aotc.lowering.program.owners.ties`) get one owner if their live ranges
+(:mod:`aotc.lowering.program.owners.live_ranges`) do not overlap. The most expensive copies are considered first. This
+is copy coalescing (Z. Budimlic et al., "Fast copy coalescing and live-range identification", 2002), on structured
+control flow. Bufferization and kernels that are whole loops use it. A carried buffer is thus updated in place through
+loops, branches, and nested loops.
 
 An owner may be the memory of an argument or of a result. An argument's memory is read-only unless the caller donated it
 and a result is computed there. Neither is written before the last check of the function's data.
@@ -28,7 +29,7 @@ from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties
 
 @dataclass(slots=True, eq=False)
 class BufferOwner:
-    """Memory of ``values``, of which no two are live together.
+    """Memory of several ``values``, no two of which are live at the same time.
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class BufferOwner:
 
 @dataclass(frozen=True, slots=True)
 class NeededCopy:
-    """A copy that remains, and the reason."""
+    """A copy that is still needed, and the reason."""
 
     tie: Tie
     reason: str
@@ -117,9 +118,9 @@ class Owners:
         self._merge()
 
     def _merge(self) -> None:
-        """Give values a common owner where that is possible.
+        """Merge the owners of tied values where that is possible.
 
-        Results first, because they decide which arguments may be written; then copies, the most expensive first.
+        Function results come first, because they determine which arguments may be written; then copies, by cost.
         """
         body = self.function.body
         results = [Tie(mine, v, "a result", None, estimated_bytes(v)) for mine, v in zip(self.results, body.results)]
@@ -140,7 +141,7 @@ class Owners:
     def _moved(self) -> dict[Value, set[BufferOwner]]:
         """Return the copied next states, each with the memory that other states of its loop are copied to.
 
-        A state computed in that memory would make the copies a cycle, which takes one more copy.
+        If a state were computed in that memory, the copies would be a cycle, which needs one more copy.
         """
         targets: dict[Value, set[BufferOwner]] = {}
         for tie in (one.tie for one in self.refused if one.tie.kind == NEXT_STATE):
@@ -149,7 +150,7 @@ class Owners:
         return targets
 
     def _refuse(self, ties: list[Tie]) -> None:
-        """Give the values of each pair one owner, or record why that is not possible."""
+        """Merge the owners of each tie, or record why that is not possible."""
         for tie in ties:
             reason = self._join(tie.new, tie.old)
             if reason and tie.cost:
@@ -185,7 +186,7 @@ class Owners:
     # --- joining ---
 
     def _join(self, new: Value, old: Value) -> str:
-        """Give two values one owner, or return why they cannot have one."""
+        """Merge the owners of two values and return an empty string, or return why that is not possible."""
         a, b = self.of(new), self.of(old)
         if a is b:
             return ""
@@ -309,6 +310,6 @@ def _line(owner: BufferOwner) -> str:
 
 
 def describe(one: NeededCopy) -> str:
-    """Return a copy that remains as a line of text."""
+    """Return a line of text that describes a remaining copy."""
     tie = one.tie
     return f"{tie.cost:,} bytes a call, {tie.old} to {tie.new} ({tie.kind}): {one.reason}"

@@ -1,4 +1,4 @@
-"""Reads before updates: an op that reads a value runs before the op that could write over it.
+"""Reorder ops so that reads of a value precede the op that could overwrite it, which then needs no copy.
 
 Before::
 
@@ -24,7 +24,7 @@ from aotc.lowering.program.memory_limit.order_ops import acts
 
 
 def reads_first(function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> Function:
-    """Return ``function`` with reads of values that are updated later moved before these updates."""
+    """Return ``function`` with reads of updated values moved before the updates."""
     return function.doing(_ReadsFirst(functions, kernels).region(function.body, {}))
 
 
@@ -101,7 +101,7 @@ class _ReadsFirst:
         return [*ops[:at], *(op for op in ops[at + 1 :] if op in first), update, *rest]
 
     def _spoils(self, ops: Sequence[Op], first: set[Op]) -> bool:
-        """Return True if an op that moves would overwrite a value that an op it passes reads."""
+        """Return True if a moved op would overwrite a value that one of the ops it moves past reads."""
         passed: set[Value] = set()
         for op in ops:
             if op not in first:

@@ -1,8 +1,8 @@
-"""Pairs of values that need no copy between them if both have the same memory.
+"""Ties: pairs of values between which no copy is needed if both have the same memory.
 
-They are: an update and its operand; the first state of a loop, the state of its next iteration, and the state; the
-result of one branch and that of all; a function's result and the caller's memory. Further pairs only save memory: an
-elementwise result and an operand that it may overwrite.
+They are: an update and its operand; the state of a loop, its initial value, and its next value; the result of a branch
+and that of the ``case``; a function's result and the caller's memory. Further pairs only save memory: an elementwise
+result and an operand that it may overwrite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tie:
     Attributes
     ----------
     new, old : Value
-        Without shared memory ``old`` is copied to ``new``.
+        If they do not share memory, ``old`` is copied to ``new``.
     kind : str
         Reason for the copy.
     op : Op or None

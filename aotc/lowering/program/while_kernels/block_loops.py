@@ -1,9 +1,9 @@
-"""Turn a loop over small values into one kernel of one block of GPU threads.
+"""Turn a loop over small values into one GPU kernel, executed by one block of threads.
 
-Its kernels run one after the other. Their items are distributed over the threads of the block, with barriers where one
-kernel accesses results of another. Values of a few elements are computed redundantly by every thread, in registers, so
-counters and conditions need no barrier. Other values are in shared memory; carried ones that are too large for it use
-the memory of the results.
+The kernels of the loop body are inlined one after the other. Their items are distributed over the threads of the block,
+with barriers where one kernel accesses results of another. Every thread computes values of a few elements redundantly
+in registers, so that counters and conditions need no barrier. Other values are in shared memory; carried values that
+are too large for it are in the memory of the results.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 
 def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
-    """Return True if a block of the target can run the kernel, with the threads that inner kernels require."""
+    """Return True if a block of the target can run the kernel, with the number of threads that inlined kernels fix."""
     count = thread_count(kernel)
     alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
     return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
@@ -148,7 +148,7 @@ LOOP_OWN_FLOPS = Limit(
 
 @dataclass
 class TeamLoopWriter(LoopWriter):
-    """Writer for ``threads`` of a block; ``own`` is True while every thread runs the current kernel redundantly."""
+    """Emitter of a loop for ``threads`` threads; ``own`` is True while every thread runs a kernel redundantly."""
 
     common: ClassVar[Space]
     """The memory space of values that all threads read."""
@@ -193,7 +193,7 @@ LOOP_BLOCK_VALUE = Limit(
 
 @dataclass
 class BlockLoopWriter(TeamLoopWriter):
-    """Writer for one block."""
+    """Emitter of a loop for one block."""
 
     common = "shared"
     written: set[str] = field(default_factory=set)  # since the last barrier
@@ -251,7 +251,7 @@ class BlockLoopWriter(TeamLoopWriter):
         return For(thread, 0, self.threads, (iterations,), "thread")
 
     def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
-        """Begin a kernel or a copy, after a barrier if it accesses data of others since the last barrier."""
+        """Emit a barrier before a kernel or copy if that accesses data accessed by others since the last one."""
         read, written = ({b.name for b in some if b.space != "private"} for some in (reads, writes))
         if read & self.written or written & (self.written | self.read):
             self._barrier(block)

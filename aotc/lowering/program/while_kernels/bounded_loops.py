@@ -1,6 +1,6 @@
-"""Run a GPU loop that may never end in several launches: the kernel does a bounded number of iterations.
+"""Run a GPU loop of unknown trip count in several launches, each with a bounded number of iterations.
 
-Between two launches the call can be cancelled.
+Between two launches the call can be cancelled, even if the loop never ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 class Places(Protocol):
-    """Memory of values while steps are made; implemented by :mod:`aotc.lowering.program.bufferize`."""
+    """Interface to the memory of values during bufferization, implemented by :mod:`aotc.lowering.program.bufferize`."""
 
     time: int
     arena: list[Storage]
@@ -31,7 +31,7 @@ class Places(Protocol):
         """Return the memory of a value."""
 
     def readable(self, value: Value) -> Storage:
-        """Return memory with a value, to be read."""
+        """Return memory from which a value can be read."""
 
     def fresh(self, value: Value) -> Storage:
         """Return new memory for a value."""
@@ -43,11 +43,11 @@ class Places(Protocol):
         """Begin a step that reads or writes ``storages``."""
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Extend the lifetimes of what a loop reads, and of ``kept``, back to ``begin``."""
+        """Extend the lifetimes of values that a loop reads, and of ``kept``, back to step ``begin``."""
 
 
 def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
-    """Return the memory that a loop's kernel keeps between launches, and the steps that clear it."""
+    """Return the work memory that a loop's kernel uses across launches, and the steps that clear it."""
     if not found.kept:
         return [], []
     kept = [Storage("arena", bytes_of(b), space=space) for b in found.kept]
@@ -63,10 +63,10 @@ def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[li
 def bounded_steps(
     places: Places, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
 ) -> list[Step]:  # fmt: skip
-    """Return the steps of a ``while`` whose kernel continues from the state in its results, with ``kept`` memory.
+    """Return the steps that launch a loop's kernel until no iterations remain; ``kept`` is its work memory.
 
-    The kernel writes the state after some iterations there, and whether there are more iterations. ``iterations`` is
-    the trip count, or None.
+    Each launch reads the state from the memory of the results, runs some iterations, and writes the new state there,
+    and whether iterations remain. ``iterations`` is the trip count, or None.
     """
     begin = places.time
     state = first_state(places, op, whole=False)

@@ -1,4 +1,4 @@
-"""Parallel copies, and the first state of a loop of several kernels."""
+"""Order parallel copies, and copy the initial state of a loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_order(rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], P
 
 
 class StatePlaces(Protocol):
-    """Memory of values; implemented by :mod:`aotc.lowering.program.bufferize`."""
+    """Interface to the memory of values, implemented by :mod:`aotc.lowering.program.bufferize`."""
 
     def storage(self, value: Value) -> Storage:
         """Return the memory of a value."""
@@ -46,9 +46,9 @@ class StatePlaces(Protocol):
 
 @dataclass
 class Carried:
-    """The memory of a loop's state, the copies of the first state to it, and the numbers of these states.
+    """The memory of a loop's state, and the steps that copy the initial state to it.
 
-    ``late`` are copies of values that a single kernel for the loop would read in place.
+    ``late`` are copies that a single kernel for the loop does not need, as it reads these values in place.
     """
 
     places: Sequence[Storage] = ()
@@ -58,7 +58,7 @@ class Carried:
 
 
 def first_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
-    """Return the memory of a ``while``'s state; ``whole`` if a single kernel for it is compiled too."""
+    """Return the memory of a ``while``'s state, with copies; ``whole`` is True if a kernel for the loop exists, too."""
     made = Carried()
     made.places = [places.storage(v) for v in op.results]
     for n, (init, carry) in enumerate(zip(op.operands, made.places, strict=True)):

@@ -1,7 +1,7 @@
-"""Place grid barriers in a loop's kernel: before accesses that conflict with those of another thread.
+"""Place grid barriers in a loop's kernel, before accesses that conflict with those of another thread.
 
-Distributed loops assign item ``i`` to the same thread each time. A loop that reads, of each array, only its item's
-element thus need not wait for a loop that wrote only its item's element.
+Each distributed loop assigns item ``i`` to the same thread. So if one loop writes, and a later one reads, only the
+element of its own item, no barrier is needed between them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Touched:
         )  # fmt: skip
 
     def collides(self, later: _Touched) -> bool:
-        """Return True if ``later`` accesses conflict with those of another thread since the barrier."""
+        """Return True if the accesses ``later`` may conflict with these accesses by another thread."""
         written, all_written = self.written, self.written | self.own_written
         all_read = self.read | self.own_read
         return bool(
@@ -83,7 +83,7 @@ class BarrierPlacer:
         self.touched = self.touched | later
 
     def _while(self, loop: While) -> While:
-        """Place barriers in a loop: an iteration follows the statements before the loop, or another iteration."""
+        """Return a loop with barriers; an iteration follows the statements before the loop, or another iteration."""
         before = self.touched
         while True:
             begin = self.touched

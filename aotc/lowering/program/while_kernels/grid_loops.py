@@ -1,9 +1,9 @@
-"""Turn a loop over values that occupy a GPU for a few microseconds into one kernel whose blocks all run at once.
+"""Turn a loop whose kernels take a few microseconds on a GPU into one cooperative kernel, whose blocks all run at once.
 
-Its kernels run one after the other, with items distributed over all threads. Grid barriers separate accesses that
-conflict (:mod:`aotc.lowering.program.while_kernels.grid_barriers`). A barrier takes about one microsecond, a kernel of
-a graph about three. Values of a few elements are computed redundantly by every thread, in registers. Other values are
-in global memory, which the L2 cache holds.
+The kernels of the loop body are inlined one after the other, with items distributed over all threads. Grid barriers
+separate conflicting accesses (:mod:`aotc.lowering.program.while_kernels.grid_barriers`). A barrier takes about one
+microsecond, the launch of a kernel in a graph about three. Every thread computes values of a few elements redundantly
+in registers. Other values are in global memory, and so in the L2 cache.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _runs_in_grid(kernel: Kernel) -> bool:
 
 @dataclass
 class GridLoopWriter(TeamLoopWriter):
-    """Writer for ``blocks`` blocks."""
+    """Emitter of a loop for ``blocks`` blocks."""
 
     common = "global"
     blocks: int = 0
@@ -144,7 +144,7 @@ class GridLoopWriter(TeamLoopWriter):
         return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop distributed over all threads: warps have neighbours, and alternate over blocks."""
+        """Return a loop distributed over all threads: a warp has adjacent iterations, warps alternate over blocks."""
         block, thread = f"b_{var}", f"t_{var}"
         b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
         begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)

@@ -1,8 +1,8 @@
-"""A matmul by all blocks of a loop's kernel, with few rows or few columns, as in each iteration of a recurrent cell.
+"""Emit a matmul by all blocks of a loop's kernel, for few rows or columns, as in each iteration of a recurrent cell.
 
 A block computes a tile of the result. It loads the operands into shared memory, all at once if they fit, so that it
-waits for memory once. Its threads compute small parts of the tile, and slices of the sum (split-K), which are added in
-shared memory. The fused epilogue starts from there::
+waits for memory once. Its threads compute small parts of the tile for slices of the sum (split-K), which are added in
+shared memory. The fused epilogue reads the sums from there::
 
     for b in blocks(0, 128):
         barrier()
@@ -42,9 +42,9 @@ class LoopTile:
     Attributes
     ----------
     rows, cols : int
-        Of the block's tile.
+        The tile of a block.
     thread_rows, thread_cols : int
-        Of a thread's part of it.
+        The part of the tile that a thread computes.
     terms, slices : int
         Terms of the sum that a thread reads at a time, and number of slices of the sum (split-K).
     chunk : int
@@ -61,27 +61,27 @@ class LoopTile:
 
     @property
     def across(self) -> int:
-        """Threads along a row of the tile."""
+        """Return the number of threads along a row of the tile."""
         return self.cols // self.thread_cols
 
     @property
     def places(self) -> int:
-        """Threads that have a part of the tile."""
+        """Return the number of threads that cover the tile once."""
         return self.rows // self.thread_rows * self.across
 
     @property
     def line(self) -> int:
-        """Distance of rows of A in shared memory, padded so that they are in different banks."""
+        """Return the stride of rows of A in shared memory, padded so that rows are in different banks."""
         return self.chunk + self.terms
 
     @property
     def width(self) -> int:
-        """Distance of terms of B in shared memory, padded likewise."""
+        """Return the stride of terms of B in shared memory, padded likewise."""
         return self.cols + self.thread_cols
 
     @property
     def staged(self) -> int:
-        """Elements in shared memory."""
+        """Return the number of elements in shared memory."""
         return max(self.rows * self.line + self.chunk * self.width, self.slices * self.rows * self.cols)
 
 
@@ -146,7 +146,7 @@ LOOP_STAGE_READS = BlockSize(
 
 
 class GridProduct:
-    """Writer of a matmul with a ``stage`` in shared memory; ``name`` makes its local names unique."""
+    """Emitter of a matmul with operands in the shared buffer ``stage``; ``name`` makes local names unique."""
 
     def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
         self.p, self.tile, self.threads, self.stage, self.name = p, tile, threads, stage, name
@@ -182,7 +182,7 @@ class GridProduct:
     # --- operands to shared memory ---
 
     def _stage(self, z: Dim, first: Dim, start: Dim, k: Dim) -> For:
-        """Return the copies of a chunk of both operands by all threads, several reads in flight for each."""
+        """Return the copies of a chunk of both operands by all threads, each with several reads in flight."""
         t = self.tile
         a, b = self.p.view(), self.p.view(right=True)
         left = self._copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)

@@ -38,7 +38,7 @@ from aotc.lowering.plans.thresholds import UNROLLED_STEPS
 def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) -> tuple[Stmt, ...]:
     """Return the statements of ``kernel`` for its whole grid, one item after the other.
 
-    ``buffers`` maps its parameters' names to memory; local names get ``suffix``.
+    ``buffers`` maps the names of the kernel's parameters to memory; local names get ``suffix``.
     """
     local = {
         s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)

@@ -1,4 +1,4 @@
-"""Turn a loop over small tensors into one kernel with its condition and body.
+"""Turn a loop over small tensors into one kernel that contains its condition and body.
 
 An ODE step, a line search or a small recurrent cell spends microseconds on dispatch for nanoseconds of computation.
 Here the whole loop runs inside one kernel, with its state in private memory.
@@ -73,7 +73,7 @@ class CandidateLoop:
 
 
 def is_small(loop: CandidateLoop, limit: Limit) -> bool:
-    """Return True if an iteration does so little work that dispatching it would dominate."""
+    """Return True if an iteration does so little work that launches would dominate its time."""
     if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners):
         return False
     if any(needs_block(k) or calls_device_function(k) for k in kernels_in(loop.op, loop.kernels)):
@@ -84,7 +84,7 @@ def is_small(loop: CandidateLoop, limit: Limit) -> bool:
 
 
 def _often(region: Region) -> Iterator[Op]:
-    """Yield the ops of ``region``, nested ones included, without sides of branches that run once in the loop."""
+    """Yield the ops of ``region`` and nested regions, except branches that run about once in the loop."""
     for op in region.ops:
         yield op
         for n, inner in enumerate(op.regions):
@@ -106,9 +106,9 @@ def is_closed(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners,
     value: Limit = LOOP_VALUE, elements: Limit = LOOP_ELEMENTS,
 ) -> bool:  # fmt: skip
-    """Return True if the values of a ``while`` are few, and of known, small sizes, so that one kernel may store them.
+    """Return True if a ``while`` has few values, of small known sizes, so that one kernel may store them.
 
-    Values copied in an iteration count too.
+    Values that an iteration copies count, too.
     """
     if not is_whole(op) or not all(is_static(v.type.shape) for v in computed_in(op)):
         return False
@@ -169,7 +169,8 @@ class LoopKernel(NamedTuple):
     Attributes
     ----------
     kernel : Kernel
-        Outputs: the results of the loop; if ``bounded``, a flag that is true while iterations remain; then ``kept``.
+        The kernel. Its outputs are the results of the loop; if ``bounded``, a flag that is true while iterations
+            remain; and the work memory ``kept``.
     reads : tuple of Value
         Values from outside of the loop that the kernel reads, in the order of its inputs.
     kept : tuple of Buffer
@@ -177,7 +178,7 @@ class LoopKernel(NamedTuple):
     bounded : bool
         True if a launch runs a bounded number of iterations, so that several launches may be needed.
     held : tuple of int
-        Numbers of the outputs in whose memory the caller stores the initial state before the launch.
+        Numbers of the outputs to whose memory the caller copies the initial state before the launch.
     """
 
     kernel: Kernel
@@ -189,7 +190,7 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopWriter:
-    """Writes the regions of a loop as statements of the loop IR.
+    """Emits the regions of a loop as statements of the loop IR.
 
     Attributes
     ----------
@@ -215,7 +216,7 @@ class LoopWriter:
         return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        """Return the buffer of a carried value: private, or that of the result if it is too large."""
+        """Return the buffer of a carried value: private memory, or that of the result ``out`` if the value is large."""
         return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
 
     def put(self, value: Value, place: Buffer) -> Buffer:
@@ -234,7 +235,7 @@ class LoopWriter:
         block += inline_kernel(kernel, where, f"_{self.count}")
 
     def fits(self, value: Value, place: Buffer) -> bool:
-        """Return True if ``value`` may be computed in ``place``, the memory of a value that it shares memory with."""
+        """Return True if ``value`` may be computed in ``place``, the memory of another value of its owner."""
         return place.dtype == value.type.dtype
 
     def finish(self, block: list[Stmt]) -> list[Stmt]:
@@ -242,7 +243,7 @@ class LoopWriter:
         return block
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
-        """Return the only element of a value that controls a loop or branch."""
+        """Return the load of the only element of a value that controls a loop or branch."""
         return only_element(self.memory[value])
 
     def enter(self, block: list[Stmt]) -> None:
@@ -305,7 +306,7 @@ class LoopWriter:
         self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
         more: Buffer | None = None,
     ) -> None:  # fmt: skip
-        """Write a loop; its state is in ``begin``, and ``more``, if any, receives whether iterations remain."""
+        """Emit a loop whose initial state is in ``begin``; ``more``, if any, receives whether iterations remain."""
         cond, body = op.regions
         if carries is None:
             carries = [self.buffer(v, block) for v in op.results]
@@ -342,7 +343,7 @@ class LoopWriter:
 def _bounded(
     more: Buffer, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
-    """Bound the iterations of a loop; ``more`` receives whether others remain. Return the loop's condition."""
+    """Emit a count that bounds the iterations; return the new condition. ``more`` receives whether some remain."""
     count = Buffer("iterations", "i32", (), "private")
     block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
     test.append(Store(more, (), continue_while))
@@ -383,9 +384,10 @@ def loop_kernel(
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole loop.
 
-    The memory of the results with numbers ``held`` has the first state when the kernel begins; other operands are read.
-    By default these are results whose first state has the memory of a result, and those in ``filled``. A ``bounded``
-    kernel does a bounded number of iterations, holds all of its state, and also returns whether iterations remain.
+    Before the kernel starts, the memory of the results numbered ``held`` contains their initial state; other initial
+    values are inputs. By default ``held`` are the results that share memory with their initial state, and those in
+    ``filled``. A ``bounded`` kernel runs a bounded number of iterations, with all results ``held``, and also returns
+    whether iterations remain.
     """
     op, kernels, owners = loop.op, loop.kernels, loop.owners
     rows = list(enumerate(zip(op.operands, op.results, strict=True)))

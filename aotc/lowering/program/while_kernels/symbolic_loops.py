@@ -1,7 +1,7 @@
 """Turn a loop whose state has symbolic sizes into one kernel, for calls in which they are small.
 
-The kernel continues from the state in the memory of its results. Values of symbolic size are in scratch memory that it
-allocates when it begins. Unless the sizes are known to be small, another kernel checks them in each call, and the
+The kernel reads its initial state from the memory of its results. Values of symbolic size are in scratch memory that
+the kernel allocates at its start. Unless sizes are known to be small, another kernel checks them in each call, and the
 program contains the loop in both forms.
 """
 
@@ -30,7 +30,7 @@ from aotc.lowering.threshold import Limit
 
 
 class SizeBound(NamedTuple):
-    """A size with its upper bound for a loop to be one kernel."""
+    """A size, and its upper bound for running a loop as one kernel."""
 
     size: Dim
     most: int
@@ -46,7 +46,7 @@ def bounds_of(
 ) -> list[SizeBound] | None:  # fmt: skip
     """Return the bounds to check in a call before a ``while`` runs as one kernel.
 
-    None if all sizes are known, or even the smallest sizes exceed a bound. ``limit`` bounds the operations of one
+    None if all sizes are known, or if even the smallest sizes exceed a bound. ``limit`` bounds the operations of one
     worker in an iteration.
     """
     work = kernels_in(op, kernels)
@@ -67,7 +67,7 @@ def _at(size: Dim, values: Mapping[str, int]) -> Dim:
 
 
 def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
-    """Return the values that an iteration computes anew: neither its state, nor updates of that."""
+    """Return the values that an iteration computes, except its state and in-place updates of that."""
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
     outside = {v for r in op.regions for v in captured(r)} | {o.result for o in inner if o.name == "constant"}
@@ -81,7 +81,7 @@ def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
 
 @dataclass
 class SymbolicLoopWriter(LoopWriter):
-    """Writer of regions with values of symbolic size, which it allocates first."""
+    """Emitter of loops with values of symbolic size, which it allocates at the start of the kernel."""
 
     allocated: list[Stmt] = field(default_factory=list)
 
@@ -96,7 +96,7 @@ class SymbolicLoopWriter(LoopWriter):
 
 
 def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
-    """Return the kernel of a whole loop; the results with numbers ``held`` have the first state in their memory."""
+    """Return the kernel of a whole loop; the memory of results numbered ``held`` contains the initial state."""
     return loop_kernel(loop, SymbolicLoopWriter, held=held)
 
 

@@ -1,4 +1,4 @@
-"""Choose which loops become one kernel: of one thread, of one block of threads, or of all blocks of a GPU."""
+"""Choose the loops that become one kernel, which runs on one thread, one block of threads, or all blocks of a GPU."""
 
 from __future__ import annotations
 
