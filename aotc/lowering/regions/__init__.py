@@ -1,1 +1,1 @@
-"""Lower fused regions to kernels in loop IR."""
+"""Lower fused regions to kernels in loop IR, by the plans of :mod:`aotc.lowering.plans`."""

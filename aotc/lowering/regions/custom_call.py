@@ -100,7 +100,7 @@ def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffe
 def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
     """Call the user's function for GPUs with the addresses of its elements, its rows, or all of its arrays.
 
-    The statement stands for the call; :mod:`aotc.kernels.cuda.users_function` writes the kernel around it.
+    The kernel has one statement for the call; :mod:`aotc.kernels.cuda.users_function` writes the code around it.
     """
     op = b.the_op("custom_call")
     per, *launch = op.attrs["gpu"]

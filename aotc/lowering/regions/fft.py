@@ -1,7 +1,7 @@
 """Lower ``dft``: one grid item transforms one signal, or a block of neighbouring ones.
 
-On a CPU it calls the function of the transform (:mod:`aotc.ir.loop.forms.fft`). Kernels do not contain its loops: a few
-numbers define it completely.
+On a CPU the item calls the transform's library function (:mod:`aotc.ir.loop.forms.fft`), which a few numbers define
+completely, so kernels do not contain its loops.
 
 On a GPU a block of threads transforms one signal in shared memory, or one thread transforms several. Each thread
 computes a few butterflies of a stage in registers. A barrier separates the reads of a stage from its writes, so one

@@ -1,4 +1,4 @@
-"""Lower outlined regions to kernels: one lowering function per kind of region and target."""
+"""Lower outlined regions to kernels: the table from the class of a plan to its lowering function."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
 
 
 def lower_region(function: Function, target: Target, plan: RegionPlan | None = None) -> Kernel:
-    """Lower an outlined region to a kernel, by ``plan`` if it is given, else by its planner's.
+    """Lower an outlined region to a kernel, by ``plan``, or by the plan of the region's planner if that is None.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class _Words:
 
 
 def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
-    """Threefry-2x32 with 20 rounds."""
+    """Return the two words of Threefry-2x32 with 20 rounds."""
     keys = [*key, w("xor", w("xor", key[0], key[1]), PARITY)]
     x0, x1 = w("add", counter[0], keys[0]), w("add", counter[1], keys[1])
     for block in range(5):
@@ -52,7 +52,7 @@ def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scal
 
 
 def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) -> list[Scalar]:
-    """Philox-4x32 with 10 rounds."""
+    """Return the four words of Philox-4x32 with 10 rounds."""
     k0, k1 = key
     c = list(counter)
     for _ in range(10):
@@ -67,7 +67,7 @@ RANDOM_WORK = Estimate(150, "integer operations per random word")
 
 
 def lower_random_words(b: RegionBuilder, plan: RandomWordsPlan) -> Kernel:
-    """Write the words of one counter; item 0 also writes the new state."""
+    """Lower ``rng_bit_generator``: a grid item stores the words of one counter, item 0 also the new state."""
     op = b.the_op("rng_bit_generator")
     (state,) = op.operands
     dtype, shape = op.results[1].type.dtype, op.results[1].type.shape

@@ -1,4 +1,4 @@
-"""Attention on a CPU: online softmax over blocks of terms, without scores in memory.
+"""Attention on a CPU: online softmax over blocks of terms (keys), without storing the score matrix.
 
 As in T. Dao et al., "FlashAttention" (2022), with the online softmax of M. Milakov and N. Gimelshein (2018).
 
@@ -12,10 +12,10 @@ of rows. Keys are then read in their own layout, and a maximum or sum over terms
         acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
     out[r, :] = acc[r, :] / total[r]
 
-A few rows are lowered by :mod:`.cpu_decode`. On a processor with bf16 pair instructions both matmuls use pairs: queries
-are stored as pairs of depths, rounded weights and values as pairs of terms. A causal block first visits only the blocks
-of terms that its rows see. The other blocks follow only if the maximum of some row is so low that masked terms have a
-weight in it (only in unusual inputs).
+:mod:`.cpu_decode` lowers attention of few rows. On a processor with instructions for pairs of bf16 both matmuls use
+these: queries are stored as pairs of elements, rounded weights and values as pairs of terms. With a causal mask only
+blocks of terms that some row may attend to are visited. The others follow only if the maximum of some row is so low
+that masked terms have weight in it (only in unusual inputs).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def lower_blocked_attention(b: RegionBuilder, plan: BlockedAttentionPlan) -> Ker
 
 
 def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kernel:
-    """Lower a region around ``attention`` to two variants, of which a call chooses one by its rows."""
+    """Lower a region around ``attention`` to two variants; a call selects one by its number of rows."""
     op, few, many = b.the_op("attention"), plan.few, plan.many
     rows = axes(tuple(v.type for v in op.operands), op.attrs)[1]
 
@@ -90,7 +90,7 @@ def _kernel(b: RegionBuilder, rows_at_once: int, item: Item, whole_axes: Sequenc
 
 
 def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
-    """Bind the components of an index to names, and return these."""
+    """Append statements that bind the components of an index to names; return the names as dims."""
     found: list[Dim] = []
     for i, n in zip(index, extents, strict=True):
         if not isinstance(i, int):
@@ -144,7 +144,7 @@ class _Attention(AttentionBlocks):
         body += [] if self.single else [self._for("r", self.blocks.rows, row)]
 
     def _all_blocks(self, body: list[Stmt]) -> None:
-        """Write the loop over blocks of terms: those that a causal row sees, then the others if they have weight."""
+        """Emit the loop over blocks of terms: first causally unmasked ones, then the others if they have weight."""
         blocks, causal = self.blocks, dims_of(self.op.attrs, "causal")
         if self.single:
             self._block(body, 0, self.terms)
@@ -177,7 +177,7 @@ class _Attention(AttentionBlocks):
         body.append(self._for("phase", 2, phase))
 
     def _extend(self, block: list[Stmt], r: Dim, end: Buffer, count: Dim) -> None:
-        """Write the request for all ``count`` blocks, if a causal row's masked terms have weight beside its maximum."""
+        """Emit the extension of the loop to all ``count`` blocks if masked terms have weight in row ``r``."""
         weightless = self._is_weightless(Load(self.top, (r,)))
         block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(count)),)))
 
@@ -227,7 +227,7 @@ class _Attention(AttentionBlocks):
         block.append(Store(self.top, (r,), x, "max"))
 
     def _weigh_term(self, block: list[Stmt], t: Dim, r: Dim) -> None:
-        """Write the weight of a term, and add it to the sum of its row."""
+        """Emit the weight of a term, and its addition to the sum of its row."""
         weight = self._weight(t, r)
         block += [Store(self.scores, self._at(t, r), weight), Store(self.fresh, (r,), weight, "add")]
 

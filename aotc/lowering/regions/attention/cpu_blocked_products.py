@@ -1,6 +1,6 @@
-"""The operands of blocked attention on a CPU, and its two matmuls in tiles.
+"""Emit the operands of blocked attention on a CPU, and its two matmuls by tiles.
 
-:mod:`.cpu_blocked` has the softmax between them.
+:mod:`.cpu_blocked` emits the softmax between the matmuls.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class AttentionBlocks(AttentionItem):
     def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the tiles of a block's scores.
 
-        The last tile begins early if keys are read from the model's memory, so that no tile reads beyond them.
+        If keys are read in place, the last tile overlaps the previous one, so that no tile reads beyond the keys.
         """
         blocks, keys, g = self.blocks, self.keys, self.blocks.group
         panels = blocks.rows // blocks.tile_rows
@@ -171,7 +171,7 @@ class AttentionBlocks(AttentionItem):
         return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
 
     def _sums(self, first: Dim, count: Dim) -> For:
-        """Return the matmul of a block's weights and values; with a single block it is the result."""
+        """Return the matmul of a block's weights and values; with a single block its sums are the result."""
         blocks, values, g = self.blocks, self.values, self.blocks.group
         out, weights = self.acc if self.single else self.part, self.weights
         begin, a_row, a_step = blocks.tile_terms * blocks.rows, 1, blocks.rows

@@ -1,4 +1,4 @@
-"""Shared by both kinds of attention on a CPU: elements of operands, loops and names."""
+"""Base of the emitters of attention on a CPU: elements of operands, loops and names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AttentionItem:
         self.end: Dim = self.terms
 
     def _take_part(self, body: list[Stmt], part: Dim) -> None:
-        """Write the first and last term of a part, and where slices that are read in place begin."""
+        """Emit the first and last term of a part, and the starts of slices that are read in place."""
         self.e.enter(body)
         self.e.hold_starts(self.op.operands)
         size = ceildiv(self.terms, self.parts)

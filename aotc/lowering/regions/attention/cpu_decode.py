@@ -7,9 +7,9 @@ online softmax. Queries that share a key are multiplied with it while it is in r
     for h:         s[h, :] = exp(s[h, :] - new top of h), sums rescaled
     for t, for h:  acc[h, :] += s[h, t] * v[t, h, :]
 
-Integer keys and values are multiplied unscaled; their scales, one for each key, apply to scores and weights. A block is
-skipped if the mask, or the causal row, allows none of its terms. Skipped blocks follow only if some maximum is so low
-that masked terms have weight in it. A part of the terms without allowed ones tests the first allowed term instead.
+Integer keys and values are multiplied unscaled; their scales, one for each key, multiply scores and weights. A block
+without unmasked terms is skipped. Skipped blocks follow only if the maximum of some row is so low that masked terms
+have weight in it. In split-KV, a part without unmasked terms tests the score of the first unmasked term of all parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two matmuls of attention of few queries on a CPU: scores of some terms, and the weighted sum of their values.
+"""Emit the two matmuls of attention of few queries on a CPU: scores of some terms, and the weighted sum of values.
 
 Queries that share a key are multiplied with it while it is in registers: the rows of a tile of dot products are these
 queries, its columns are some terms. Values are added to the sums of all these queries.

@@ -1,15 +1,15 @@
 """Attention of few queries to integer KV caches, multiplied as integers.
 
-A query ``q`` is written as ``step * n``, with integers ``n`` of a few bytes, scaled so that the largest element uses
-all bits. The weights of a block are written likewise. An integer is a sum of digits, signed bytes, times powers of 256.
-The digits of one place of all integers form a row of an integer matmul with keys, or values. The instruction takes one
-unsigned operand, so keys and values are offset by 128. Sums are exact; 128 times the sum of digits is subtracted
-again::
+A query ``q`` is represented as ``step * n``, with integers ``n`` of a few bytes, scaled so that the largest element
+uses all bits. The weights of a block are represented likewise. An integer is a sum of *digits*, signed bytes, times
+powers of 256 (*places*). The digits of one place of all elements form a row of an integer matmul with keys, or values.
+The instruction requires one unsigned operand, so 128 is added to keys and values. Sums are exact; 128 times the sum of
+digits is subtracted again::
 
     n[d] = round(q[d] / step);  s[t] = step * sum over places p of 256 ** p * (n[p] . (k[t] + 128) - 128 * sum of n[p])
 
-With three bytes a step is 2 ** -23 of the largest element, the rounding error of the largest f32. Terms that do not
-fill a tile are multiplied as floats, one by one. So are numbers that are not finite, and weights below 0.
+With three bytes a step is 2 ** -23 of the largest element, like the rounding error of f32. Terms that do not fill a
+tile are multiplied as floats, one by one. So are *odd* rows: with numbers that are not finite, or weights below 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Masks of attention of few queries: loops over adjacent heads, and blocks whose terms are all masked.
+"""Emit masks of attention of few queries: loops over adjacent heads, and skipping of blocks that are masked completely.
 
-A kernel of :mod:`.cpu_decode` reads a block first if the mask, or the causal row, allows some term of it. It reads the
-others only if some maximum is so low that masked terms have weight in it. A part of the terms with nothing allowed does
-not know the maximum of its row: it uses the score of the first term that is allowed in any part.
+A kernel of :mod:`.cpu_decode` first reads the blocks with unmasked terms. It reads the others only if the maximum of
+some row is so low that masked terms have weight in it. A part of the terms (split-KV) without unmasked terms cannot
+compute the maximum of its row: it uses the score of the first unmasked term in any part.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class AttentionSeen(AttentionItem):
     # --- masks ---
 
     def _tests(self, row: Dim, term: Dim) -> list[Scalar]:
-        """Return the tests that allow a term."""
+        """Return the tests under which a term is unmasked."""
         attrs = self.op.attrs
         found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
         for offset in dims_of(attrs, "causal"):
@@ -126,7 +126,7 @@ class AttentionSeen(AttentionItem):
         return found
 
     def _some_allowed(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
-        """Return 1 if some row of some head may see some term of a block, else 0."""
+        """Return 1 if the mask allows some term of a block in some row of some head, else 0."""
         some, attrs = self._own("some", "i32"), self.op.attrs
         block += [Alloc(some), Store(some, (), Const(int(self.mask is None), "i32"))]
         if self.mask is not None:

@@ -1,4 +1,4 @@
-"""Attention on a GPU: the loops that define it, and the tiling with which a template computes them on tensor cores."""
+"""Attention on a GPU: a kernel with the loops that define it, and the tiling for the tensor-core template."""
 
 from __future__ import annotations
 

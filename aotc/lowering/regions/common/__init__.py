@@ -1,1 +1,1 @@
-"""Shared by the lowerings of regions: arrays row by row, library calls, roundings."""
+"""Code that several lowerings of regions share: library calls, roundings, padding of shared memory."""

@@ -1,4 +1,4 @@
-"""Kernels around the call of a library function: arguments by address, and the code before and after the call."""
+"""Build kernels around the call of a library function: arguments by address, and code before and after the call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LibraryCall:
         self.args.append((buffer, ()))
 
     def status(self) -> Buffer:
-        """Pass a status word for the caller to check."""
+        """Pass a status word, and return it for the caller to check."""
         buffer = self.memory("i64", ())
         self.args.append((buffer, ()))
         return buffer

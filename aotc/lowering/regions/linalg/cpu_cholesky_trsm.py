@@ -1,8 +1,8 @@
-"""Cholesky factorisation and triangular solve, in place (see ``in_place``).
+"""Cholesky factorisation and triangular solve by one worker, in place (see ``in_place``).
 
-Small ones, and all on CUDA, are loops: one grid item per matrix, row or run of columns. Large ones call LAPACK and
-BLAS. For these, a row-major matrix is its transpose: sides and triangles are swapped, and nothing is copied. Where the
-size is known only at run time, the kernel contains both.
+Small matrices, and all that one GPU thread processes, are lowered to loops, with one grid item per matrix or per run of
+right-hand sides. Large matrices are lowered to calls of LAPACK and BLAS, to which a row-major matrix is its transpose:
+sides and triangles are swapped, and nothing is copied. If the size is symbolic, the kernel contains both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
 
 
 def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
-    """Factor each matrix. The other triangle becomes 0; a matrix with a non-positive pivot becomes NaN."""
+    """Lower ``cholesky``: the other triangle becomes 0, and a matrix with a non-positive pivot becomes NaN."""
     lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
     n = out.shape[-1]
 
@@ -62,7 +62,7 @@ def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
 
 
 def lower_block_cholesky(b: RegionBuilder, plan: BlockCholeskyPlan) -> Kernel:
-    """Factor each matrix by a block of threads."""
+    """Lower ``cholesky`` to a block of threads per matrix."""
     lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
     threads = plan.block.threads
 
@@ -190,7 +190,7 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 
 
 def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
-    """Substitute forward or backward over some right-hand sides, which the solution overwrites."""
+    """Lower ``triangular_solve`` to items that substitute for some right-hand sides, which the solution overwrites."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
     _, _, others = solved(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
@@ -201,7 +201,7 @@ def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
 
 
 def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
-    """Solve for all right-hand sides of a matrix, in loops or by BLAS."""
+    """Lower ``triangular_solve`` to items that solve for all right-hand sides of a matrix, in loops or by BLAS."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
     batch, (_, n, others) = out.shape[:-2], solved(b)
     pieces = ceildiv(others, plan.columns)
@@ -218,7 +218,7 @@ def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
 
 
 def lower_block_solve(b: RegionBuilder, plan: BlockSolvePlan) -> Kernel:
-    """Solve with one GPU block of threads per run of right-hand sides."""
+    """Lower ``triangular_solve`` to a GPU block of threads per run of right-hand sides."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
     left, _, others = solved(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
@@ -300,7 +300,7 @@ def _matrix(b: RegionBuilder, op: Op, head: Index) -> Element:
 
 
 def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
-    """Return the unknown that step ``s`` computes, and the ranges of unknowns computed before and after it.
+    """Return the unknown that step ``s`` computes, and the ranges of unknowns that are computed before and after it.
 
     ``x M = b`` is solved in the order of ``M`` transposed.
     """

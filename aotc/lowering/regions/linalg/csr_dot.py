@@ -13,9 +13,9 @@ SPARSE_WORK = Estimate(4, "scalar operations counted per multiply-add of a spars
 
 
 def lower_csr_dot(b: RegionBuilder, plan: CsrRowsPlan) -> Kernel:
-    """Add up the dense rows selected by a row of the sparse matrix, each times its value.
+    """Lower ``csr_dot``: a grid item sums the dense rows that a sparse row selects, each times its value.
 
-    Offsets and column numbers are clamped: invalid ones read some element, but never out of bounds.
+    Offsets and column numbers are clamped: invalid ones read an arbitrary element, but never out of bounds.
     """
     data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)
     out = b.outputs[0]

@@ -46,7 +46,7 @@ def _mul(x: Scalar, y: Scalar) -> Scalar:
 
 
 class _Panels:
-    """Shared by both: threads, registers of a column, the diagonal block of a panel in shared memory."""
+    """Base of both emitters: threads, registers of a column, the diagonal block of a panel in shared memory."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, dtype: str, n: Dim) -> None:
         self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n

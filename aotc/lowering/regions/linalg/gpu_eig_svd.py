@@ -1,4 +1,4 @@
-"""``syevd`` and ``gesdd`` on a GPU: one-sided Jacobi (Hestenes 1958), a block of threads per matrix.
+"""Eigenvalues (``syevd``) and SVD (``gesdd``) on a GPU: one-sided Jacobi (Hestenes 1958), a block per matrix.
 
 Pairs of columns are rotated until all columns are orthogonal. Then ``w = a v``, where ``v`` is the product of the
 rotations, and the norms of the columns of ``w`` are the singular values of ``a``. Each step of a sweep rotates disjoint
@@ -38,18 +38,19 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
 def eigen(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stmt]:
-    """Return the statements of ``syevd`` for the matrix ``head`` of the first output, of which they read one triangle.
+    """Return the statements of ``syevd`` for the matrix ``head`` of the first output; one triangle is read.
 
-    The outputs are the vectors, in place of the matrix, the values, ascending, and the status.
+    The outputs are the eigenvectors, which overwrite the matrix, the eigenvalues in ascending order, and the status.
     """
     return _Eigen(b, head, plan).whole()
 
 
 def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
-    """Return the statements of ``gesdd`` for the matrix ``head`` of the first output, with no more columns than rows.
+    """Return the statements of ``gesdd`` for the matrix ``head`` of the first output.
 
-    The matrix is overwritten. The other outputs are the values, descending, the left vectors (0 for values that are 0
-    relative to the largest), the adjoint of the right vectors, and the status.
+    The matrix must not have more columns than rows, and is overwritten. The other outputs are the values, descending,
+    the left vectors (0 for values that are 0 relative to the largest), the adjoint of the right vectors, and the
+    status.
     """
     return _Singular(b, head, plan).whole()
 
@@ -309,7 +310,7 @@ class _Eigen(Jacobi):
         return op2("div", op2("add", total, total), squares)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
-        """Append what stores an eigenvector."""
+        """Append the stores of an eigenvector."""
         c = self.c
         self.along(block, self.n, lambda i: [Store(c.out, c.place(to, i), self.vector(column, i))])
 

@@ -1,7 +1,8 @@
-"""Column-by-column factorisation of a matrix in GPU memory by one block: a warp per column, its lanes along rows.
+"""Base of factorisations of a matrix in GPU memory, column by column, by one block: warps process columns.
 
-The matrix is stored by columns, as in LAPACK. Warps take columns round-robin. A result of one warp that all need, such
-as a pivot or a reflector, is in the matrix itself and in a few words of shared memory.
+The matrix is stored by columns, as in LAPACK. Columns are distributed round-robin to warps, rows to their lanes.
+Results of one warp that all warps need, such as a pivot or a reflector, are in the matrix itself and in a few words of
+shared memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LAPACK's routines on a GPU: a block of threads per matrix computes those that ``host_only`` permits."""
+"""LAPACK's routines on a GPU, by a block of threads per matrix: the routines and sizes that ``host_only`` permits."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, t
 
 
 def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
-    """Return the larger number and its row; of equal ones the first."""
+    """Return the larger of two (number, row) pairs; of equal numbers the first."""
     first = op2("and", test2("eq", y[0], x[0]), test2("lt", y[1], x[1]))
     theirs = op2("or", test2("gt", y[0], x[0]), first)
     return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
@@ -145,7 +145,7 @@ class PivotPanels:
         return For(name, 0, self.each, tuple(steps))
 
     def _pivot_candidate(self, block: list[Stmt], k: Dim) -> None:
-        """Append the candidate of a thread's row for the pivot of column ``k``."""
+        """Append the statements that make a thread's row a candidate for the pivot of column ``k``."""
         c = self.c
         size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
         least, place = Const(-1.0, c.real), c.mine(self.place)
@@ -276,7 +276,7 @@ class PivotPanels:
         self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,
         do: Callable[[Dim, Dim, Scalar], list[Stmt]],
     ) -> None:  # fmt: skip
-        """Append ``do`` for each column that a thread has at a time, of the rows from the panel on."""
+        """Append the statements of ``do`` for each of the columns that a thread updates at a time."""
         name = self.b.fresh("u")
         u = sym(name, 0, self.some)
         number = first + u * self.groups

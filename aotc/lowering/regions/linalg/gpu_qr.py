@@ -37,7 +37,7 @@ def product_of_reflectors(b: RegionBuilder, head: Index, plan: ReflectorProductP
 
 
 class _Reflectors:
-    """Shared by both: the application of a reflector to the columns behind it."""
+    """Base of both emitters: the application of a reflector to the columns behind it."""
 
     def __init__(self, b: RegionBuilder, head: Index, warps: int) -> None:
         self.c = c = Columns(b, b.outputs[0], head, warps)

@@ -1,4 +1,4 @@
-"""``tridiagonal_solve_perturbed``: elimination with pivoting that continues where the matrix is singular.
+"""Lower ``tridiagonal_solve_perturbed``: elimination with pivoting that perturbs pivots of singular matrices.
 
 The method is that of LAPACK's xLAGTF and xLAGTS, used by inverse iteration. A pivot that would make the solution
 overflow is moved away from 0 by multiples of the rounding error of the largest element.
@@ -112,7 +112,7 @@ TRIDIAGONAL_WORK = Estimate(20, "scalar operations counted per row and right-han
 
 
 def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
-    """Lower the op to a kernel: the template above, with the names and sizes of this call."""
+    """Lower the op to a kernel: the template of this module, with the names and sizes of this op."""
     out = b.outputs[0]
     *batch, n, m = out.shape
     if n == 0 or m == 0:
@@ -128,7 +128,7 @@ def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
 
 
 def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
-    """Return the template's text with this call's types and sizes."""
+    """Return the template's text with the types and sizes of an op filled in."""
     real = real_of(dtype)
     facts = np.finfo(to_numpy(real))
     whole = real == dtype
@@ -148,7 +148,7 @@ def _expression(text: str) -> ast.expr:
 
 
 class _Names(ast.NodeTransformer):
-    """Substitute a call's names for those of the template."""
+    """Rewriter that replaces the names in the template by those of an op."""
 
     def __init__(self, names: dict[str, ast.expr], types: dict[str, str], head: list[str], part: str) -> None:
         self.names, self.types, self.head, self.part = names, types, head, part

@@ -1,4 +1,4 @@
-"""Loops over elements that a lowering writes itself, by any of the plans of loops."""
+"""Emit loops over elements by any plan of loops, for lowerings with their own statements for an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a region that reads across its rows: reads that are strided along a row are transposed first, in scratch.
+"""Loops in blocks for regions that read across their rows: strided reads are first transposed to a small buffer.
 
     for p in parallel(0, 64):
         for k in range(0, 64):

@@ -1,13 +1,14 @@
 """Regions of kind loop on a GPU: one element per thread, or several independent ones.
 
-A thread takes neighbours along the last axis if every array is accessed in that order; the emitter then loads and
-stores vectors. Otherwise its elements are far apart, so that adjacent threads still access neighbours::
+The elements of a thread are neighbours along the last axis if every array is accessed in that order; vectors are then
+loaded and stored. Otherwise they are far apart, so that adjacent threads access neighbours::
 
     for p in parallel(0, n // 4):              for p in parallel(0, n // 4):
         for u in lanes(0, 4):                      for u in lanes(0, 4):
             y[4*p + u] = exp(x[4*p + u])               y[p + n//4*u] = x[p + n//4*u + 1]
 
-If the number of elements is not a multiple of that, threads with fewer elements compute them one by one.
+If the number of elements is not a multiple of the elements per thread, threads with fewer elements compute them one by
+one.
 """
 
 from __future__ import annotations

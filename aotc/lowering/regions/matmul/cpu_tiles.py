@@ -1,8 +1,8 @@
 """Matmuls and convolutions with their epilogues on a CPU: register tiles over packed or in-place operands.
 
-A grid item computes a block of row tiles against a group of column panels. Each tile is accumulated entirely in
-registers. If an epilogue is fused, or the tile exceeds the result, it goes to a small private buffer first, and the
-epilogue runs over it while it is in the L1 cache.
+A grid item computes a block of row tiles times a group of column panels. Each tile is accumulated entirely in
+registers. If an epilogue is fused, or the tile exceeds the result, the tile is stored to a small private buffer first,
+and the epilogue reads it while it is in the L1 cache.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Tiles:
     def _one(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
-        """Write one tile of ``height`` rows, beginning ``done`` rows after row ``start``."""
+        """Emit one tile of ``height`` rows, which begins ``done`` rows after row ``start``."""
         p, shape = self.p, self.op.result.type.shape
         row = start + done
         own = self.copy

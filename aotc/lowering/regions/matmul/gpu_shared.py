@@ -1,4 +1,4 @@
-"""Matmuls on a GPU without tensor cores: blocks staged through shared memory, accumulated in registers.
+"""Matmuls on a GPU without tensor cores: operands pass through shared memory, sums accumulate in registers.
 
 A block of threads computes ``rows x cols`` elements of the result. Each thread accumulates a small part of them in
 registers while slices of both operands pass through shared memory::

@@ -1,4 +1,4 @@
-"""Matmuls on tensor cores: the loops that define them, and the tiling with which a template computes them."""
+"""Matmuls on tensor cores: a kernel with the loops that define them, and the tiling for the tensor-core template."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Reductions over leading axes on a CPU: columns are accumulated in parallel while rows stream by.
 
-An item has as many columns as the L1 cache has room for their accumulators. It then reads long pieces of each row,
-which the processor prefetches. It adds several rows at a time, so that an accumulator is loaded and stored once for
-these. If an operand does not change along another axis, as in a matrix times a few rows, all steps of that axis are
-accumulated in the same pass::
+A grid item has as many columns as accumulators fit the L1 cache. So it reads long pieces of each row, which the
+processor prefetches. Several rows are added at a time, so that an accumulator is loaded and stored once for these. If
+an operand is constant along another axis, as in a matrix times a few rows, all indices of that axis are accumulated in
+the same pass::
 
     for q in range(0, k // 4):
         for n in range(0, 1024):
@@ -41,7 +41,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_columns(b: RegionBuilder, plan: ColumnPlan) -> Kernel:
-    """Reduce leading axes: a block of columns accumulates while rows stream by."""
+    """Lower reductions over leading axes: a block of columns accumulates while rows stream by."""
     return _ColumnBlocks(b, plan).lower()
 
 
@@ -141,7 +141,7 @@ class _ColumnBlocks:
     def _finish(
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]
     ) -> None:
-        """Store the results that depend on the accumulators."""
+        """Emit the stores of the results, which depend on the accumulators."""
         for adjacent, each in zip(self.adjacent, accs, strict=True):
             finish: list[Stmt] = []
             self.e.anchored.clear()

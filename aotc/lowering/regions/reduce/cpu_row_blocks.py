@@ -39,7 +39,7 @@ from aotc.lowering.threshold import BlockSize
 
 
 def lower_row_blocks(b: RegionBuilder, plan: RowBlockPlan) -> Kernel:
-    """Reduce some rows at a time with the operand that they share."""
+    """Lower reductions along rows, several rows at a time with the operand that they share."""
     return _RowBlocks(b, plan).lower()
 
 
@@ -51,7 +51,7 @@ FETCHED_TURNS = BlockSize(
 
 
 class _RowBlocks(Rows):
-    """A loop over rows of the axis ``block``, several at a time, each with all steps of the axes ``together``."""
+    """Emitter of a loop over rows of axis ``block``, several at a time, with all indices of axes ``together``."""
 
     def __init__(self, b: RegionBuilder, plan: RowBlockPlan) -> None:
         super().__init__(b, plan)
@@ -237,7 +237,7 @@ class _RowBlocks(Rows):
         self, places: Sequence[tuple[int, int, Index]], rows: list[Dim], begin: Dim, vectors: Sequence[Accumulators],
         lane: Dim,
     ) -> tuple[list[Stmt], list[Stmt]]:  # fmt: skip
-        """Return the loads of some rows' sums into vectors, and the stores of these."""
+        """Return the loads of the sums of ``rows`` into vectors, and the stores of the vectors back."""
         few = len(places) // len(rows)
         loads: list[Stmt] = []
         stores: list[Stmt] = []

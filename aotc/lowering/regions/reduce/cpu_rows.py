@@ -29,12 +29,12 @@ from aotc.lowering.regions.reduce.rows import Rows
 
 
 def lower_rows(b: RegionBuilder, plan: RowPlan) -> Kernel:
-    """Reduce row by row, short rows in vectors."""
+    """Lower reductions row by row, short rows in vectors."""
     return _ShortRows(b, plan).in_items(plan.item_axes)
 
 
 class _ShortRows(Rows):
-    """Rows, of which those that are short enough share vectors."""
+    """Emitter of reductions row by row, in which short rows share vectors."""
 
     def __init__(self, b: RegionBuilder, plan: RowPlan) -> None:
         super().__init__(b, plan)

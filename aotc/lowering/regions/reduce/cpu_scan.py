@@ -104,6 +104,6 @@ class _Scan:
         return self._lanes(block)
 
     def _combine(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
-        """Combine in memory order."""
+        """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [e.bind(x) for x in e.region(self.op.regions[0], tuple(arguments))]

@@ -1,4 +1,4 @@
-"""Rows whose operands are not contiguous along them on a CPU: some rows are transposed first, in scratch memory.
+"""Reductions on a CPU along rows in which operands are strided: some rows are first transposed to scratch memory.
 
     for p in parallel(0, 32):
         turned = scratch("f32[16, 272]")
@@ -37,7 +37,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_transposed_rows(b: RegionBuilder, plan: TransposedRowPlan) -> Kernel:
-    """Reduce rows of which some neighbours are transposed together."""
+    """Lower reductions along rows; some neighbouring rows are transposed together first."""
     return _TransposedRows(b, plan).lower()
 
 

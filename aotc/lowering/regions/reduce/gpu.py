@@ -50,12 +50,12 @@ from aotc.lowering.threshold import BlockSize, Limit
 
 
 def lower_thread_rows(b: RegionBuilder, plan: ThreadRowPlan) -> Kernel:
-    """Reduce with a thread per row."""
+    """Lower reductions to a thread per row."""
     return Rows(b, plan).in_items(0)
 
 
 def lower_group_rows(b: RegionBuilder, plan: GroupRowPlan) -> Kernel:
-    """Reduce with a group of threads per row."""
+    """Lower reductions to a group of threads per row."""
     return _GroupRows(b, plan).lower()
 
 
@@ -72,7 +72,7 @@ UNROLLED_VECTORS = BlockSize(
 
 
 class _GroupRows(Rows):
-    """Several rows per block, a group of threads per row."""
+    """Emitter of reductions with several rows per block, and a group of threads per row."""
 
     def __init__(self, b: RegionBuilder, plan: GroupRowPlan) -> None:
         super().__init__(b, plan)
@@ -101,7 +101,7 @@ class _GroupRows(Rows):
     # --- what stays from one loop to the next ---
 
     def _keep(self) -> None:
-        """Allocate what stays from one loop to the next: in registers, or in shared memory if rows are long."""
+        """Emit the allocation of values that loops share: in registers, or in shared memory if rows are long."""
         b, threads = self.b, self.threads
         shape = (threads.threads, threads.steps * threads.width)
         for v in self.stored:
@@ -260,7 +260,7 @@ class _GroupRows(Rows):
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
     def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
-        """Combine results so that every thread of a group has that of the whole row."""
+        """Emit the combination of the threads' results: every thread of a group gets the result of the whole row."""
         plan, t = self.threads, self.thread
         others = self._buffers(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]

@@ -1,6 +1,6 @@
-"""Reductions over leading axes on a GPU: neighbouring threads take neighbouring columns, as vectors.
+"""Reductions over leading axes on a GPU: neighbouring threads process vectors of neighbouring columns.
 
-A block has some columns, and its threads take their rows round-robin; results are combined in shared memory::
+A block has some columns. Their rows are distributed round-robin to its threads, and results combined in shared memory::
 
     for t in thread(0, 256):
         for q in range(0, n // 32):
@@ -38,7 +38,7 @@ from aotc.lowering.regions.reduce.rows import Accumulators
 
 
 def lower_columns_cuda(b: RegionBuilder, plan: GpuColumnPlan) -> Kernel:
-    """Reduce blocks of columns."""
+    """Lower reductions over leading axes to blocks of columns."""
     return _Columns(b, plan).lower()
 
 

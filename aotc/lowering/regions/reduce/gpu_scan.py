@@ -37,7 +37,7 @@ def lower_row_scan(b: RegionBuilder, plan: RowScanPlan) -> Kernel:
 
 
 class _BlockScan:
-    """Shared by both: the combiner, and buffers with an element for each result."""
+    """Base of both emitters: the combiner, and buffers with an element for each result."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.op, self.e = b, b.the_op("reduce_window"), b.elements()
@@ -49,7 +49,7 @@ class _BlockScan:
         return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
 
     def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
-        """Combine in memory order."""
+        """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
 

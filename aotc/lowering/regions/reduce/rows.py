@@ -1,4 +1,4 @@
-"""Reductions along rows: some scalars for each row."""
+"""Base of reductions along rows, which compute some scalars for each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Accumulators = dict[Op, list[Buffer]]
 
 
 class Rows:
-    """Rows in the grid; each stage is one loop over the reduced axes of a row."""
+    """Emitter with rows in the grid; each *stage* is one loop over the reduced axes of a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowLoopsPlan) -> None:
         self.b, self.kept, self.reduced = b, plan.kept, plan.reduced
@@ -60,12 +60,12 @@ class Rows:
         return b.kernel(grid, body, b.cost())
 
     def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
-        """Write the rows of one item: all along the axes ``tail``."""
+        """Emit the rows of one grid item: all rows along the axes ``tail``."""
         b, axes = self.b, [*outer, *tail]
         serial(tail, syms, lambda inner, s: self._row(inner, place(b.anchors.space, b.shape, axes, s)), block)
 
     def _keep_for_later(self, space: Space) -> None:
-        """Allocate buffers for values that their first loop stores for later loops."""
+        """Emit allocations of buffers for values that one loop stores for later loops."""
         for v, result in self.stored.items():
             if result is None:
                 self.scratch[v] = Buffer(self.b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
@@ -89,13 +89,13 @@ class Rows:
         store_rows(self.b, self.e, at)
 
     def _enter(self, block: list[Stmt]) -> None:
-        """Continue in a block in which the row's scalars computed so far are known."""
+        """Continue in ``block``, with the row's scalars that were computed so far."""
         self.e.enter(block)
         for v, (index, scalar) in self.known.items():
             self.e.keep(v, index, scalar)
 
     def _compute_numbers(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
-        """Compute, before a loop, values that are constant in it."""
+        """Emit, before a loop, the computation of ``values`` that are constant in it."""
         self._enter(block)
         for v in values:
             index = relocate(self.b, v, at)
@@ -116,7 +116,7 @@ class Rows:
         return accs
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
-        """Write the loop of one stage; a target may distribute its steps."""
+        """Emit the loop of one stage; subclasses may distribute its steps over threads."""
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter(inner)

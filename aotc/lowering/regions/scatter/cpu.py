@@ -1,4 +1,4 @@
-"""Ops that update part of an array in place (see ``in_place``): dynamic_update_slice and scatter."""
+"""Lower ops that update part of an array in place (see ``in_place``): dynamic_update_slice and scatter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.lowering.regions.scatter.places import combine_into, place_of_update
 
 
 def lower_slice_update(b: RegionBuilder, plan: SliceUpdatePlan) -> Kernel:
-    """Write the update at the clamped start; one grid item per row of the update, or per element."""
+    """Lower a ``dynamic_update_slice`` at its clamped start, with a grid item per row or element of the update."""
     x, update, *starts = b.the_op("dynamic_update_slice").operands
     e = b.elements()
     shape = update.type.shape
@@ -32,11 +32,11 @@ def lower_slice_update(b: RegionBuilder, plan: SliceUpdatePlan) -> Kernel:
 
 
 def lower_serial_scatter(b: RegionBuilder, plan: SerialScatterPlan) -> Kernel:
-    """Apply the updates in order, so that duplicates combine deterministically.
+    """Lower a scatter whose updates are applied in order, so that duplicates combine deterministically.
 
-    Parallel over blocks of the update window, never over updates: two updates may hit the same element. An update whose
-    window leaves the array is dropped. On a GPU updates run in parallel where the order does not matter: see
-    ``passes/parallelize_gpu/scatter.py``.
+    Items are blocks of the update window, never updates, as two updates may write the same element. An update whose
+    window is partly outside of the array is dropped. ``passes/parallelize_gpu/scatter.py`` rewrites scatters on GPUs so
+    that the order does not matter.
     """
     op = b.the_op("scatter")
     _, *updates = op.operands[len(op.inputs) :]

@@ -47,14 +47,14 @@ def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kerne
 
 
 def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
-    """Combine a value with an element atomically; a max or min that changes nothing is skipped."""
+    """Return the atomic combination of ``value`` with an element; a max or min without effect is skipped."""
     store = Store(to, at, value, name, atomic=True)
     compare = {"max": "gt", "min": "lt"}.get(name)
     return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
 
 
 def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
-    """Combine the updates of a run in order, by the threads of its first update."""
+    """Lower a scatter of sorted updates: the threads of a run's first update apply the run in order."""
     op = b.the_op("scatter")
     size = updated_elements(op)
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
@@ -109,7 +109,7 @@ def _integer_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim
 
 
 def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
-    """Combine the updates of a block in shared memory."""
+    """Lower a scatter to few elements: a block combines its updates in shared memory first."""
     op = b.the_op("scatter")
     size = updated_elements(op)
     (update,) = op.operands[len(op.inputs) + 1 :]

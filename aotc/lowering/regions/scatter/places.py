@@ -1,4 +1,4 @@
-"""The target index of an element of a scatter's updates, and its combination with the element there."""
+"""Compute the index in the array that an element of a scatter's updates is written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.lowering.elements.elements import Elements
 
 
 def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
-    """Return the target of update element ``at``, and the tests that its whole window is inside."""
+    """Return the index that update element ``at`` is written to, and the tests that its whole window is inside."""
     a = op.attrs
     indices, update, *_ = op.operands[len(op.inputs) :]
     target_shape = op.operands[0].type.shape

@@ -14,9 +14,9 @@ from aotc.lowering.plans.single_ops import SelectAndScatterPlan
 
 
 def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Kernel:
-    """For each window, find the selected element, and combine the source with its result.
+    """Lower ``select_and_scatter``: find the selected element of each window, and combine the source into its result.
 
-    Windows overlap, so they run in order. The grid is over the dims that no window spans.
+    Windows overlap, so they run in order. The grid is over the dims along which windows have size 1.
     """
     op = b.the_op("select_and_scatter")
     x, source, init = op.operands

@@ -21,9 +21,9 @@ from aotc.lowering.threshold import Estimate
 
 
 def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
-    """Radix-sort each row between the result and a buffer; the first pass reads the operand.
+    """Lower a radix sort of each row between the result and a buffer; the first pass reads the operand.
 
-    Rows are copied, if they are, while their bytes are counted.
+    Rows that the plan copies are copied while their bytes are counted.
     """
     op, e = b.the_op("sort"), b.elements()
     keys = sort_keys(op.regions[0])
@@ -92,7 +92,7 @@ SORT_WORK = Estimate(
 
 
 def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
-    """Stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer."""
+    """Lower a stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer."""
     op = b.the_op("sort")
     dim = op.attrs["dim"]
     shape = op.results[0].type.shape or (1,)
@@ -125,7 +125,7 @@ def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
 def _merge_until_sorted(
     b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, block: list[Stmt]
 ) -> None:
-    """Merge forth and back, with runs four times as long per iteration, until one run has all elements.
+    """Emit the loop that merges to the buffer and back, four times longer runs per iteration, until one run is left.
 
     Rows that are sorted already are only copied.
     """

@@ -35,7 +35,7 @@ _FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One sort key: ``value`` computes it from the row's values; it has ``bytes`` bytes as an unsigned integer.
+    """One sort key: the region value ``value``, which as an unsigned integer has ``bytes`` bytes.
 
     A comparator may replace rare floats by others (-0.0 by 0.0). If ``own`` is not None, the key usually is operand
     ``own`` itself, which is cheaper.
@@ -122,11 +122,11 @@ def _needed(region: Region, value: Value) -> set[Value]:
 
 
 class RadixSort:
-    """Sorter of rows of up to ``room`` elements, which alternate between two places for each array.
+    """Emitter of a radix sort of rows of up to ``room`` elements, which alternate between two buffers per array.
 
-    One loop runs over the bytes of a key. A pass finds its source and target at run time, because a pass whose byte is
-    the same in all elements is skipped. A row begins and ends in the first places; without ``source`` it may end in the
-    second ones, as :attr:`second` records. ``source`` is the initial row, which is not modified.
+    One loop runs over the bytes of a key. A pass selects its source and target at run time, because a pass whose byte
+    is the same in all elements is skipped. A row begins and ends in the first buffers; without ``source`` it may end in
+    the second ones, as :attr:`second` records. ``source`` is the initial row, which is not modified.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RadixSort:
         return For(str(k), 0, n, tuple(block))
 
     def _record_change(self, rare: Buffer, value: Scalar, own: Scalar) -> Stmt:
-        """Record whether a value is replaced by another."""
+        """Return the store that records whether the comparator replaces a value by another."""
         sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
         return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
 
@@ -204,7 +204,7 @@ class RadixSort:
     def _compare(self, read: Read, n: Dim) -> list[Stmt]:
         """Find the bytes that differ between elements: those for which the first element's count is not ``n``.
 
-        With a ``source``, the first pass writes to the place from which the last one ends in the first places. At least
+        With a ``source``, the first pass's target is chosen so that the last pass ends in the first buffers. At least
         one pass runs: rows of all equal keys are too rare to justify a copy loop.
         """
         block = self.e.new_block()

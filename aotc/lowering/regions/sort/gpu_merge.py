@@ -1,4 +1,4 @@
-"""``sort_runs`` on a GPU: a thread finds the position of its element by searching the other runs.
+"""``sort_runs`` on a GPU: the position of an element is found by binary searches in other runs.
 
 A block of threads loads an unsorted run into shared memory, and merges pairs of runs of 1, 2, 4... elements there, from
 one half of a buffer to the other. Of runs longer than ``keep`` only the first ``keep`` elements continue. Sorted runs
@@ -62,7 +62,7 @@ def lower_merged_runs(b: RegionBuilder, plan: MergedRunPlan) -> Kernel:
 
 
 class _Runs:
-    """Shared by both kernels: the op, and the search."""
+    """Base of the emitters: the op, and the search."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.e = b, b.elements()
@@ -330,7 +330,7 @@ class _BlockSort(_Runs):
         return [If(all_of(tests), tuple(block))] if tests else block
 
     def _level(self, levels: int) -> list[Stmt]:
-        """Merge pairs of runs, and truncate each to ``keep`` elements."""
+        """Return the merge of pairs of runs, truncated to ``keep`` elements."""
         e, body = self.e, self.e.new_block()
         w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
         cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)

@@ -1,8 +1,8 @@
-"""``sort_runs`` on a GPU of runs that no block holds: count the elements of a run before each element.
+"""``sort_runs`` on a GPU of runs too long for one block: count, for each element, the elements of its run before it.
 
-It compares all pairs, but on all multiprocessors; a block per run would leave most of them idle while it merges level
-by level. A warp has one element per lane. The warps of a block share the elements to compare with, and add up their
-counts in shared memory. Of equal elements the first in memory comes first.
+All pairs are compared, but on all multiprocessors; merging by a block per run would leave most of them idle. A warp has
+one element per lane. The warps of a block divide the elements to compare with among themselves, and add up their counts
+in shared memory. Of equal elements the first in memory comes first.
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ DIGIT_BITS = 8
 
 
 def lower_digit_counts(b: RegionBuilder, plan: DigitCountPlan) -> Kernel:
-    """Count the digits of each part."""
+    """Lower ``digit_counts``: count the digits of each part."""
     return _DigitCounts(b, "digit_counts", plan.threads).kernel(plan.adjacent)
 
 
 def lower_digit_sort(b: RegionBuilder, plan: DigitSortPlan) -> Kernel:
-    """Order elements by a digit."""
+    """Lower ``digit_sort``: order elements by a digit."""
     return _DigitSort(b, "digit_sort", plan.threads).kernel()
 
 
@@ -62,7 +62,7 @@ def _u32(value: int) -> Const:
 
 
 class _Digits:
-    """Shared by both kernels: the part of a block, its threads, the digit of an element."""
+    """Base of both emitters: the part of a block, its threads, the digit of an element."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
         self.b, self.e, self.op, self.threads = b, b.elements(), b.the_op(name), threads

@@ -1,10 +1,10 @@
 """Lower ``top_k``: by insertion if k is small, else by repeatedly sorting and cutting a buffer.
 
-The buffer collects elements larger than the k-th largest so far. When it is full, it is sorted and cut to ``k``, which
-raises the limit. At least ``k`` elements are added between two cuts, so a row of ``n`` takes ``O(n)`` steps in any
-order.
+The buffer collects elements larger than the k-th largest so far, the *limit*. When the buffer is full, it is sorted and
+cut to ``k`` elements, which raises the limit. At least ``k`` elements are added between two cuts, so a row of ``n``
+takes ``O(n)`` steps in any order.
 
-Of values and their indices only those that are read are written: a value follows from its index.
+Values and indices are only stored if they are read: a value can be loaded by its index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aotc.vmfb.dtypes import kind_of
 TOP_K_WORK = Estimate(4, "scalar operations counted per element of a row")
 
 def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
-    """Collect elements larger than the k-th largest so far; sort and cut when another block would not fit.
+    """Lower ``top_k`` by a buffer of elements above the k-th largest so far, sorted and cut when it is full.
 
     The loop has one iteration after the last block, which sorts the remaining elements.
     """
@@ -45,7 +45,7 @@ def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
 
 
 class _Gathered:
-    """Candidates for the largest of a row: a buffer for k elements, some spare ones and one block."""
+    """Emitter of the buffer of candidates: with room for k elements, some spare ones and one block."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place, plan: SelectionPlan) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
@@ -100,7 +100,7 @@ class _Gathered:
         return [*each, If(Apply("or", (is_full, is_last), "i1"), tuple(ordered))]
 
     def give(self) -> list[Stmt]:
-        """Return the statements that write the results."""
+        """Return the statements that store the results."""
         block = self.e.new_block()
         k = sym("k", 0, self.top)
         pairs = [(out, row) for out, row in zip(self.outputs, self.radix.row()) if out is not None]
@@ -109,7 +109,7 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True)
 class _TestedBlocks:
-    """The blocks of a row, each with a test of whether any of its elements is above ``limit``."""
+    """Emitter of a loop over blocks of a row, each with a test of whether any element is above ``limit``."""
 
     e: Elements
     x: Value
@@ -158,12 +158,12 @@ class _TestedBlocks:
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
-    """Guard statements against ``k = 0``: the buffer then has no room."""
+    """Return statements guarded by ``top > 0``: for ``k = 0`` the buffer has no room."""
     return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
 
 
 def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
-    """Insert each element larger than the k-th largest so far; a block without one costs only a test."""
+    """Lower ``top_k`` by insertion of elements above the k-th largest; a block without such elements costs one test."""
     op = b.the_op("top_k")
     (x,) = op.operands
     top = dim_of(op.attrs, "k")
@@ -176,7 +176,7 @@ def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
 
 
 class _Largest:
-    """The largest elements of a row so far, in order, in the place of the results."""
+    """Emitter of the ordered list of the largest elements of a row so far, in the memory of the results."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
