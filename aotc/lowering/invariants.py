@@ -1,7 +1,8 @@
 """Invariants that passes establish: facts about a module that hold after a pass and after every later one.
 
-A predicate takes a module and returns its violations, one finding for each op. ``--verify-each`` checks the predicates
-of all passes that have run. :data:`aotc.pipeline.PASSES` lists which pass establishes which invariant.
+A predicate returns the violations in a module, one finding for each op. ``--verify-each`` checks the predicates of all
+passes that have run. :data:`aotc.pipeline.PASSES` lists which pass establishes which invariant. The docstrings below
+state the invariants.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Predicate = Callable[[Module], list[Finding]]
 
 
 def removed_by(run: Callable[..., Module]) -> Predicate:
-    """Return the predicate that no op is left that the pass ``run`` removes, by the rows of the op table."""
+    """Return the predicate that the ops are absent that pass ``run`` removes by the op table."""
     return lambda module: _left_by(module, run.__name__)
 
 
@@ -52,20 +53,20 @@ def transfers_are_outside(module: Module) -> list[Finding]:
 
 
 def runs_are_sorted(module: Module) -> list[Finding]:
-    """A merge of sorted runs has consistent sizes: it merges whole runs, and keeps no more than a merged run has."""
+    """The sizes of each merge of sorted runs are consistent: it merges whole runs, and keeps at most a merged run."""
     runs = [op for f in module.functions.values() for op in walk(f.body) if op.name == "sort_runs"]
     wrong = [op for op in runs if op.attrs["width"] % op.attrs["done"] or op.attrs["keep"] > op.attrs["width"]]
     return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
 
 
 def weights_are_apart(module: Module) -> list[Finding]:
-    """Only a function that computes nothing else has arguments that are known before a call (weights)."""
+    """Arguments that are known before a call (weights) occur only in functions that compute from them alone."""
     whole = [f for f in module.functions.values() if "weights" in f.attrs and "prepares" not in f.attrs]
     return [Finding(f"@{f.name} computes with weights what each call would", f.loc) for f in whole]
 
 
 def checks_are_first(module: Module) -> list[Finding]:
-    """Ops that no check needs come after the last op for which the host waits."""
+    """Ops that checks do not need come after the last op at which the host waits."""
     return [finding for f in module.functions.values() for finding in _late(f)]
 
 
@@ -80,7 +81,7 @@ def ops_are_in_regions(module: Module) -> list[Finding]:
 
 
 def _strangers(function: Function) -> Iterator[Finding]:
-    """Yield the ops that read a value on another device; values computed from constants alone have no device."""
+    """Yield a finding for each op that reads a value on another device; values from constants alone have no device."""
     home: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
     yield from _strangers_in(function.body, "", home)
     for v, device in zip(function.body.results, function.attrs["devices"]["results"]):
@@ -89,7 +90,7 @@ def _strangers(function: Function) -> Iterator[Finding]:
 
 
 def _strangers_in(region: Region, around: str, home: dict[Value, str]) -> Iterator[Finding]:
-    """Yield such ops in ``region``; ``around`` is the device of an enclosing op, ``home`` collects those of values."""
+    """Yield the findings of ``region`` in an op on the device ``around``; ``home`` collects the devices of values."""
     for op in region.ops:
         device = around or str(op.attrs.get("device", ""))
         if op.name == "transfer":
@@ -115,7 +116,7 @@ def _strangers_in(region: Region, around: str, home: dict[Value, str]) -> Iterat
 
 
 def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Finding]:
-    """Yield the results of a loop body or a branch that are on another device than the result they become."""
+    """Yield a finding for each result of a loop body or branch that is on another device than the op's result."""
     if op.name == "on" or (op.name == "while" and region is op.regions[0]):
         return
     for v, result in zip(region.results, op.results, strict=True):
@@ -124,13 +125,13 @@ def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Findi
 
 
 def _left_by(module: Module, name: str) -> list[Finding]:
-    """Return the remaining ops that the pass ``name`` removes, by the rows of the op table."""
+    """Return a finding for each op that pass ``name`` should have removed, by the op table."""
     removed = frozenset(op for op, spec in OPS.items() if spec.removed_by == name)
     return _ops(module, lambda op: op.name in removed, "is still there")
 
 
 def _late(function: Function) -> Iterator[Finding]:
-    """Yield the ops before the last check that neither a check nor an op with effects needs."""
+    """Yield a finding for each op before the last check that neither a check nor an op with effects needs."""
     ops = function.body.ops
     last = max((n for n, op in enumerate(ops) if op.name in JUDGED), default=-1)
     needed: set[Value] = set()
@@ -147,7 +148,7 @@ def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Findin
 
 
 def _incomplete(module: Module, name: str, copies: list[Function]) -> Iterator[Finding]:
-    """Yield the combinations of sizes for which a function does not have exactly one copy."""
+    """Yield a finding for each combination of sizes for which a function does not have exactly one copy."""
     if name not in module.functions:
         yield Finding(f"@{copies[0].name} is a copy of @{name}, which does not exist", copies[0].loc)
     dims: list[Mapping[str, int]] = [f.attrs["dims"] for f in copies]

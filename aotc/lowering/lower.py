@@ -51,12 +51,12 @@ from aotc.vmfb.custom_calls import registered
 
 @dataclass
 class Variant:
-    """A module compiled for one target, or for a mix of several, before its kernels are machine code.
+    """A module lowered for one target, or for a mix of several, with kernels in the loop IR.
 
-    ``kernels`` of a mix are ordered by ``parts``: a target, and the number of its kernels. The kernels in the memory of
-    the process are one part, whose target stands for all its CPU ``targets``. Each of the ``spaces`` holds some
-    ``pieces`` of the constants; the memory of the process holds all. ``halves`` are functions of ``programs`` that are
-    not called by name: ``split_weights`` derived them from another function.
+    In a mix, ``parts`` lists each target with its number of kernels, and ``kernels`` are in this order. The kernels
+    that run on CPUs are one part, whose target stands for all CPU ``targets``. Each GPU memory in ``spaces`` has the
+    constants listed in ``pieces``; the memory of the process has all. ``halves`` are functions of ``programs`` that
+    ``split_weights`` derived from another function, and that are not called by name.
     """
 
     target: Target
@@ -98,7 +98,7 @@ class Variant:
 
 
 def nobody(variant: Variant) -> None:
-    """Do nothing: the default for the ``known`` callback of :func:`lower`."""
+    """Do nothing: the default callback ``known`` of :func:`lower`."""
 
 
 def lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody) -> Variant:
@@ -196,7 +196,7 @@ def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
     Raises
     ------
     CompileError
-        If they differ; the error names both devices.
+        If devices differ; the error names both.
     """
     first = variants[0]
     for other in variants[1:]:
@@ -213,7 +213,7 @@ def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
 def _fitted(
     function: Function, module: Module, kernels: dict[str, Kernel], memories: Memories, options: Options
 ) -> tuple[Function, Module]:
-    """Return a function with fewer copies and within the memory limit, and the module with the regions it calls."""
+    """Return ``function`` with fewer copies and within the memory limit, and the module with its regions."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.for_targets)
     function = reads_first(function, module.functions, kernels)
     function = exchange_buffers(function, module.functions, kernels, memories)
@@ -226,7 +226,7 @@ def _fitted(
 def _offered(module: Module, target: Target, options: Options) -> tuple[Space, ...]:
     """Return the memory spaces that a module may use.
 
-    With a memory limit and named devices, the memory of the process is one of them, for spilled values.
+    With a memory limit and named devices, they include the memory of the process, for spilled values.
     """
     spaces = spaces_of(module, target)
     named = all("devices" in f.attrs for f in module.functions.values() if f.public)
@@ -316,9 +316,9 @@ def _lower_regions(
 def _stages(
     b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
 ) -> list[Stage]:  # fmt: skip
-    """RegionPlan memory, and encode a command buffer for each stretch of steps.
+    """Plan the memory of one function, and encode a command buffer for each stretch of steps.
 
-    A stretch ends where the host reads values from memory: those of checks, and sizes that a call computes.
+    A stretch ends where the host reads values from memory: conditions of checks, and sizes that a call computes.
     """
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}

@@ -1,9 +1,9 @@
-"""Rows for the thresholds of lowering: a decision by size, the size of a block, or an estimate of the cost model.
+"""Classes for the thresholds of lowering: a decision by size, the size of a block, or an estimate of the cost model.
 
-A row is defined above the function that reads it. Rows with several readers are in the table of their folder
-(``thresholds.py``). A :class:`Limit` is only compared by :meth:`Limit.holds`, so that a test can observe both outcomes
-of each decision. A :class:`BlockSize` is the amount of work done at a time, an :class:`Estimate` the cost of a unit of
-work. Later stages read a decision from the attributes of an op or from a kernel; they never decide again.
+A threshold is defined above the function that reads it. Thresholds with several readers are in the table of their
+folder (``thresholds.py``). A :class:`Limit` is only compared by :meth:`Limit.holds`, so that a test can observe both
+outcomes of each decision. A :class:`BlockSize` is the amount of work done at a time, an :class:`Estimate` the cost of a
+unit of work. Later stages read a decision from the attributes of an op or from a kernel; they do not decide again.
 
 Bounds on the time of the compiler itself (sweeps, look-back, recursion) do not affect the compiled program. They are
 plain constants with a comment.

@@ -41,7 +41,7 @@ def _kernel(kernel: Kernel) -> list[str]:
 
 
 def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
-    """Verify the steps of one function, and the kernels that bufferization itself made, such as whole loops."""
+    """Verify the steps of one function, and the kernels that bufferization created, such as whole loops."""
     for name, kernel in program.kernels.items():
         if name not in functions:
             _report("bufferize", name, _kernel(kernel))

@@ -45,10 +45,10 @@ class ItemSpans:
 def item_spans(
     kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> list[ItemSpans]:
-    """Return the bytes of each buffer that blocks of items access, inputs first.
+    """Return the bytes that blocks of items access, one :class:`ItemSpans` per buffer, inputs first.
 
-    Block ``n`` has the items from ``edges[n]`` up to but not including ``edges[n + 1]``. ``sizes`` are those of the
-    kernel's dims.
+    Block ``n`` has the items from ``edges[n]`` up to but not including ``edges[n + 1]``. ``sizes`` are the values of
+    the kernel's dims.
     """
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
@@ -163,7 +163,7 @@ class _ItemWalker(AccessWalker[_Scope]):
     # ------------------------------------------------------------ expressions
 
     def value(self, e: Dim, scope: _Scope) -> Ends:
-        """Return the range of ``e``."""
+        """Return the range of the values of ``e``."""
         if not isinstance(e, Expr):
             return int(e), int(e)
         found = scope.cached.get(e)

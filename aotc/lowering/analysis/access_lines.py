@@ -2,8 +2,8 @@
 
 This analysis is for symbolic sizes, see :mod:`.access_intervals` for known ones. Each access lies between two lines
 ``slope * p + start``, where ``p`` is the item number and both coefficients are expressions over the sizes of the call.
-A loop variable is replaced by whichever of its ends gives the wider bound. An index that was read from memory may be
-any index of its dim. So the bounds may be too wide, but never too narrow, for all sizes.
+A loop variable is replaced by the one of its ends that gives the wider bound. An index that was read from memory may be
+any index of its dim. So for all sizes the bounds may be too wide, but are never too narrow.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class ItemLines:
     firsts, ends : tuple of Lines
         For each buffer, inputs first: lower bounds of the first byte of the accesses, upper bounds of their end.
     parts : tuple of Dim
-        The divisors of the item number in the kernel: the largest integer, and the symbolic one if there is exactly
-        one. So many consecutive items may access one row.
+        The divisors of the item number in the kernel's indices: the largest integer, and the symbolic one if there is
+            exactly one. With ``item // d`` as an index, ``d`` consecutive items access one row.
     """
 
     group: Dim
@@ -144,7 +144,7 @@ class _LineWalker(AccessWalker[_Lines]):
     parts: set[Dim] = field(default_factory=set)
 
     def groups(self) -> tuple[Dim, ...]:
-        """Return the numbers of consecutive items that may access one row, see :attr:`ItemLines.parts`."""
+        """Return the divisors for :attr:`ItemLines.parts`: numbers of consecutive items that may access one row."""
         wide = [part for part in self.parts if isinstance(part, Expr)]
         most = max((part for part in self.parts if isinstance(part, int)), default=1)
         return (most, *(wide if len(wide) == 1 else ()))
@@ -172,10 +172,10 @@ class _LineWalker(AccessWalker[_Lines]):
             self.found[buffer.name].add(ends)
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Lines) -> None:
-        """Note an access to one element by bounds of its linear index.
+        """Record an access to one element, as bounds of its linear index.
 
-        A dim whose index is unknown counts as a whole. So does a dim whose index does not depend on the group, if the
-        size of the group is symbolic.
+        An index that is unknown may be any index of its dim. So may one that does not depend on the group, if the size
+        of the group is symbolic.
         """
         if buffer.name not in self.found:
             return
@@ -193,7 +193,7 @@ class _LineWalker(AccessWalker[_Lines]):
         return end is None or (isinstance(self.group, Expr) and not _has_item(end))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
-        """Note the elements at ``base`` plus a multiple of the step of each level, below its extent."""
+        """Record accesses to the elements at ``base`` plus ``i * step`` for each level, ``i`` below its extent."""
         if buffer.name not in self.found:
             return
         most: Dim | None = self.end(substitute(base, scope.equal), scope, 1)

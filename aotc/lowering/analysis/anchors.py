@@ -1,9 +1,9 @@
-"""Map each value of a fused region to its index in the iteration space of the region.
+"""Map each value of a fused region to its index in the region's iteration space.
 
-A region iterates over the index space of one of its values, the *anchor*. :class:`Anchors` follows ops forward from the
-anchor and computes the index of every other value at which an iteration works, or finds that there is none. Fusion uses
-these indices to decide which ops fit together. :func:`settle` recomputes them by the same steps in the outlined
-function, so that lowering emits each store at the index that fusion assumed.
+A region iterates over the index space of one of its values, the *anchor*. For every other value, :class:`Anchors`
+computes the index at which an iteration computes the value, if there is exactly one; it follows ops forward from the
+anchor. Fusion uses these indices to decide which ops fit together. :func:`anchors_of` recomputes them by the same steps
+in the outlined function, so that lowering emits each store at the index that fusion assumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LoopAxis(Sym):
 
 
 def loop_name(number: int) -> str:
-    """Return the name of the loop over an axis in the text of a kernel."""
+    """Return the name of the variable for the loop over axis ``number`` in the text of a kernel."""
     return f"i{number}"
 
 
@@ -54,9 +54,9 @@ def anchor_of(root: Op) -> Value:
 def anchors_of(root: Op, ops: Sequence[Op]) -> Anchors:
     """Return the anchors of the outlined region ``ops`` that fusion grew from ``root``.
 
-    Ops that depend on the root joined the region in this order, so extending in the same order gives the indices that
-    fusion used. The other ops are recomputed wherever their values are read. Indices for these are only added
-    afterwards, when they can no longer change the others.
+    Ops that depend on the root joined the region in program order, so extending in this order gives the indices that
+    fusion used. All other ops are recomputed wherever their values are read. Their indices are added last, when they
+    can no longer change those of the first ops.
     """
     anchors = Anchors(root, {v: op for op in ops for v in op.results})
     for v in root.results:
@@ -89,7 +89,7 @@ class Anchors:
     root : Op
         The op that the region grows from.
     ops : mapping of Value to Op
-        The op that makes each value.
+        The op that defines each value.
 
     Attributes
     ----------
@@ -130,9 +130,9 @@ class Anchors:
         return other
 
     def resolve(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
-        """Return the index of ``value`` at an iteration, or None.
+        """Return the index at which an iteration computes ``value``, or None.
 
-        The search follows only ``members`` and the movement ops between them.
+        The search follows only the ops ``members`` and the movement ops between them.
         """
         if value in self.index:
             return self.index[value]
@@ -170,7 +170,7 @@ class Anchors:
         return {op.results[0]: index}
 
     def _broadcast(self, op: Op, index: Index) -> Index | None:
-        """Return the index of a broadcast that spreads one scalar per row over exactly the reduced axes, or None."""
+        """Return the index of a broadcast of one scalar per row along exactly the reduced axes, or None for others."""
         source, target = op.operands[0].type.shape, op.result.type.shape
         missing = [k for k in sorted(self.reduced or ()) if self.space[k] not in index]
         result: list[Dim] = []
@@ -221,9 +221,9 @@ class Anchors:
         return dict.fromkeys(op.results, rest)
 
     def source_of(self, op: Op) -> Index | None:
-        """Return the index of the operand of a movement op if the op reads it at this index, else None.
+        """Return the index of a movement op's operand if the op also reads it at this index, else None.
 
-        They can differ, as the index of a value may have been set for another reader.
+        The two can differ: the index of a value may have been set for another reader.
         """
         source, result = self.index.get(op.operands[0]), self.index.get(op.results[0])
         if source is None or result is None:

@@ -19,7 +19,7 @@ INTEGERS = ("i8",)
 def narrow_of(
     read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers, axis: Dim
 ) -> tuple[ElementRead, Scale | None] | None:
-    """Return the integers that ``read`` dequantizes, and their scale if there is one; None if it does not.
+    """Return the integers and the scale (or None) from which ``read`` is dequantized; None for other values.
 
     The scale must not vary along ``axis``, the axis of the elements of a key or value. A rounding to bf16 or f16 after
     the multiplication is ignored.

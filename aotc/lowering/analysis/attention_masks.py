@@ -56,7 +56,7 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
 
 
 def base(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
-    """Follow ``read`` back through movement ops as far as its dims are whole axes; None if they never are."""
+    """Follow ``read`` back through movement ops while dims are whole axes; return the earliest read, or None."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
         read = ElementRead(op.operands[0], backward(op, read.index))

@@ -274,7 +274,10 @@ class _AttentionMatcher:
         return (1, left) if left is not None and op.name == "mul" else None
 
     def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
-        """Match a select between scores and a fill, in either order; all masks must have the same fill."""
+        """Match a select between scores and a fill value, in either order; return the scores, or None.
+
+        All masks must have the same fill value.
+        """
         for n in (1, 2):
             fill = number_of(op.operands[3 - n], self.makers)
             if fill is None or np.isnan(fill) or found.fill not in (None, fill):
@@ -330,7 +333,7 @@ class _AttentionMatcher:
         return self._part_of(ElementRead(first.operands[side], full), found)
 
     def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
-        """Return an operand of a matmul before it is widened or scaled; ``found`` collects the scale."""
+        """Return the read of a matmul's operand before it is widened or scaled; ``found`` collects the scale."""
         best = base(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None

@@ -1,4 +1,4 @@
-"""Recognize arrays that a few numbers describe: repeated rows, integers in steps, diagonals and triangles."""
+"""Recognize constant arrays that a few numbers describe: repeated rows, integers in steps, diagonals and triangles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Steps:
     dim: int
 
     def count(self, size: int) -> int:
-        """Return the largest multiple of ``step`` along a dim of ``size`` elements."""
+        """Return the largest multiplier of ``step`` that occurs along a dim of ``size`` elements."""
         last = (size - 1) // self.every
         return min(last, self.period - 1) if self.period else last
 

@@ -1,4 +1,4 @@
-"""Matmuls and convolutions as sums of products: their sizes, and the elements of operands and result of each term."""
+"""Describe matmuls and convolutions as sums of products: sizes, and the operand elements of each term."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def sum_dtype(op: Op) -> str:
-    """Return the dtype to multiply and add in: short floats are summed in f32."""
+    """Return the dtype in which ``op`` multiplies and adds: f32 for short floats."""
     dtype = op.result.type.dtype
     return "f32" if kind_of(dtype) == "f" and DTYPES[dtype].bits < 32 else dtype
 

@@ -1,7 +1,7 @@
 """Find operands that an op updates in place: its first results overwrite them.
 
-Such an operand and its result share memory, which holds the values of the operand when the kernel starts
-(``bufferize`` ensures this). So the kernel has no separate input for the operand.
+Such an operand and its result share memory, in which ``bufferize`` stores the operand before the kernel starts. So the
+kernel has no separate input for the operand.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class UpdatedArrays:
         return found
 
     def is_updated_in(self, array: Value, ops: Iterable[Op]) -> bool:
-        """Return True if one of ``ops`` updates an array in place, or has a region that reads it and may."""
+        """Return True if one of ``ops`` updates ``array`` in place, or may do so in a region that reads it."""
         viewed = self._viewed(array)
         some = self._updates.get(viewed, ())
         return any(op in some or viewed in map(self._viewed, captures(op)) for op in ops)
 
     def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
-        """Return the updates of arrays that are larger than ``type_`` and that ``ops`` read as before the update."""
+        """Return the ops that update an array, larger than ``type_``, whose old value one of ``ops`` reads."""
         size = product(type_.shape)
         read = [v for v in self.read_by(ops) if certain(">", product(v.type.shape), size)]
         return [op for v in read for op in self._updates[v]]

@@ -21,7 +21,7 @@ Index = tuple[Dim, ...]
 
 
 def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
-    """Return the value behind all movement ops that lead to ``v``."""
+    """Return the value that movement ops move to ``v``, behind all of them; ``v`` itself without movement ops."""
     while (op := makers.get(v)) is not None and op.name in MOVES:
         v = op.operands[0]
     return v
@@ -35,7 +35,7 @@ INDEX_ATOMS = Limit(
 
 
 def is_long(i: Dim) -> bool:
-    """Return True if ``i`` is too long to be part of further expressions: each reshape after a transpose doubles it."""
+    """Return True if expression ``i`` is too long to be nested in others: a reshape after a transpose doubles it."""
     return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
 
 

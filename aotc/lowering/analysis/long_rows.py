@@ -86,7 +86,7 @@ def rows_of(region: Region) -> Iterator[LongRow]:
 
 
 def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:
-    """Return the pair of reductions of which ``second`` is the second one, or None."""
+    """Return the pair of dependent reductions whose second one is ``second``, or None."""
     if not _reduces(second, "add"):
         return None
     steps: list[Op] = []
@@ -146,7 +146,7 @@ def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
 
 
 def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
-    """Return the scalars per row that ``value`` broadcasts along the reduced dims, or None if it is no such value."""
+    """Return the scalars (one per row) that ``value`` broadcasts along the reduced dims, or None for other values."""
     op = makers.get(value)
     return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
 

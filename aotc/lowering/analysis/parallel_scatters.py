@@ -21,7 +21,7 @@ def is_apart(op: Op) -> bool:
 
 
 def is_atomic(op: Op) -> bool:
-    """Return True if a GPU has an atomic instruction for the combiner, whose result does not depend on the order."""
+    """Return True if a GPU has an atomic instruction for the combiner and the order of updates does not matter."""
     return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 

@@ -58,7 +58,7 @@ def _is_at_least_first(row: LongRow, makers: Mapping[Value, Op]) -> bool:
 
 
 class _Nan(IntEnum):
-    """The elements of a value that are certainly NaN if an element of its row of ``x`` is NaN."""
+    """Where a value is certainly NaN if an element of its row of ``x`` is NaN."""
 
     NOWHERE = 0
     THERE = 1  # the same element
@@ -67,7 +67,7 @@ class _Nan(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _ValueFacts:
-    """Facts about a value in rows with a NaN: is it ``exact``, i.e. unaffected by a wrong maximum; where is it NaN?"""
+    """Facts about a value in rows with a NaN: whether a wrong maximum leaves it ``exact``, and where it is NaN."""
 
     exact: bool = True
     nan: _Nan = _Nan.NOWHERE

@@ -25,7 +25,7 @@ ASCENDING = {name: row.symbol == "<" for name, row in SCALARS.items() if row.sym
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """Sort key: ``value`` of the comparator's region, computed from the first element of each pair."""
+    """One sort key: the ``value`` of the comparator's region that computes it from the first element of each pair."""
 
     value: Value
     ascending: bool
@@ -81,9 +81,9 @@ def _equal_of(same: Op, less: Op) -> bool:
 
 
 def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
-    """Return the key if both sides of a comparison are the same function of the two elements of a pair, or None.
+    """Return the key of a comparison ``op`` whose sides are the same function of the two elements, or None.
 
-    Floats must be compared in total order: otherwise comparisons with NaN are false, which no order of keys has.
+    Floats must be compared in total order. Other comparisons are false for NaN, which no order of keys can express.
     """
     left, right = op.operands
     if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not SCALARS[op.name].total):

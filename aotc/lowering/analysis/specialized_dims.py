@@ -1,4 +1,4 @@
-"""Find the argument dims by which a specialized copy of a function differs from the general one."""
+"""Find the argument dims that a specialized copy of a function fixes to numbers."""
 
 from __future__ import annotations
 

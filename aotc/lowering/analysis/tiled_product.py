@@ -1,4 +1,7 @@
-"""Matmuls and convolutions as the register tiles of a CPU compute them: sizes, strides and addresses of operands."""
+"""Describe matmuls and convolutions for the register tiles of a CPU: sizes, strides and addresses of operands.
+
+A *panel* is a group of ``cols`` neighbouring columns of the right operand, as wide as a tile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
-    """One matmul as its tiles see it.
+    """A matmul or convolution as a matmul of rows and panels.
 
     ``outer`` are the extents of the grid dims before rows and columns (batch, or image and output row). ``a_at(outer,
     row)`` and ``b_at(outer, panel)`` return flat offsets; ``place(outer, row, column)`` returns the index in the op's
@@ -43,7 +46,7 @@ class TiledProduct:
 
     @property
     def panels(self) -> Dim:
-        """Number of panels of ``cols`` columns; the last one may exceed the result."""
+        """Return the number of panels of ``cols`` columns; the last one may exceed the result."""
         return (self.n + (self.cols - 1)) // self.cols
 
     @property
@@ -93,8 +96,8 @@ def _matmul(op: Op) -> TiledProduct:
 def _packed_conv(op: Op) -> TiledProduct:
     """Describe a packed convolution: the rows of a tile are neighbouring pixels of one output row.
 
-    No patch is ever copied. Groups are the first dim of the grid: the panels of one group stay in a cache while it
-    reads its channels of all pixels.
+    Patches are not copied. Groups are the first dim of the grid, so that the panels of one group stay in a cache while
+    its channels of all pixels are read.
     """
     lhs, panels = op.operands
     shape, strides = lhs.type.shape, op.attrs["strides"]
@@ -168,7 +171,7 @@ _DESCRIBE: dict[str, Callable[[Op], TiledProduct]] = {
 
 
 def tiled_product(op: Op) -> TiledProduct | None:
-    """Return the product of an op that ``pack_contractions`` prepared for tiles, else None."""
+    """Return the description of an op that ``pack_contractions`` prepared for tiles, else None."""
     describe = _DESCRIBE.get(op.name)
     if describe is None or (op.name in TILED_BY_COLUMNS and "cols" not in op.attrs):
         return None

@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """The sum of a carried integer, by its position in the loop state, and a constant; or the constant alone."""
+    """A carried integer, given by its position in the loop state, plus a constant; or the constant alone."""
 
     carried: int | None
     constant: int
@@ -78,9 +78,9 @@ def state_after(
 def counters(
     op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]
 ) -> dict[Value, tuple[int, int]]:  # fmt: skip
-    """Return the counters of a ``while`` by their params: carried integers with a known start and a constant step.
+    """Return start and step of each counter of a ``while``, by the parameter of its body.
 
-    Each has a pair of start and step.
+    A counter is a carried integer with a known start and a constant step.
     """
     body = op.regions[1]
     begins, nexts = (state_after(op, constants, functions, n) for n in (0, 1))
@@ -88,7 +88,7 @@ def counters(
 
 
 def _iterations(relation: str, begin: int, end: int, step: int) -> int | None:
-    """Return how many of ``begin``, ``begin + step``... hold ``relation`` to ``end`` before the first that does not."""
+    """Return the number of iterations of ``i = begin``, ``begin + step``... while ``i relation end`` is true."""
     match relation:
         case "gt" | "ge":
             return _iterations(_swapped(relation), -begin, -end, -step)

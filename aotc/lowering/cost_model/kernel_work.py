@@ -77,7 +77,7 @@ class KernelWork:
 
 
 def number(e: Dim, values: Mapping[str, float]) -> float:
-    """Evaluate ``e`` with ``values``; a name without a value is taken as ``UNKNOWN_SIZE``, or less if it is bounded."""
+    """Evaluate ``e`` with ``values``; other symbols count as ``UNKNOWN_SIZE``, or less if their bound is lower."""
     if not isinstance(e, Expr):
         return e
     total: float = e.const
@@ -147,10 +147,10 @@ def work_of_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The innermost loop around a statement.
+    """How the innermost loop around a statement executes.
 
-    ``vector`` and ``scalar`` are the executions of an operation of its body per iteration, on vectors and on single
-    elements. ``chain``: each iteration waits for the previous one.
+    ``vector`` and ``scalar`` are the vector and scalar instructions per iteration for one operation of the body.
+    ``chain`` is True if each iteration waits for the previous one.
     """
 
     var: str
@@ -174,7 +174,8 @@ LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loo
 class _Counter:
     """Walks the statements of a kernel and adds up its work.
 
-    ``times`` is how often a statement executes. ``values`` has a representative value of each loop variable.
+    In its methods, ``times`` is the number of executions of a statement. ``values`` has a representative value of each
+    loop variable.
     """
 
     values: dict[str, float]

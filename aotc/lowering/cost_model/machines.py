@@ -1,7 +1,7 @@
 """Machine parameters of the cost model: one table for CPUs and one for GPUs.
 
-``python -m benchmarks costs`` prints how well they predict measured times. The sizes of caches and vectors come from
-the target.
+``python -m benchmarks costs`` prints how well these parameters predict measured times. The sizes of caches and vectors
+come from the target.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ GPU_THREADS = Estimate(132 * 512, "threads that keep a GPU busy", "a quarter of 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Level of memory: its size in bytes, its rate in bytes per nanosecond, the nanoseconds of a ``random`` access."""
+    """A level of memory: size in bytes, rate in bytes per nanosecond, and nanoseconds of a ``random`` access."""
 
     size: float
     rate: float

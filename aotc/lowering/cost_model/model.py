@@ -79,7 +79,7 @@ def time_of(work: KernelWork, machine: Machine) -> Prediction:
 
 
 class StaleCosts(CompileError):
-    """The profile record belongs to another program than the one that is compiled."""
+    """The profile record does not belong to the program that is compiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class RowLoop:
     stores : tuple of Value
         The results of the region of which each iteration writes an element.
     cone : mapping of Value to None
-        The values along the row that these need, operands of reductions first.
+        The values along the row that ``ops`` and ``stores`` need, operands of reductions first.
     """
 
     ops: tuple[Op, ...]
@@ -83,7 +83,7 @@ class RowStages:
         return value in self._rows
 
     def numbers_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
-        """Return the scalars per row, other than reductions, that ``loop`` reads if ``kept`` are stored."""
+        """Return the scalars per row that ``loop`` reads, except results of reductions, if ``kept`` are stored."""
         roots = [*(v for op in loop.ops for v in op.inputs), *loop.stores]
         read = [u for v in self.cone(roots, kept) for u in self.ops[v].operands]
         return [v for v in dict.fromkeys(read) if v in self.ops and self.is_row(v) and self.ops[v].name != "reduce"]
@@ -102,9 +102,9 @@ class RowStages:
         return found
 
     def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
-        """Return the values to store for later loops, with their bytes.
+        """Return the values that the first loop stores for later ones, with their bytes.
 
-        These are the values that are expensive to compute twice; with ``cheap`` all that fit.
+        Values that are expensive to compute twice are stored; with ``cheap``, all that fit.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class RowStages:
         return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
 
     def _frontier(self, value: Value, later: Mapping[Value, None], first: Mapping[Value, None]) -> bool:
-        """Return True if the later loop reads ``value`` for something that the first loop does not compute."""
+        """Return True if ``later`` computes a value from ``value`` that ``first`` does not compute."""
         readers = [v for v in later if value in self.ops[v].operands]
         return not readers or any(v not in first for v in readers)
 

@@ -1,1 +1,1 @@
-"""An element of a region as scalars of the loop IR, and loops around it: what plans try and lowerings emit."""
+"""Emit one element of a fused region as scalars of the loop IR, and loops around it."""

@@ -1,4 +1,4 @@
-"""Shared by the lowerings of all fused regions: buffers, names, stores, combiners."""
+"""The builder that all lowerings of fused regions share: buffers, names, stores, combiners."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class RegionBuilder:
     function : Function
         The outlined region.
     inputs, outputs : tuple of Buffer
-        One per parameter that is not overwritten in place, and per result.
+        One buffer for each parameter that is not overwritten in place, and for each result.
     root : Op
-        The op from which fusion grew the region. A region around an op with a lowering of its own has none.
+        The op from which fusion grew the region; for a region around an op with its own lowering there is none.
     anchors : Anchors
         The index of each value of the region in its iteration space, as fusion determined it.
     known : mapping of Value to str
-        More specific functions of the loop IR for values about which facts are proven.
+        Cheaper functions of the loop IR that proven facts allow (:mod:`~aotc.lowering.analysis.softmax_facts`).
     """
 
     def __init__(self, function: Function, target: Target) -> None:
@@ -92,7 +92,7 @@ class RegionBuilder:
         return self._elements(self.fresh)
 
     def trial_elements(self) -> Elements:
-        """Return an emitter for statements that a plan reads and nobody keeps: it takes no names of the kernel."""
+        """Return an emitter for trial statements, which a planner drops: it reserves no names of the kernel."""
         numbers = count()
         return self._elements(lambda prefix: f"{prefix}{next(numbers)}")
 
@@ -109,7 +109,7 @@ class RegionBuilder:
         return self._stages
 
     def the_op(self, name: str) -> Op:
-        """Return the op ``name`` that the region was made for."""
+        """Return the op ``name`` around which the region was formed."""
         return next(op for op in self.function.body.ops if op.name == name)
 
     def output_of(self, value: Value) -> Buffer | None:
@@ -117,7 +117,7 @@ class RegionBuilder:
         return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
 
     def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
-        """Return the error for ``what``, which the target does not support."""
+        """Return the error that the target does not support ``what`` of ``op``."""
         return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
 
     def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
@@ -165,7 +165,7 @@ def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
 
 
 def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
-    """Return the dims that ``body`` mentions and does not bind itself."""
+    """Return the names of the symbols in ``body`` that it does not bind itself."""
     bound: set[str] = set()
     mentioned: set[Dim] = set()
     for stmt in walk(body):
@@ -204,14 +204,14 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
 
 
 def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], index: Index = ()) -> None:
-    """Read the results of reductions from element ``index`` of their accumulators from now on."""
+    """Make ``e`` read the results of reductions from element ``index`` of their accumulators from now on."""
     for op, buffers in accumulators.items():
         for v, buffer in zip(op.results, buffers, strict=True):
             e.anchor(v, provide(Load(buffer, index)))
 
 
 def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Store those results of the region that have one element for each row: that of the row at ``at``."""
+    """Store the element at ``at`` of each result of the region that has one element per row."""
     for out, v in zip(b.outputs, b.function.body.results, strict=True):
         if b.anchors.is_row(v):
             index = relocate(b, v, at)
@@ -219,7 +219,7 @@ def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 
 def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Read transposed values of the region where they are computed, with the anchor at ``at``."""
+    """Make ``e`` read transposed values of the region at the index where the anchor is at ``at``."""
     for op in b.transposed:
         e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
 

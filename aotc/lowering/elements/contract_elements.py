@@ -1,4 +1,4 @@
-"""An element of a matmul or convolution as a plain sum: what plans try, and the body of the loops."""
+"""Emit one element of a matmul or convolution as a plain sum of terms."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Term = Callable[[Sequence[Dim]], Scalar]
 
 
 def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero: bool) -> Emit:
-    """Return the function that adds the statements of one element of the region to a block, by ``e``.
+    """Return a function that appends the statements of one element of the region to a block, by the emitter ``e``.
 
     Parameters
     ----------
     b : RegionBuilder
-        Of a region around a ``matmul`` or ``conv``.
+        The builder of a region around a ``matmul`` or ``conv``.
     e : Elements
     unrolled : bool
-        True if the terms of a sum are written out.
+        True if the terms of a sum are written out, without a loop.
     from_zero : bool
         True if a sum that is written out begins with 0, and not with its first term.
     """
@@ -95,7 +95,7 @@ def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
 
 
 def _matmul_terms(e: Elements, op: Op, at: Index) -> tuple[list[NestAxis], Term]:
-    """Return the axis of the terms of element ``at``, and the function that computes one."""
+    """Return the loop axis over the terms of element ``at``, and the function that computes one term."""
     lhs, rhs = op.operands
     *batch, m, n = at
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]

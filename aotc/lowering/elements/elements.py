@@ -1,4 +1,4 @@
-"""One element of a fused value as a scalar expression: the core of every region's lowering.
+"""Emit one element of a fused value as a scalar expression: the core of every region's lowering.
 
 :class:`Elements` turns "element ``index`` of value ``v``" into a scalar expression. It follows the ops of a region
 backwards to loads of its inputs. Movement ops only change the index; elementwise ops apply a scalar function. Values
@@ -49,7 +49,7 @@ Provide = Callable[[Index], Scalar | None]
 
 
 def provide(scalar: Scalar, at: Index | None = None) -> Provide:
-    """Return a function for :meth:`Elements.anchor` that yields ``scalar``, at any index or only at ``at``."""
+    """Return a function for :meth:`Elements.anchor` that returns ``scalar``, at any index or only at ``at``."""
     return lambda index: scalar if at is None or index == at else None
 
 
@@ -66,13 +66,13 @@ class Elements:
     Parameters
     ----------
     ops : mapping of Value to Op
-        The op that makes each value of the region.
+        The op that defines each value of the region.
     buffers : mapping of Value to Buffer
         The inputs of the region.
     names : callable
         ``names(prefix)`` returns a fresh identifier.
     results : sequence of Value
-        The results of the region: each is read once more, by its store.
+        The results of the region; the store of each counts as a further reader.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Elements:
         return block
 
     def anchor(self, value: Value, make: Provide) -> None:
-        """Take the elements of ``value`` from ``make(index)`` from now on; it returns None for those to be computed."""
+        """From now on, read elements of ``value`` from ``make(index)``; for None, the element is computed."""
         self.anchored[value] = make
         self._cache = {}
 
@@ -124,11 +124,11 @@ class Elements:
         return found
 
     def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
-        """Use ``scalar`` as element ``index`` of ``value`` in the current block."""
+        """Reuse ``scalar`` as element ``index`` of ``value`` in the rest of the current block."""
         self._cache[value, index] = (scalar, 0)
 
     def bind(self, scalar: Scalar, prefix: str = "t") -> Var:
-        """Bind ``scalar`` to a name in the current block."""
+        """Append a statement that binds ``scalar`` to a new name; return the variable."""
         var = Var(self.names(prefix), scalar.dtype)
         self.block.append(Let(var, scalar))
         return var
@@ -149,7 +149,7 @@ class Elements:
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
     def hold_starts(self, values: Iterable[Value]) -> None:
-        """Bind the starts of the dynamic slices behind ``values`` and their moves, for all blocks inside this one."""
+        """Bind the starts of the dynamic slices that ``values`` are read through, for all blocks inside this one."""
         for v in values:
             while (op := self.ops.get(v)) is not None and (op.name in MOVES or op.name == "dynamic_slice"):
                 if op.name == "dynamic_slice" and v not in self._starts:
@@ -223,7 +223,7 @@ def _reduce_precision(self: Elements, op: Op, index: Index) -> tuple[Scalar, int
 
 
 def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """Reinterpret bits. Several narrow elements form one wide element, the least significant first."""
+    """Return an element of a bitcast; several narrow elements form one wide element, the least significant first."""
     source, target = op.operands[0].type, op.result.type
     if source.rank == target.rank:
         x, depth = self._at(op.operands[0], index)
@@ -247,7 +247,7 @@ def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _pair_of_floats(x: Scalar) -> Scalar:
-    """Return the two f32 in the bits of an f64 as a complex number."""
+    """Return the complex number whose two f32 parts are the bits of the f64 ``x``."""
     word = _reinterpret(x, "u64")
     high = Apply("shr_logic", (word, Const(32, "u64")), "u64")
     return Apply("complex", (_low_bits(word, 32, "f32"), _low_bits(high, 32, "f32")), "c64")
@@ -280,7 +280,7 @@ def _reinterpret(x: Scalar, dtype: str) -> Scalar:
 
 
 def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """Pad. An index that is provably inside (or outside) needs no test."""
+    """Return an element of a pad; an index that is provably inside (or outside) needs no test."""
     source = op.operands[0].type.shape
     tests: list[Scalar] = []
     inner: list[Dim] = []
@@ -360,7 +360,7 @@ def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """Gather as StableHLO defines it: start indices are clamped so that the slice is inside the operand."""
+    """Return an element of a gather; as in StableHLO, start indices are clamped so that the slice is inside."""
     a = op.attrs
     operand, indices = op.operands
     offset = [index[d] for d in a["offset_dims"]]
@@ -381,7 +381,7 @@ def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    """A loop over scalars, as in a combiner. Its state is in private variables."""
+    """Emit a loop over scalars, as combiners have, with its state in private buffers; return a result."""
     states = [Buffer(self.names("state"), v.type.dtype, (), "private") for v in op.results]
     for buffer, init in zip(states, op.operands, strict=True):
         start = self.at(init, ())

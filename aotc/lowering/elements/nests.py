@@ -1,4 +1,4 @@
-"""Loop nests over an iteration space: which axes merge, and how they become loops."""
+"""Loop nests over an iteration space: merge axes, and emit loops over them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NestAxis:
 def some_at_a_time(
     block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
 ) -> None:
-    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and one over the remainder."""
+    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and one over the rest."""
     whole = extent // some
     for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
         if count != 0:
@@ -78,7 +78,7 @@ def coefficient(e: Dim, axis: Sym) -> Dim | None:
 def mergeable(
     space: Index, shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]
 ) -> list[tuple[int, ...]]:
-    """Group neighbouring ``axes`` of ``space`` that every address in ``used`` steps through as one."""
+    """Return groups of neighbouring ``axes`` of ``space`` that can be one loop: in every address of ``used``."""
     groups: list[tuple[int, ...]] = []
     table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := axis_of(space[k])) is not None}
     for k in axes:
@@ -93,7 +93,7 @@ def mergeable(
 
 
 def merged_loops(space: Index, shape: Sequence[Dim], trial: Iterable[Stmt]) -> tuple[tuple[int, ...], ...]:
-    """Return the axes of each loop over ``space``, merged as far as the addresses of an element, ``trial``, allow."""
+    """Return the axes of each loop over ``space``, merged as far as the addresses in ``trial`` statements allow."""
     axes = [k for k, s in enumerate(space) if s != 0]
     return tuple(mergeable(space, shape, axes, addresses(trial)))
 
@@ -120,7 +120,7 @@ def serial(
     block: list[Stmt],
     unroll: Callable[[Dim], bool] = lambda _: False,
 ) -> None:
-    """Write serial loops over ``axes`` around the statements of ``emit``; ``unroll(extent)``: is one unrolled?"""
+    """Append serial loops over ``axes`` around the statements of ``emit``, unrolled where ``unroll(extent)``."""
     if not axes:
         emit(block, symbols)
         return
@@ -159,10 +159,10 @@ def grid_loop(
     emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None],
     inside: int = 0,
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid size and the parallel loop.
+    """Return the grid size and the parallel loop, over ``outer`` and over chunks of an axis.
 
-    ``emit(block, outer symbols, begin, end)`` writes one item. ``[begin, end)`` is its part of the chunked axis (0 and
-    0 if there is none). The last ``inside`` axes of ``outer`` vary faster than the chunks.
+    ``emit(block, outer symbols, begin, end)`` appends the statements of one grid item. ``[begin, end)`` is the item's
+    range of the chunked axis, (0, 0) without one. The last ``inside`` axes of ``outer`` vary faster than the chunks.
     """
     extents = [a.extent for a in outer]
     place = len(extents) - inside

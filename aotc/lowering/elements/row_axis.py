@@ -1,4 +1,4 @@
-"""Kernels that process an array row by row along one dim: their grid, and the index of an element."""
+"""Grid and indices of kernels that process an array row by row, along one of its dims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = Callable[[Dim], Index]
 
 
 def rows_of(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
-    """Return the number of rows along ``dim`` and the index of an element of row ``p``."""
+    """Return the number of rows along ``dim``, and a function from a position in row ``p`` to an index."""
     others = [d for d in range(len(shape)) if d != dim]
     rows = product(shape[d] for d in others)
     at = delinearize(grid_item(rows), [shape[d] for d in others])

@@ -1,4 +1,4 @@
-"""Matmuls on tensor cores as the loops that define them: what plans read, and the body of their kernels."""
+"""Emit the plain loops that define a matmul on tensor cores: planners read them, and kernels have them as body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def tensor_core_loops(b: RegionBuilder, e: Elements, dtype: str) -> tuple[Stmt, ...]:
-    """Return the body of a matmul or convolution that adds in ``dtype``, as :func:`read_product` reads it."""
+    """Return the loops of a matmul or convolution that adds in ``dtype``, in the form for :func:`read_product`."""
     c = contraction_of(b.root)
     extents = (*c.batch, c.m, c.n)
     names = [e.names(name) for name in ("z", "row", "col")[-len(extents) :]]  # dims may have any name
@@ -54,7 +54,7 @@ def _left(e: Elements, op: Op, place: Index) -> Scalar:
 
 
 def as_tensor_core_operand(x: Scalar, dtype: str) -> Scalar:
-    """Return an operand's element as tensor cores read it: widened, f32 rounded to TF32, or f64."""
+    """Return an operand's element in the form for tensor cores: widened, f32 rounded to TF32, or f64."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)
     if dtype == "f64":

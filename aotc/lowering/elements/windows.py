@@ -1,4 +1,4 @@
-"""An element of a region of kind loop or window: windows become inner loops of their element."""
+"""Emit one element of a region of kind loop or window: windows become inner loops of the element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.lowering.threshold import Limit
 
 
 def element_of(b: RegionBuilder, e: Elements) -> Emit:
-    """Return the function that adds the statements of one element of the region to a block, by ``e``."""
+    """Return a function that appends the statements of one element of the region to a block, by the emitter ``e``."""
 
     def emit(block: list[Stmt], at: Index) -> None:
         e.enter(block)
@@ -39,7 +39,7 @@ UNROLLED_WINDOW = Limit(
 
 
 def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
-    """Accumulate one window; elements in the padding are skipped, which leaves the initial value."""
+    """Return the accumulated elements of one window; elements in the padding are skipped."""
     a = op.attrs
     rank = op.results[0].type.rank
     inits = [e.at(v, ()) for v in op.inits]

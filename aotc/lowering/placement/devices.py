@@ -1,11 +1,10 @@
 """Assign a device to each value and each op by propagation from the devices that the model names.
 
-The model names devices by the affinity of arguments and results, and by ``transfer`` ops. They propagate:
+The model names devices by the affinities of arguments and results, and by ``transfer`` ops. Devices propagate:
 
 - *forward*: an op runs on the device with most bytes of its operands, and its results are there;
-- *backward*: an op or argument that no operand decides (an argument without affinity, an op on constants) goes to the
-  device of its first reader;
-- *around*: an op that only feeds itself, such as the counter of a loop, goes where other ops of the loop run.
+- *backward*: an argument without affinity, or an op on constants only, is on the device of its first reader;
+- *around*: an op that only depends on itself, such as the counter of a loop, is on the device of the loop's other ops.
 
 Constants, and cheap ops on constants alone, have no device: each device that reads them has its own copy. A carried
 value of a loop is on the device of its initial value, a result of a branch on that of the first branch.
@@ -42,9 +41,9 @@ class Placement:
         The device of each value and op. Constants, and values computed from them alone, are in neither.
     reasons : mapping of Op or Value to str
     candidates : mapping of Op or Value to tuple of str
-        The devices among which the deciding rule chose.
+        The devices from which the deciding rule chose.
     unplaced : tuple of Op or Value
-        The arguments and ops that nothing decides.
+        The arguments and ops for which no rule decides.
     """
 
     values: Mapping[Value, str]
@@ -64,12 +63,12 @@ def place(
     ----------
     function : Function
     default : str
-        The device of everything that no rule decides; the empty string leaves it unplaced.
+        The device for arguments and ops for which no rule decides; an empty string leaves them unplaced.
     targets : mapping of str to Target, optional
         The targets of the devices by name. With ``costs``, large ops are placed first by :mod:`.heft`.
     costs : Costs, optional
     arguments : str
-        The device of arguments without an affinity, whoever reads them; empty: they are placed like ops.
+        The device of arguments without an affinity; an empty string places these like ops, by their readers.
     decided : mapping of Op or Value to (str, str)
         Devices, with reasons, that are decided beforehand.
     """
@@ -94,7 +93,7 @@ def place(
 
 
 def named(function: Function) -> Iterator[str]:
-    """Yield the devices that a function names, once for each mention."""
+    """Yield the device of each affinity and ``transfer`` in a function."""
     for affinities in function.attrs.get("affinity", {}).values():
         yield from filter(None, affinities)
     yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
@@ -198,7 +197,7 @@ class _Solver:
         return self.device.get(v, "")
 
     def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
-        """Place a value, or an op with its results, on ``device``, chosen ``among`` some devices."""
+        """Assign ``device`` to a value, or to an op and its results; ``among`` are the candidates."""
         self.reasons[thing] = reason
         self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
         if isinstance(thing, Op):
@@ -253,7 +252,7 @@ class _Solver:
                 self._choose(op)
 
     def _carry(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
-        """Place results of a loop or a branch, as far as undecided, on the device of the values that they come from."""
+        """Place undecided results of a loop or a branch on the device of the values in ``rows`` that flow into them."""
         for row in rows:
             for v, result in zip(row, op.results, strict=True):
                 if not self.device_of(result) and self.device_of(v):
@@ -314,7 +313,7 @@ class _Solver:
         return bool(device_of)
 
     def _by_surroundings(self) -> bool:
-        """Place counters of loops and the like where other ops of the loop run; return True if that placed any."""
+        """Place loop counters and similar ops where other ops of the loop run; return True if that placed any."""
         works_on: dict[Op, str] = {}  # the device of an op in each loop or branch
         for op, device in self.ops.items():
             outer = self.around.get(op)

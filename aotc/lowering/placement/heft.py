@@ -21,7 +21,7 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Device of an op, the nanosecond at which it ends, and the reason."""
+    """The device chosen for an op, the nanosecond at which the op ends, and the reason."""
 
     device: str
     end: float
@@ -80,9 +80,9 @@ class _Matcher:
             self.ranks[op] = self._mean(op) + after
 
     def _is_large(self, op: Op) -> bool:
-        """Return True if ``op`` is worth a placement of its own.
+        """Return True if ``op`` is placed by itself.
 
-        Ops that can be fused with their producers are not, nor are loops and branches that contain transfers.
+        Small ops, ops that can be fused with their producers, and loops and branches that contain transfers are not.
         """
         if op.name in INLINE or op.name == "transfer":
             return False

@@ -29,7 +29,7 @@ def host_only(op: Op) -> HostOnly | None:
 
 
 def _lapack(op: Op) -> HostOnly | None:
-    """Return the name of a LAPACK routine and a hint; None for matrices small enough for one GPU block."""
+    """Return the name of a LAPACK routine and a hint; None if a GPU block can compute it."""
     if op.attrs["routine"] in BLOCK_ROUTINES:
         *_, columns, rows = op.operands[0].type.shape
         if BLOCK_FACTOR.holds(columns * rows):

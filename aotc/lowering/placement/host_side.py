@@ -1,8 +1,9 @@
 """Choose the ops of a GPU program that run on the host: those without a GPU kernel, and cheap ops around them.
 
-The choice is a minimum cut (:mod:`.min_cut`). An op costs its time on its side. A value costs the time of its transfer
-if its producer and its readers are on different sides. Costs in a loop count once per iteration. Arguments and results
-are on the GPU. Ops on the host side that are not connected to an op without a GPU kernel go back to the GPU.
+The choice is a minimum cut (:mod:`.min_cut`) between two *sides*, host and GPU. An op costs its time on its side. A
+value costs the time of its transfer if its producer and its readers are on different sides. Costs in a loop count once
+per iteration. Arguments and results are on the GPU. Host ops that are not connected to an op without a GPU kernel are
+moved back to the GPU.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SPILLED = "host memory"
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Memory of one device of the model, or of all its CPU devices; ``device`` is then the empty string.
+    """A memory space: of the GPU ``device``, or (``device`` empty) of the process, for all CPU devices.
 
     ``target`` is the target of its kernels. For the memory of the process it stands for all CPU targets
     (:func:`aotc.targets.together`).
@@ -47,7 +47,7 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
 
 
 def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
-    """Return ``spaces`` with the memory of the process first, added if it is missing."""
+    """Return ``spaces`` with the memory of the process in front, which is added if it is missing."""
     return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
 
 

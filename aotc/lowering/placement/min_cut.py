@@ -14,7 +14,7 @@ _NEVER = 1 << 60
 
 
 class LeastCut:
-    """Flow network of numbered nodes and the costs of separating them.
+    """A flow network: numbered nodes to divide into two sides, and the costs of separating them.
 
     Each edge has a capacity, and is stored next to its reverse edge: edge ``e`` and edge ``e ^ 1`` belong together.
     """
@@ -47,9 +47,9 @@ class LeastCut:
         self._edge(begin, end, _NEVER)
 
     def together(self, things: Iterable[int], weight: float) -> None:
-        """Set the cost of a division in which the nodes are not all on the same side.
+        """Add the cost ``weight`` if the nodes ``things`` are not all on the same side.
 
-        For more than two nodes this needs two auxiliary nodes: one is on the first side if any of the nodes is, the
+        For more than two nodes there are two auxiliary nodes: one is on the first side if any of the nodes is, the
         other one only if all are. The edge between these is cut if and only if the nodes are separated.
         """
         every = list(dict.fromkeys(things))

@@ -1,4 +1,4 @@
-"""Find the target for which each op is compiled: that of its device if the model names one, within the limits set."""
+"""Find the target for which each op is compiled: that of its device or of the options, with the options' limits."""
 
 from __future__ import annotations
 
