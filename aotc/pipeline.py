@@ -26,9 +26,9 @@ from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import Ahead, assemble
-from aotc.driver.declare_state import with_state
+from aotc.driver.declare_state import declare_bindings
 from aotc.driver.signatures import warn_of_hidden_functions
-from aotc.driver.weights import with_values
+from aotc.driver.weights import compile_with_weights
 from aotc.guard import callers_errors, guard
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
@@ -331,7 +331,7 @@ def compile(
             from aotc.frontend.several_models import fetch_any
         begin(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
-            made = Bundle(with_values(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
+            made = Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
     if output is not None:
         made.save(output)
     return made
@@ -381,7 +381,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
-    modules = {kind: with_state(module, options) for kind, module in modules.items()}
+    modules = {kind: declare_bindings(module, options) for kind, module in modules.items()}
     del raw, keep
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):

@@ -24,7 +24,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.profile.stored_records import COSTS, stored
-from aotc.vmfb.weights.own import carried
+from aotc.vmfb.weights.own import copy_own_weights
 
 STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
 """The warning for costs of a bundle that were measured for another program."""
@@ -83,16 +83,16 @@ def upgrade(
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
     try:
-        return Bundle(carried(opened, compile_raw(_model(opened.where, source), targets, chosen)))
+        return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, chosen)))
     except StaleCosts:
         if flags["costs"] is not own:
             raise
         warnings.warn(AotcWarning(STALE), stacklevel=2)
         uncosted = replace(chosen, costs={})
-        return Bundle(carried(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
+        return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
 
 
-def restored(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
+def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
     """Return the model in a reproducer file, and the recorded options overridden by ``flags``.
 
     Raises
@@ -149,7 +149,7 @@ def model_of(
     return _model(opened.where, source), source.targets, chosen
 
 
-def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
+def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
     """Recompile the source of an untrusted bundle for the device that it would run on, and return the new bundle.
 
     No code of the bundle is run. Its functions must have the signatures that the bundle declares.
@@ -167,7 +167,7 @@ def recompiled(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str,
         known = tuple(map(_of_this_machine, source.targets))
         targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
         model = _model(opened.where, source, rewrite=True)
-        made = open_bundle(carried(opened, compile_raw(model, targets, chosen)))
+        made = open_bundle(copy_own_weights(opened, compile_raw(model, targets, chosen)))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error
     for name, entry in opened.manifest["functions"].items():

@@ -312,7 +312,7 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
     return tuple(mixes)
 
 
-def together(targets: Iterable[Target]) -> Target:
+def common_cpu_target(targets: Iterable[Target]) -> Target:
     """Return one CPU target that all CPU devices of a program can share, for their common code.
 
     It is the target with the fewest features, but the machine must have the features of all ``targets``. Kernels are
@@ -326,7 +326,7 @@ def together(targets: Iterable[Target]) -> Target:
     return replace(base, name="+".join(t.name for t in rows), features=features)
 
 
-def least() -> Target:
+def baseline_cpu_target() -> Target:
     """Return the baseline target of this machine's architecture, for code that only moves bytes."""
     return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 

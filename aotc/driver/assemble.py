@@ -13,7 +13,7 @@ import numpy as np
 import aotc
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.driver.compress_constants import compress_constants
-from aotc.driver.signatures import name_sizes, prepared_entries, program_entry, signature
+from aotc.driver.signatures import binding_entries, name_sizes, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
@@ -21,7 +21,7 @@ from aotc.ir.loop.access import imports
 from aotc.ir.loop.ir import Kernel, calls_device_function
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
-from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, unfit
+from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, replacement_error
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
@@ -186,7 +186,7 @@ def _variant_entry(
             for n, b in enumerate(v.command_buffers)
         ],
         "functions": {n: program_entry(p) for n, p in v.programs.items() if n not in halves},
-        **({"prepared": prepared_entries(v)} if halves else {}),
+        **({"prepared": binding_entries(v)} if halves else {}),
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
@@ -244,7 +244,7 @@ def _images(
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:
-            raise unfit(refusal.symbol, refusal.reason) from None
+            raise replacement_error(refusal.symbol, refusal.reason) from None
         raise refused_call(calls[refusal.symbol], refusal.reason) from None
 
 

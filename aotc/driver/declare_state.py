@@ -12,7 +12,7 @@ from aotc.options import Options
 from aotc.vmfb.result_names import pairs_of, path_below
 
 
-def with_state(module: Module, options: Options) -> Module:
+def declare_bindings(module: Module, options: Options) -> Module:
     """Annotate the arguments that ``options.bind`` and ``options.state`` name, and return the module.
 
     Arguments of a state are donated, each to its result.

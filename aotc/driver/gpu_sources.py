@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from aotc.diagnostics import CompileError
 from aotc.driver.gpu_kernels import GpuKernels
 from aotc.ir.loop.ir import Kernel
-from aotc.kernels.cpu.build import unfit
+from aotc.kernels.cpu.build import replacement_error
 from aotc.kernels.cpu.custom import Refused
 from aotc.kernels.cuda.build import build_images
 from aotc.kernels.numba_front.check_replacement import TRIALS
@@ -77,7 +77,7 @@ def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str
     except KernelRefused as error:
         reason = str(error)
     if reason:
-        raise unfit(kernel.name, reason)
+        raise replacement_error(kernel.name, reason)
     return source
 
 

@@ -63,7 +63,7 @@ def program_entry(program: Program) -> dict[str, Any]:
     return {"registers": program.registers, "code": program.code}
 
 
-def prepared_entries(v: Variant) -> dict[str, Any]:
+def binding_entries(v: Variant) -> dict[str, Any]:
     """Return the manifest entries of functions with bound arguments: their programs ``prepare`` and ``call``."""
     calls = {f.attrs["binds"]: f for f in v.halves if "binds" in f.attrs}
     entries = {}

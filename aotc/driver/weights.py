@@ -27,7 +27,7 @@ from aotc.vmfb.weights.safetensors import encode_header, make_row
 Values = Mapping[str, Sequence[Any]]
 
 
-def with_values(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
+def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
     """Compile the only element of ``raws``; return a bundle that stores the examples of bound arguments as its weights.
 
     The examples are stored only if ``options.weights`` is a file or ``unpacked``, and arguments are bound. A model from

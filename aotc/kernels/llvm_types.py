@@ -121,7 +121,7 @@ class KernelModule(ir.Module):
         return module_text(self)
 
 
-def hide(module: ir.Module) -> None:
+def internalize_definitions(module: ir.Module) -> None:
     """Make all definitions of ``module`` internal, so that LLVM may inline and remove them."""
     for value in module.global_values:
         if isinstance(value, ir.Function) and value.blocks:
@@ -133,7 +133,7 @@ def hide(module: ir.Module) -> None:
             value.linkage = "internal"
 
 
-def release(module: ir.Module) -> None:
+def break_reference_cycles(module: ir.Module) -> None:
     """Break the reference cycles of a module that has been written, so that its memory is freed at once."""
     for function in module.functions:
         for block in function.blocks:

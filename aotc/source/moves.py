@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import size_of, to_numpy
 Origin = tuple[tuple[Any, ...], ...]
 
 
-def go_back(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
+def undo_packing(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
     """Apply the steps ``way`` to a packed array and return the original array, as a view where possible.
 
     A final ``reshape``, which would copy, is left to the caller.
@@ -122,7 +122,7 @@ class Origins:
             yield way, made
             if folds < MOST_FOLDS:
                 for more, first in list(self.of.get(now, ()))[: MOST_WAYS - len(found)]:
-                    found.append(((*way, *more), go_back(made.reshape(_shape(now)), more), first, folds + 1))
+                    found.append(((*way, *more), undo_packing(made.reshape(_shape(now)), more), first, folds + 1))
 
 
 def _shape(t: TensorType) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotc.source.limits import DIFFERENCES_BYTES, MOST_SOURCE_BYTES
-from aotc.source.moves import go_back
+from aotc.source.moves import undo_packing
 from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
@@ -171,5 +171,5 @@ def _elements(
 
 def _from_array(place: Mapping[str, Any], arrays: Callable[[int], np.ndarray]) -> memoryview:
     whole = arrays(place["variant"])[place["offset"] : place["offset"] + place["size"]]
-    array = go_back(whole.view(to_numpy(place["dtype"])).reshape(place["shape"]), place["way"])
+    array = undo_packing(whole.view(to_numpy(place["dtype"])).reshape(place["shape"]), place["way"])
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -254,7 +254,7 @@ def spec_of(row: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(row["name"], row["dtype"], tuple(row["dims"]), row.get("device", ""))
 
 
-def prepared(
+def prepare_arguments(
     arguments: Sequence[Argument], values: Sequence[Any], where: str, donate: bool = False, gpus: Sequence[int] = ()
 ) -> list[Any]:
     """Return the arrays of a call, converted by :meth:`Argument.prepare`.

@@ -15,7 +15,16 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
+from aotc.vmfb.arguments import (
+    GOOD_FLAGS,
+    Argument,
+    Signature,
+    check_out,
+    check_outs,
+    prepare_arguments,
+    take_over,
+    type_text,
+)
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
@@ -222,7 +231,7 @@ class LoadedFunction:
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
         key = self.resident.key(values, out, donate, results) if self.resident is not None else None
-        arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
+        arrays = prepare_arguments(self.arguments, values, self.where, donate, self.residence.gpus)
         buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
@@ -269,7 +278,7 @@ class LoadedFunction:
         CallError
             As for :meth:`run`; also if the bundle has no kernel texts.
         """
-        arrays = prepared(self.arguments, values, self.where)
+        arrays = prepare_arguments(self.arguments, values, self.where)
         return self._interpret(arrays, [None] * len(self.result_dtypes), make)
 
     def _interpret(

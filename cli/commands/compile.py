@@ -218,9 +218,9 @@ def _compile(
     register_from(custom_calls)
     kept = reproducer.read(str(source)) if isinstance(source, Path) else None
     if kept:
-        from aotc.recompile import restored
+        from aotc.recompile import model_of_reproducer
 
-        source, options = restored(kept, {name: getattr(options, name) for name in said[1]})
+        source, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
     with warnings_as_sentences():
         if options.stop_after:
             text = _stopped(source, options)

@@ -47,7 +47,7 @@ def long_ways(monkeypatch):
         found.append(1)
         return prepared(*arguments)
 
-    monkeypatch.setattr(vm, "prepared", noted)
+    monkeypatch.setattr(vm, "prepare_arguments", noted)
     return found
 
 

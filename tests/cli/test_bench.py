@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.profile.latency import average, by_kernel, quantile, together
+from aotc.vmfb.profile.latency import average, by_kernel, measure_concurrently, quantile
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -92,11 +92,11 @@ def test_callers_call_at_the_same_time_and_failures_are_said():
         gate.wait(10)
         calls.append(1)
 
-    rate, times = together(call, 3, 0.0)
+    rate, times = measure_concurrently(call, 3, 0.0)
     assert len(calls) == len(times) == 3
     assert rate > 0
     with pytest.raises(ZeroDivisionError):
-        together(lambda: 1 / 0, 2, 0.0)
+        measure_concurrently(lambda: 1 / 0, 2, 0.0)
 
 
 def test_kernels_of_calls_are_counted_by_call(bundle):

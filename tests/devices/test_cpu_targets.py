@@ -15,7 +15,7 @@ from aotc.lowering.lower import lower
 from aotc.lowering.placement.memory_spaces import spaces_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS, combine, together
+from aotc.targets import TARGETS, combine, common_cpu_target
 from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
@@ -189,10 +189,10 @@ def test_a_variant_for_the_same_targets_is_left_out():
 
 def test_what_stands_for_targets():
     old, new = TARGETS["cpu:x86-64-v2"], TARGETS["cpu:x86-64-v4"]
-    joint = together([new, old, new])
+    joint = common_cpu_target([new, old, new])
     assert (joint.name, joint.kind, joint.cpu) == ("cpu:x86-64-v4+cpu:x86-64-v2", "cpu", old.cpu)
     assert set(joint.features) == {*old.features, *new.features}
-    assert together([new, new]) is new
+    assert common_cpu_target([new, new]) is new
     names = [t.name for t in combine((old, new), {"d1": "cuda:sm_90"})]
     assert names == ["cpu:x86-64-v2+cuda:sm_90a", "cpu:x86-64-v4+cuda:sm_90a"]
 

@@ -147,7 +147,8 @@ class Build:
             objects = self._compilation.finish(rest)
         except Refusal as refusal:
             refused = next((c for c in self._custom if c.symbol == refusal.symbol), None)
-            raise _refused(refused, refusal.reason) if refused else unfit(refusal.symbol, refusal.reason) from None
+            error = _refused(refused, refusal.reason) if refused else replacement_error(refusal.symbol, refusal.reason)
+            raise error from None
         executors = [objects.pop(0) for _ in self._first]
         begin(self._options, "linking")
         infos, table = rest()
@@ -228,7 +229,7 @@ def _refused(native: NativeCall, reason: str) -> CompileError:
     )
 
 
-def unfit(kernel: str, reason: str) -> CompileError:
+def replacement_error(kernel: str, reason: str) -> CompileError:
     """Return the error about a user's function that cannot replace a kernel."""
     hint = "edit the function that `aotc dump --kernels -o kernels.py` prints, and keep its name and its parameters"
     return CompileError.at(UNKNOWN, f"the function in place of kernel {kernel} is refused: {reason}", hint=hint)

@@ -26,7 +26,7 @@ from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, needs_no_llvm_
 from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.emit.vector.vector_emitter import VectorEmitter
 from aotc.kernels.emit.vector.vector_loops import vector_loops
-from aotc.kernels.llvm_types import KernelModule, hide, release
+from aotc.kernels.llvm_types import KernelModule, break_reference_cycles, internalize_definitions
 from aotc.kernels.loop_addresses import loop_addresses
 from aotc.kernels.symbol_table import TextModule
 from aotc.targets import Target
@@ -123,12 +123,12 @@ def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     body.finished = finished = TextModule(body.triple, body.data_layout)
     emitter = _emitter(kernel, target)
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
-    hide(body)
+    internalize_definitions(body)
     shell = (_ONCE if kernel.grid == 1 else _LOOP).format(name=kernel.name, leave=matrix_unit.release_call(body))
     text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
     whole = with_length(text + shell, target)
     rest = with_length(str(finished), target) if finished.symbols else ""
-    release(body)
+    break_reference_cycles(body)
     return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
 

@@ -36,7 +36,7 @@ from aotc.ir.loop.ir import (
     thread_count,
 )
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes, shared_layout
-from aotc.kernels.numba_front.scalars import bare, storage
+from aotc.kernels.numba_front.scalars import storage_dtype, strip_parens
 from aotc.kernels.numba_front.source import NumbaSource, SourcePrinter, grid_loop, printed, type_text
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
@@ -86,13 +86,13 @@ class _GpuPrinter(SourcePrinter):
 
     def bind_buffer(self, buffer: Buffer) -> str:
         rank = len(buffer.shape) - (buffer.name in self.parts)
-        return self.bind(buffer.name, f"{storage(buffer.dtype)}_{max(rank, 1)}")
+        return self.bind(buffer.name, f"{storage_dtype(buffer.dtype)}_{max(rank, 1)}")
 
     def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         return super().place(buffer, index[1:] if buffer.name in self.parts else index)
 
     def _allocation(self, buffer: Buffer) -> str:
-        kind, shape = self.scalars.name(storage(buffer.dtype)), buffer.shape
+        kind, shape = self.scalars.name(storage_dtype(buffer.dtype)), buffer.shape
         if buffer.space == "shared":
             if buffer.name in self.dynamic:
                 at = str(self.dynamic[buffer.name])
@@ -125,7 +125,7 @@ class _GpuPrinter(SourcePrinter):
                 self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer(counter)))
             case Shuffle(to, source, mask):
                 old, new = (f"{self.buffer(b)}[0]" for b in (source, to))
-                self.lines.append(f"{indent}{new} = {self._exchanged(old, storage(to.dtype), mask)}")
+                self.lines.append(f"{indent}{new} = {self._exchanged(old, storage_dtype(to.dtype), mask)}")
             case WarpMatch(to, source, bits):
                 word = self.scalars.cast(f"{self.buffer(source)}[0] & {(1 << bits) - 1}", "i32")
                 same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")
@@ -134,7 +134,7 @@ class _GpuPrinter(SourcePrinter):
                 name = f"{reduce}_" if keyword.iskeyword(reduce) else reduce
                 at = f"({self.dims(index)})" if len(index) > 1 else self.dims(index)
                 self.lines.append(
-                    f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {bare(self.scalar(value))})"
+                    f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {strip_parens(self.scalar(value))})"
                 )
             case ExternalCall(str(function), args) if function.startswith(DEVICE_CALL):
                 given = [self._passed(function, buffer, index) for buffer, index in args]

@@ -27,7 +27,7 @@ def is_small_float(dtype: str) -> bool:
     return kind_of(dtype) == "f" and DTYPES[dtype].bits <= 16
 
 
-def storage(dtype: str) -> str:
+def storage_dtype(dtype: str) -> str:
     """Return the dtype in which Numba stores elements of ``dtype`` in memory."""
     row = DTYPES[dtype]
     if is_small_float(dtype):
@@ -35,7 +35,7 @@ def storage(dtype: str) -> str:
     return _STORED[row.kind] if row.bits < 8 else dtype
 
 
-def bare(text: str) -> str:
+def strip_parens(text: str) -> str:
     """Return an expression without the parentheses around it; a tuple keeps its own."""
     depth = 0
     for at, letter in enumerate(text):
@@ -69,7 +69,7 @@ class ScalarPrinter:
 
     def call(self, name: str, *arguments: str) -> str:
         """Return the text of a call of a runtime function."""
-        return f"{self.name(name)}({', '.join(map(bare, arguments))})"
+        return f"{self.name(name)}({', '.join(map(strip_parens, arguments))})"
 
     def name(self, name: str) -> str:
         """Return the name of a runtime object, and add it to ``used``."""
@@ -275,7 +275,7 @@ class ScalarPrinter:
             return f"({text} != 0)"
         if is_small_float(target):
             bits = DTYPES[target].bits
-            return self.cast(text if bits >= 8 else f"{text} & {(1 << bits) - 1}", storage(target))
+            return self.cast(text if bits >= 8 else f"{text} & {(1 << bits) - 1}", storage_dtype(target))
         return self.cast(text, target)
 
 

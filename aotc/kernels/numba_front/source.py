@@ -50,7 +50,7 @@ from aotc.ir.loop.ir import (
     is_letter,
 )
 from aotc.ir.loop.scratch import scratch_layout
-from aotc.kernels.numba_front.scalars import ScalarPrinter, bare, storage
+from aotc.kernels.numba_front.scalars import ScalarPrinter, storage_dtype, strip_parens
 from aotc.vmfb.dtypes import DTYPES
 
 GPU_NAMES = ("grid_barrier", "template")
@@ -159,7 +159,7 @@ class SourcePrinter:
         return local
 
     def bind_buffer(self, buffer: Buffer) -> str:
-        return self.bind(buffer.name, f"{storage(buffer.dtype)}_{max(len(buffer.shape), 1)}")
+        return self.bind(buffer.name, f"{storage_dtype(buffer.dtype)}_{max(len(buffer.shape), 1)}")
 
     def buffer(self, buffer: Buffer) -> str:
         return self.names[buffer.name]
@@ -205,7 +205,7 @@ class SourcePrinter:
         match stmt:
             case Let(var, value):
                 text = self.scalar(value)
-                name = self.bind(var.name, storage(var.dtype) if DTYPES[var.dtype].kind != "f" else var.dtype)
+                name = self.bind(var.name, storage_dtype(var.dtype) if DTYPES[var.dtype].kind != "f" else var.dtype)
                 if DTYPES[var.dtype].kind in "iu":
                     self.integers[name] = var.dtype
                 self.lines.append(f"{indent}{name} = {text}")
@@ -214,13 +214,13 @@ class SourcePrinter:
                 if reduce:
                     old = self._loaded(place, buffer.dtype)
                     text = self.scalars.combine(reduce, old, text, buffer.dtype)
-                self.lines.append(f"{indent}{place} = {bare(text)}")
+                self.lines.append(f"{indent}{place} = {strip_parens(text)}")
             case For(var, begin, end, body, _, step):
                 bounds = f"{self.dim(begin)}, {self.dim(end)}{f', {step}' if step != 1 else ''}"
                 self.lines.append(f"{indent}for {self.bind(var, 'i64')} in range({bounds}):")
                 self.block(body, indent + "    ")
             case If(cond, then, otherwise):
-                self.lines.append(f"{indent}if {bare(self.scalar(cond))}:")
+                self.lines.append(f"{indent}if {strip_parens(self.scalar(cond))}:")
                 self.block(then, indent + "    ")
                 if otherwise:
                     self.lines.append(f"{indent}else:")
@@ -251,7 +251,7 @@ class SourcePrinter:
                 raise InternalError(f"kernels: {type(stmt).__name__} has no text for Numba on a CPU")
 
     def _allocation(self, buffer: Buffer) -> str:
-        shape, kind = self.shape(buffer.shape), self.scalars.name(storage(buffer.dtype))
+        shape, kind = self.shape(buffer.shape), self.scalars.name(storage_dtype(buffer.dtype))
         if buffer.space == "private":
             return f"{self.bind_buffer(buffer)} = {self.scalars.call('private', shape, kind)}"
         if is_static(buffer.shape):
@@ -308,7 +308,7 @@ class SourcePrinter:
 
     def _reader(self, dtype: str) -> str:
         """Return the function that reads an element of ``dtype``."""
-        return self.scalars.name(f"from_{dtype}" if storage(dtype) != dtype else dtype)
+        return self.scalars.name(f"from_{dtype}" if storage_dtype(dtype) != dtype else dtype)
 
     # --- scalars ---
 

@@ -28,7 +28,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.ir.opset import SCALARS
-from aotc.kernels.numba_front.scalars import storage
+from aotc.kernels.numba_front.scalars import storage_dtype
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -67,7 +67,7 @@ class Arguments:
 
 def memory_form(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return an array as Numba reads it: small floats as unsigned integers, at least one dim."""
-    kind = to_numpy(storage(dtype))
+    kind = to_numpy(storage_dtype(dtype))
     return (array if array.dtype == kind else array.view(kind)).reshape(array.shape or (1,))
 
 

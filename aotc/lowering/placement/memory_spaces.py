@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, walk
-from aotc.targets import Target, least, together
+from aotc.targets import Target, baseline_cpu_target, common_cpu_target
 
 SPILLED = "host memory"
 """The device of values that are spilled to the memory of the process because of a limit on the memory of their own."""
@@ -22,7 +22,7 @@ class Space:
     """A memory space: of the GPU ``device``, or (``device`` empty) of the process, for all CPU devices.
 
     ``target`` is the target of its kernels. For the memory of the process it stands for all CPU targets
-    (:func:`aotc.targets.together`).
+    (:func:`aotc.targets.common_cpu_target`).
     """
 
     device: str
@@ -42,13 +42,13 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     cpus = [t for t in own.values() if t.kind == "cpu"]
     found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
     if cpus:
-        return (Space("", together(cpus)), *found)
+        return (Space("", common_cpu_target(cpus)), *found)
     return with_host(found) if SPILLED in names else found
 
 
 def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
     """Return ``spaces`` with the memory of the process in front, which is added if it is missing."""
-    return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
+    return spaces if spaces[0].target.kind == "cpu" else (Space("", baseline_cpu_target()), *spaces)
 
 
 def homes(function: Function) -> dict[Value, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from aotc.serve.batching import rows_of
 from aotc.serve.errors import BAD, RequestFault
-from aotc.serve.generate.capabilities import DECODE, PREFILL, text_axes
+from aotc.serve.generate.capabilities import DECODE, PREFILL, batch_axes
 from aotc.vmfb.dtypes import limits, to_numpy
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.results import DEVICE
@@ -27,7 +27,7 @@ Asked = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]  # a token, and the futu
 StateSizes = tuple[tuple[int, ...], ...]  # of each array of a state, without the batch dim
 
 
-class GrowingText:
+class GeneratedSequence:
     """A sequence that is being generated, and its model state (KV cache).
 
     Attributes
@@ -68,19 +68,19 @@ class Decoder:
     def __init__(self, module: LoadedModule, name: str, most: int) -> None:
         self.module, self.most, self._name = module, most, name
         self.results = DEVICE if module.gpus else ""
-        self.axes, self.why_alone = text_axes(module) if most > 1 else ((), "--max-batch is 1")
+        self.axes, self.why_alone = batch_axes(module) if most > 1 else ((), "--max-batch is 1")
         self.observe: Callable[[int], object] = _ignore
         self.crews: list[Crew] = []
         dims = module.functions[DECODE].signature.arguments[0]["dims"]
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
-    async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GrowingText]:
+    async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GeneratedSequence]:
         """Run ``prefill`` on the tokens of a new sequence; return the model's first result, and the sequence."""
         asked = self._argument(PREFILL, tokens)
         first, *state = await self.module.submit(PREFILL, asked, results=self.results)
-        return np.asarray(first), GrowingText(state)
+        return np.asarray(first), GeneratedSequence(state)
 
-    async def feed(self, text: GrowingText, tokens: np.ndarray) -> np.ndarray:
+    async def feed(self, text: GeneratedSequence, tokens: np.ndarray) -> np.ndarray:
         """Append tokens to a sequence by ``decode``; return the model's first result.
 
         A cancelled call loses the sequence.
@@ -98,12 +98,12 @@ class Decoder:
                 first = await future
         return np.asarray(first)
 
-    def leave(self, text: GrowingText, keep: bool) -> None:
+    def leave(self, text: GeneratedSequence, keep: bool) -> None:
         """Remove a sequence from its crew; with ``keep`` the sequence gets its state back."""
         if text.crew is not None:
             text.crew.leave(text, keep)
 
-    def seat(self, text: GrowingText) -> Crew:
+    def seat(self, text: GeneratedSequence) -> Crew:
         """Return a crew for a sequence: its own, else one with a free row and the same state sizes, else a new one."""
         if text.crew is not None:
             return text.crew
@@ -154,18 +154,18 @@ class Crew:
     """
 
     def __init__(self, decoder: Decoder, sizes: StateSizes) -> None:
-        self.members: set[GrowingText] = set()
+        self.members: set[GeneratedSequence] = set()
         self.sizes = sizes
         self._decoder = decoder
-        self._rows: list[GrowingText | None] = []  # sequences of the state's rows; None if it has left
+        self._rows: list[GeneratedSequence | None] = []  # sequences of the state's rows; None if it has left
         self._state: State = []
-        self._asked: dict[GrowingText, Asked] = {}
-        self._stepping: Sequence[GrowingText] = ()
+        self._asked: dict[GeneratedSequence, Asked] = {}
+        self._stepping: Sequence[GeneratedSequence] = ()
         self._call: Fence | None = None
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self, text: GrowingText, asked: Asked) -> None:
+    def ask(self, text: GeneratedSequence, asked: Asked) -> None:
         """Add a sequence to the next step; ``asked`` is its token and the future of its result."""
         self.members.add(text)
         text.crew = self
@@ -174,7 +174,7 @@ class Crew:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def leave(self, text: GrowingText, keep: bool) -> None:
+    def leave(self, text: GeneratedSequence, keep: bool) -> None:
         """Remove a sequence; with ``keep`` the sequence gets its state back.
 
         A call is cancelled when all its members have left.
@@ -219,7 +219,7 @@ class Crew:
             timer.cancel()
         return bool(self.members)
 
-    def _next(self) -> list[GrowingText]:
+    def _next(self) -> list[GeneratedSequence]:
         """Return the sequences of the next step.
 
         Late members leave with their state; members whose state sizes no longer match join another crew.
@@ -239,7 +239,7 @@ class Crew:
             self.leave(late, True)
         return texts
 
-    async def _step(self, texts: list[GrowingText]) -> None:
+    async def _step(self, texts: list[GeneratedSequence]) -> None:
         asked = [self._asked.pop(t) for t in texts]
         decoder, self._stepping = self._decoder, texts
         try:
@@ -263,7 +263,7 @@ class Crew:
         finally:
             self._stepping, self._call = (), None
 
-    def _piece(self, text: GrowingText) -> int | State:
+    def _piece(self, text: GeneratedSequence) -> int | State:
         """Return the state of a member for the next step: its row number in the crew, or its own state if it is new."""
         if text in self._rows:
             return self._rows.index(text)

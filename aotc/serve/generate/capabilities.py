@@ -57,7 +57,7 @@ def _may_be(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> b
     return x[0] == y[0] and len(x[1]) == len(y[1]) and sizes
 
 
-def text_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
+def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
     """Return the batch dim of each array of the state, and why sequences cannot be batched ("" if they can)."""
     prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
     token, symbol = decode.arguments[0], ""

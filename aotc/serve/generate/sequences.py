@@ -10,7 +10,7 @@ from math import ceil
 import numpy as np
 
 from aotc.serve.errors import BAD, BUSY, CONFLICT, NOT_FOUND, RequestFault
-from aotc.serve.generate.batched_decoder import GrowingText
+from aotc.serve.generate.batched_decoder import GeneratedSequence
 from aotc.serve.generate.request import GenerationRequest
 from aotc.serve.model import ServedModel
 
@@ -34,7 +34,7 @@ class Sequence:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.text: GrowingText | None = None
+        self.text: GeneratedSequence | None = None
         self.pending = np.empty(0, np.int64)
         self.whole = False
         self.timer: asyncio.TimerHandle | None = None

@@ -15,7 +15,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.cost_model.model import Cost, Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds
 from aotc.lowering.program.list_schedule import critical_paths
-from aotc.targets import TARGETS, Target, host, together
+from aotc.targets import TARGETS, Target, common_cpu_target, host
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import OpenedBundle
@@ -198,7 +198,7 @@ def measured_on(record: Mapping[str, Any], target: str) -> str:
 def _target(name: str) -> Target:
     """Return the target by name, with this machine's cache sizes if it is the host."""
     if "+" in name:
-        return together(map(_target, name.split("+")))
+        return common_cpu_target(map(_target, name.split("+")))
     return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 

@@ -13,7 +13,7 @@ from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.public_names import public_names
 
 
-def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
+def converted_elements(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
     """Implement ``__array__``: return ``found`` with ``dtype``, as a copy if required.
 
     ``is_copy`` if it is already one.
@@ -159,7 +159,7 @@ class DeviceArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = self.numpy()
-        return converted(found, dtype, copy)
+        return converted_elements(found, dtype, copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         found = self.numpy()

@@ -59,7 +59,7 @@ def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
     return found
 
 
-def together(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
+def measure_concurrently(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
     """Call ``call`` repeatedly on ``callers`` threads; return calls per second, and the latency of each call.
 
     Raises

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from aotc.vmfb.devices.array import DeviceArray, converted
+from aotc.vmfb.devices.array import DeviceArray, converted_elements
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, FenceCancelled
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
@@ -470,7 +470,7 @@ class FenceResult:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         made = self.result()
-        return made.__array__(dtype, copy) if isinstance(made, DeviceArray) else converted(made, dtype, copy)
+        return made.__array__(dtype, copy) if isinstance(made, DeviceArray) else converted_elements(made, dtype, copy)
 
     def __repr__(self) -> str:
         return f"<result {self.number} of {self.fence!r}>"

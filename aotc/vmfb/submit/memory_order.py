@@ -100,7 +100,7 @@ class OutputRegions:
         return [t.behind(self._number, writes) for t in found]
 
 
-def touched(
+def accessed_ranges(
     number: int, values: Sequence[Any], given: Sequence[bool], buffers: Sequence[Any]
 ) -> tuple[list[MemoryAccess], OutputRegions | None]:
     """Return the ranges that submission ``number`` accesses, and its :class:`OutputRegions` if it writes such memory.
@@ -252,7 +252,7 @@ def give_away(value: Any, label: str) -> None:
         _GIVEN[key] = ref(holder, lambda _: _GIVEN.pop(key, None)), label
 
 
-def taker(value: Any) -> str:
+def donated_to(value: Any) -> str:
     """Return a label of the submission to which an array was donated, or an empty string."""
     if not _GIVEN:
         return ""
@@ -264,7 +264,7 @@ def taker(value: Any) -> str:
 def still_owned(value: Any) -> Any:
     """Return a result that the caller may use: a new object of the same memory if the object was donated."""
     found = value.numpy() if isinstance(value, DeviceArray) and value.ordinal < 0 else value
-    if not isinstance(found, np.ndarray) or not taker(found):
+    if not isinstance(found, np.ndarray) or not donated_to(found):
         return value
     view = found.view()
     return view if found is value else DeviceArray(view, value.device)

@@ -27,11 +27,11 @@ from aotc.vmfb.submit.memory_order import (
     MemoryAccess,
     OutputRegions,
     Turn,
+    accessed_ranges,
+    donated_to,
     give_away,
     place,
     still_owned,
-    taker,
-    touched,
 )
 from aotc.vmfb.submit.stream_queue import Lane
 
@@ -435,7 +435,7 @@ def submit(
     made._turn = turn = Turn()
     buffers, late = _buffers(where, out), [0]
     while late:  # results may be created meanwhile and were then placed without this submission
-        touches, made._lent = touched(turn.number, prepared, taken, buffers)
+        touches, made._lent = accessed_ranges(turn.number, prepared, taken, buffers)
         needed, before = turn.enter(made, touches)
         late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
         if late:
@@ -467,7 +467,7 @@ def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
     from aotc.vmfb.devices.cuda.foreign import buffer_of  # imported only for calls with ``out=``
     buffers = [buffer_of(x) for x in out]
     for n, (x, buffer) in enumerate(zip(out, buffers)):
-        label = taker(x) or taker(buffer)
+        label = donated_to(x) or donated_to(buffer)
         if label:
             what, hint = f"out[{n}] was given to {label} with donate=True", "the result that is in its memory"
             raise CallError(where, what, expected="an array that is the caller's", hint=hint)
@@ -511,7 +511,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
 
 def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
     """Return an argument as an array or a future result; its dtype and shape are checked as far as they are known."""
-    label = taker(value)
+    label = donated_to(value)
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise CallError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")

@@ -48,4 +48,4 @@ def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[
 
         hint = f"{install_command('compile')}, or trusted_keys=[...] for a bundle that is signed"
         raise BundleError(bundle.where, what, hint=hint) from None
-    return compiler.recompiled(bundle, devices)
+    return compiler.recompile_untrusted(bundle, devices)

@@ -195,11 +195,11 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     entry: dict[str, Any] = {"digest": digest}
     if file:
         write_atomically(os.fspath(file), parts)
-        return replaced(opened, {**entry, "file": os.path.basename(file)}, None)
-    return replaced(opened, entry, parts)
+        return with_weights_entry(opened, {**entry, "file": os.path.basename(file)}, None)
+    return with_weights_entry(opened, entry, parts)
 
 
-def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
+def with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
     """Return a bundle whose manifest entry for weights is ``entry``.
 
     With ``parts``, also replace the weights' segment.
@@ -220,11 +220,11 @@ def replaced(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any
     return made
 
 
-def carried(opened: OpenedBundle, data: bytes) -> bytes:
+def copy_own_weights(opened: OpenedBundle, data: bytes) -> bytes:
     """Return ``data``, a recompiled bundle, with the weights of ``opened``."""
     entry = opened.manifest.get(WEIGHTS)
     if entry is None:
         return data
     kept = {key: value for key, value in entry.items() if key != "segment"}
     parts = [opened.checked(entry["segment"])] if "segment" in entry else None
-    return replaced(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)
+    return with_weights_entry(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)

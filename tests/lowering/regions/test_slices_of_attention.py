@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.cpu]
 LAYERS, BATCH, HEADS, KEYS, DEPTH = 3, 2, 4, 160, 32
 
 
-def attend(q, k, v, at, heads=HEADS):
+def attend(q, k, v, at):
     """Attention of ``q`` [b, h, t, d] over the keys up to ``at``; several queries may share a head of keys."""
-    b, h, t, d = q.shape
+    b, _, t, d = q.shape
     s = jnp.einsum("bngtd,bnsd->bngts", q.reshape(b, k.shape[1], -1, t, d), k) / np.sqrt(d).astype(q.dtype)
     s = jnp.where(jnp.arange(k.shape[2]) <= at, s, -1e30)
     return jnp.einsum("bngts,bnsd->bngtd", jax.nn.softmax(s, axis=-1), v).reshape(q.shape)

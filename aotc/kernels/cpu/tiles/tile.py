@@ -54,7 +54,7 @@ from aotc.kernels.cpu.tiles.scaled_weights import ScaledTileWriter
 from aotc.kernels.cpu.tiles.shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
 from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TransposedTileWriter, transposes
-from aotc.kernels.llvm_types import PTR, KernelModule, release
+from aotc.kernels.llvm_types import PTR, KernelModule, break_reference_cycles
 from aotc.kernels.symbol_table import symbol_texts
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -105,7 +105,7 @@ def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
     module = KernelModule(shape.name, target)
     tile_function(module, shape, arguments, _writer(shape))
     found = symbol_texts(module)
-    release(module)
+    break_reference_cycles(module)
     return found
 
 

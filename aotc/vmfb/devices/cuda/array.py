@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from aotc.vmfb.devices.array import DeviceArray, converted
+from aotc.vmfb.devices.array import DeviceArray, converted_elements
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.staging import download, upload
@@ -315,7 +315,7 @@ class CudaArray(DeviceArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = np.empty(0, self.dtype) if copy is False else self.numpy()
-        return converted(found, dtype, copy, is_copy=True)
+        return converted_elements(found, dtype, copy, is_copy=True)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, self.ordinal
