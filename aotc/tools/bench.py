@@ -20,7 +20,7 @@ from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
-from aotc.vmfb.profile.latency import Interval, KernelTimes, average, by_kernel, latencies, quantile, together
+from aotc.vmfb.profile.latency import Interval, KernelTimes, average, by_kernel, latencies, quantile, measure_concurrently
 from aotc.vmfb.profile.roofline import roof_of
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _time(found: Sequence[_Measured], settings: BenchSettings) -> None:
         for one in found:
             one.times.append(latencies(one.call, seconds))
     for count in settings.callers:
-        made = [[together(one.call, count, seconds) for one in found] for _ in range(rounds)]
+        made = [[measure_concurrently(one.call, count, seconds) for one in found] for _ in range(rounds)]
         for one, results in zip(found, zip(*made)):
             every = [t for _, times in results for t in times]
             one.throughput.append(Throughput(count, average([rate for rate, _ in results]), _quantiles(every)))
