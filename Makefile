@@ -97,6 +97,7 @@ demo: .venv/ready-$(DEMO) .venv-run/ready
 	.venv-run/bin/python examples/compare.py $(OUT) .venv/bin/python
 
 .venv/ready-small: pyproject.toml
+	@echo "installing JAX and Numba, about 1 GB"
 	$(PYTHON) -m venv .venv
 	.venv/$(PIP) '.[compile,linker]'
 	touch $@

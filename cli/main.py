@@ -139,6 +139,14 @@ def _as_error(message: str) -> str:
     return message if "error: " in message.partition("\n")[0] else f"error: {message}"
 
 
+def _coloured(message: str) -> str:
+    """Return an error message with its labels in colour, if stderr is a terminal and colours are allowed."""
+    if not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return message
+    message = re.sub(r"\berror:", "\033[1;31merror:\033[0m", message, count=1)
+    return re.sub(r"^( +)(found|expected|try):", "\\1\033[36m\\2:\033[0m", message, flags=re.MULTILINE)
+
+
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
@@ -176,7 +184,7 @@ def main() -> None:
         sys.exit(141)
     except Exception as error:
         message, code = _explain(error)
-        print(message, file=sys.stderr)
+        print(_coloured(message), file=sys.stderr)
         sys.exit(code)
 
 

@@ -20,7 +20,15 @@ from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
-from aotc.vmfb.profile.latency import Interval, KernelTimes, average, by_kernel, latencies, quantile, measure_concurrently
+from aotc.vmfb.profile.latency import (
+    Interval,
+    KernelTimes,
+    average,
+    by_kernel,
+    latencies,
+    measure_concurrently,
+    quantile,
+)
 from aotc.vmfb.profile.roofline import roof_of
 
 if TYPE_CHECKING:

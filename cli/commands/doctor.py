@@ -47,12 +47,16 @@ _LINKERS = ("ld.lld", "ld", "cc", "gcc")
 
 
 def command() -> None:
-    """Show what this installation can do, and how to get what it lacks. Exit code 1 if it cannot run bundles."""
+    """Show what this installation can do, and how to get what it lacks.
+
+    Parts are ok, optional (not installed, and needed only for the named purpose) or missing. Exit code 1 if a part that
+    runs bundles is missing.
+    """
     from aotc_cli.shared.tables import print_table
 
     report, rows = list(_report()), []
     for level, what, value, fix in report:
-        rows.append(({"ok": "ok", "no": "MISSING", "opt": "-"}[level], what, value))
+        rows.append(({"ok": "ok", "no": "missing", "opt": "optional"}[level], what, value))
         rows += [("", "", f"try: {fix}")] if fix else []
     print_table(("", "", ""), rows)
     if any(level == "no" for level, *_ in report):

@@ -67,7 +67,9 @@ def left_in_stage(done: int, rest: int, seconds: float) -> float:
 
 
 def duration_text(rest: float) -> str:
-    """Return a duration left as text."""
+    """Return a duration left as text; empty below a second, which no estimate is good enough for."""
+    if rest < 1:
+        return ""
     return f"about {rest:.0f} s left" if rest < 90 else f"about {rest / 60:.0f} min left"
 
 

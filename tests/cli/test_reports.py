@@ -36,10 +36,10 @@ def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     lines = [" ".join(line.split()) for line in done.output.splitlines()]
-    assert "MISSING numpy not installed (needed to run bundles)" in lines
-    assert "- numba not installed (needed to compile)" in lines
-    assert "- nvidia-nvjitlink not installed (needed only to compile for CUDA)" in lines
-    assert "- cryptography not installed (needed only for signatures)" in lines
+    assert "missing numpy not installed (needed to run bundles)" in lines
+    assert "optional numba not installed (needed to compile)" in lines
+    assert "optional nvidia-nvjitlink not installed (needed only to compile for CUDA)" in lines
+    assert "optional cryptography not installed (needed only for signatures)" in lines
     assert "is no folder try: set AOTC_CACHE_DIR to a folder of your own" in " ".join(lines)
 
 

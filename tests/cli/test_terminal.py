@@ -327,6 +327,16 @@ def test_errors(words, folder):
 
 
 @pytest.mark.ir
+def test_labels_of_errors_have_colours_if_they_are_allowed(folder):
+    words = ("run", "m.mlir", "--zeros")
+    seen = on_terminal(folder, *words)
+    assert "\x1b[1;31merror:\x1b[0m" in seen.raw
+    assert "\x1b[36mtry:\x1b[0m" in seen.raw
+    for plain in ({"NO_COLOR": ""}, {"TERM": "dumb"}):
+        assert "\x1b" not in on_terminal(folder, *words, **plain).raw
+
+
+@pytest.mark.ir
 def test_long_names_are_folded(folder):
     """A name wider than the terminal is folded after its underscores, and none of it is missing."""
     seen = on_terminal(folder, "lint", "call.mlir")

@@ -85,5 +85,7 @@ def test_how_long_it_may_still_take():
     assert left_text(0.01, 100) == left_text(0.5, 0.1) == ""
     assert left_text(0.5, 7) == "about 7 s left"
     assert duration_text(600) == "about 10 min left"
+    assert duration_text(1) == "about 1 s left"
+    assert duration_text(0.9) == left_text(0.99, 30) == ""
     assert left_in_stage(2, 10, 4) == 0
     assert left_in_stage(4, 8, 4) == 8

@@ -148,7 +148,7 @@ class Crew:
 
     Attributes
     ----------
-    members : set of GrowingText
+    members : set of GeneratedSequence
     sizes : tuple
         State sizes of each member.
     """

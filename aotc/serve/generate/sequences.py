@@ -22,7 +22,7 @@ class Sequence:
     ----------
     model : ServedModel
         The model that started it: the sequence continues on it even if a new version has replaced the model.
-    text : GrowingText or None
+    text : GeneratedSequence or None
         None before its first token.
     pending : ndarray
         int64: the last token, which the model has not processed yet.
