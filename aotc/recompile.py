@@ -11,7 +11,7 @@ from typing import Any
 from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
-from aotc.frontend.mlir import Raw, survived
+from aotc.frontend.mlir import Raw, try_in_child
 from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
@@ -101,7 +101,7 @@ def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw
         If this compiler has no such option, or the model crashes the child process that reads it.
     """
     chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
-    return survived(Raw(kept.data, kept.path, kept.metadata)), chosen
+    return try_in_child(Raw(kept.data, kept.path, kept.metadata)), chosen
 
 
 def _is_mix(source: Embedded) -> bool:

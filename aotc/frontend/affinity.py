@@ -170,7 +170,7 @@ def _affinities(function: Any, ops: bool) -> list[str]:
     return [name for name in found if name]
 
 
-def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
+def on_affinity_device(state: State, op: Any) -> AbstractContextManager[None]:
     """Return a context in which ``op`` is imported: if the op has an affinity, its operands are moved to that device.
 
     If the op has no operand to move, like an iota, its results are moved instead.
@@ -248,7 +248,7 @@ def _text(attribute: Any) -> str:
     return attribute.value if isinstance(attribute, ir.StringAttr) else str(attribute)
 
 
-def on_its_side(state: State, op: Any) -> AbstractContextManager[None]:
+def on_compute_side(state: State, op: Any) -> AbstractContextManager[None]:
     """Return a context in which ``op`` is imported: its operands are moved to the device or host, wherever the op runs.
 
     ``compute_on`` marks ops that run on the host. Nothing is moved if the options do not name both ``device`` and

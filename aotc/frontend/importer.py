@@ -10,7 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc
-from aotc.frontend.affinity import at_its_device, check_signatures, on_its_side
+from aotc.frontend.affinity import check_signatures, on_affinity_device, on_compute_side
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.contexts import context_for
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
@@ -23,7 +23,7 @@ from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
 from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
-from aotc.frontend.requirements import spoken
+from aotc.frontend.requirements import with_argument_sizes
 from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, is_static, product, static, sym
@@ -271,7 +271,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
-        told = spoken(session.requirements, params, session.sizes, attrs["arg_names"])
+        told = with_argument_sizes(session.requirements, params, session.sizes, attrs["arg_names"])
         asserted = tuple(session.assertions.values())
         attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, loc)
@@ -331,7 +331,7 @@ def import_block(state: State, block: Any) -> list[Value]:
         op = view.operation
         state.loc, state.op = place_of(op, session.path, session.places), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
-            with on_its_side(state, op):
+            with on_compute_side(state, op):
                 results = state.operands(op)
             state.loc, state.op = outer
             return results
@@ -346,7 +346,7 @@ def _import_op(state: State, op: Any) -> None:
     findings: tuple[Finding, ...] = ()
     outcome = IMPORTED
     try:
-        with on_its_side(state, op), at_its_device(state, op):
+        with on_compute_side(state, op), on_affinity_device(state, op):
             _run_importer(state, op)
     except Poisoned:
         outcome = WAITS

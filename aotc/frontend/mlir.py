@@ -126,11 +126,12 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         source = _read_file(path)
     if isinstance(source, str):
         check_characters(source)
-        return survived(Raw(source, path))
+        return try_in_child(Raw(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
-    return survived(Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or is_text(data) else _from_blob(data, path))
+    is_module = data.startswith(_BYTECODE_MAGIC) or is_text(data)
+    return try_in_child(Raw(data, path) if is_module else _from_blob(data, path))
 
 
 # Bytes of bytecode up to which the child process returns the module it has read, to be parsed in place of the file. For
@@ -138,7 +139,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 MOST_REWRITTEN = 1 << 26
 
 
-def survived(raw: Raw) -> Raw:
+def try_in_child(raw: Raw) -> Raw:
     """Return ``raw``; if MLIR may crash on it (bytecode, some text), a child process parses it first.
 
     Raises

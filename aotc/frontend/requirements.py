@@ -31,7 +31,7 @@ class Scope(Protocol):
     ) -> tuple[Value, ...]: ...
 
 
-def fitted(
+def require_constraints(
     state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
 ) -> Sequence[Value]:
     """Require the size constraints of op ``name``; return the operands with equal sizes as the same expression."""
@@ -89,14 +89,14 @@ def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
     return same
 
 
-def of_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
+def require_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
     """Return ``values``, required to have the shapes of the ``given`` types where their ranks match."""
     if len(given) != len(values):
         return values
     return [with_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
 
 
-def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:
+def require_stated_sizes(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:
     """Require that ``results`` have the sizes that their types in the model state."""
     for v, shape in zip(results, stated):
         if len(shape) == v.type.rank:
@@ -105,7 +105,7 @@ def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int
                     state.require("eq", own, size, "a size of {0} in its result, which is stated as {1}")
 
 
-def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple[int, ...]]) -> None:
+def require_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple[int, ...]]) -> None:
     """Require that the sizes of ``results`` are at most the bounds in their types in the model."""
     for v, most in zip(results, bounds):
         for size, bound in zip(v.type.shape, most):
@@ -113,7 +113,7 @@ def within_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tuple
                 state.require("le", size, bound, "a size of {0} in its result, of which the type allows {1}")
 
 
-def spoken(
+def with_argument_sizes(
     rows: Iterable[Requirement], params: Sequence[Value], sizes: Mapping[str, tuple[int, int]], names: Sequence[str]
 ) -> list[Requirement]:
     """Return requirements with messages that list the sizes of arguments on which each depends.

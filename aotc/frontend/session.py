@@ -201,8 +201,8 @@ class State:
         self.bind_values(op.results, results)
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
-            requirements.as_stated(self, results, [self.session.parts(leaf)[1] for leaf in leaves])
-            requirements.within_bounds(self, results, [bounds_of(leaf) for leaf in leaves])
+            requirements.require_stated_sizes(self, results, [self.session.parts(leaf)[1] for leaf in leaves])
+            requirements.require_bounds(self, results, [bounds_of(leaf) for leaf in leaves])
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Distribute ``tensors`` to MLIR ``values`` by their types."""
@@ -251,7 +251,8 @@ class State:
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
             operands = self._spread(operands)
-        results = self.append(name, requirements.fitted(self, name, operands, attrs, given), attrs, given, regions)
+        operands = requirements.require_constraints(self, name, operands, attrs, given)
+        results = self.append(name, operands, attrs, given, regions)
         for d in [d for v in results for d in v.type.shape if not isinstance(d, int)]:
             self.require("le", 0, d, "a size of {1} in its result")
         return results
@@ -437,7 +438,7 @@ class State:
         """Clone an MLIR block as a region with ``params`` for its arguments; its results are of ``given`` types."""
         self.bind_values(block.arguments, params)
         return self._collected(
-            params, lambda: requirements.of_types(self, self.session.import_block(self, block), given)
+            params, lambda: requirements.require_types(self, self.session.import_block(self, block), given)
         )
 
     def built(
@@ -451,7 +452,7 @@ class State:
         If ``given`` has types, the results are required to have their shapes.
         """
         params = [self.new_value(t) for t in types]
-        return self._collected(params, lambda: requirements.of_types(self, make(params), given))
+        return self._collected(params, lambda: requirements.require_types(self, make(params), given))
 
     def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""

@@ -97,11 +97,13 @@ class Variant:
         return "\n".join([*map(str.__add__, plans, map(print_kernel, self.kernels)), *programs])
 
 
-def nobody(variant: Variant) -> None:
+def ignore_variant(variant: Variant) -> None:
     """Do nothing: the default callback ``known`` of :func:`lower`."""
 
 
-def lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object] = nobody) -> Variant:
+def lower(
+    module: Module, target: Target, options: Options, known: Callable[[Variant], object] = ignore_variant
+) -> Variant:
     """Lower a fused module to kernels, command buffers and programs for one target.
 
     ``known`` is called as soon as the kernels of the variant are final, before memory and schedules are planned.

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from aotc.frontend.mlir_types import get_integers, integers
-from aotc.frontend.requirements import of_types
+from aotc.frontend.requirements import require_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
@@ -104,7 +104,7 @@ def _select_and_scatter(state: State, op: Any) -> None:
 def _map(state: State, op: Any) -> None:
     """Import a map: the ops of its scalar computation are emitted on whole tensors."""
     given = state.operands(op)
-    operands = of_types(state, given, [given[0].type] * len(given))
+    operands = require_types(state, given, [given[0].type] * len(given))
     shape = given[0].type.shape
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, operands)

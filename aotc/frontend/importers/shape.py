@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
-from aotc.frontend.requirements import as_stated
+from aotc.frontend.requirements import require_stated_sizes
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
 from aotc.ir.dims.compare import decide
@@ -184,7 +184,7 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
         return
     attrs = {w: state.known[v] for v, w in zip(bounds, _BOUNDS)}
     results = [state.one("slice", [x], attrs)]
-    as_stated(state, results, [shape])  # MLIR's verifier does not compare constant bounds with the type
+    require_stated_sizes(state, results, [shape])  # MLIR's verifier does not compare constant bounds with the type
     state.bind(op, results)
 
 

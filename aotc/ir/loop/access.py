@@ -103,7 +103,7 @@ def imports(kernel: Kernel) -> tuple[str, ...]:
     return tuple(sorted(name for name in called if isinstance(name, str)))
 
 
-def unsettled(kernel: Kernel) -> frozenset[str]:
+def max_number_buffers(kernel: Kernel) -> frozenset[str]:
     """Return the buffers that accumulate by ``max_number``, whose result is arbitrary if an operand is NaN."""
     return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, mod
-from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, alike, need, table, tie
+from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, equal_shapes, equal_sizes, need, table
 from aotc.ir.tensor.ir import TensorType
 
 GROUPED = ("groups", "channel", "global_ids")
@@ -67,8 +67,8 @@ def _exchange_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constr
 
 def _ragged_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for d in range(1, types[0].rank):
-        yield from tie(types, (0, d), (1, d))
-    yield from alike(types, operands=range(2, len(types)))
+        yield from equal_sizes(types, (0, d), (1, d))
+    yield from equal_shapes(types, operands=range(2, len(types)))
 
 
 def _identifier(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -16,13 +16,13 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RegionCall,
     Types,
-    alike,
+    equal_shapes,
+    equal_sizes,
     first_in_place,
     need,
     same_shape,
     sizes,
     table,
-    tie,
     within,
 )
 from aotc.ir.tensor.ir import TensorType
@@ -119,7 +119,7 @@ def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
         yield Constraint("le", sizes[d], 1, "a slice of {0} elements along a dim that is dropped")
     yield from _index_sizes(types, 1, vector_dim, len(attrs["start_index_map"]))
     for d, b in zip(attrs["operand_batching_dims"], attrs["start_indices_batching_dims"]):
-        yield from tie(types, (0, d), (1, b), "batches of {0} and {1}")
+        yield from equal_sizes(types, (0, d), (1, b), "batches of {0} and {1}")
     batch = product(_batch_shape(indices.shape, vector_dim))
     yield Constraint("le", minimum(batch, 1), product(x.shape), "{0} of {1} elements")
 
@@ -205,8 +205,8 @@ def _scatter_places(x: np.ndarray, indices: np.ndarray, update: np.ndarray, attr
 def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     n = attrs["inputs"]
     x, indices, update = types[0], types[n], types[n + 1]
-    yield from alike(types, operands=range(n))
-    yield from alike(types, operands=range(n + 1, 2 * n + 1))
+    yield from equal_shapes(types, operands=range(n))
+    yield from equal_shapes(types, operands=range(n + 1, 2 * n + 1))
     vector_dim = attrs["index_vector_dim"]
     yield from _index_sizes(types, n, vector_dim, len(attrs["scatter_dims_to_operand_dims"]))
     hidden = {*attrs["inserted_window_dims"], *attrs["input_batching_dims"]}
@@ -216,10 +216,10 @@ def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constra
     batch = [d for d in range(update.rank) if d not in attrs["update_window_dims"]]
     for d, b in zip(batch, [b for b in range(indices.rank) if b != vector_dim]):
         for k in range(n + 1, 2 * n + 1):
-            yield from tie(types, (n, b), (k, d), "{1} places for {0} updates")
+            yield from equal_sizes(types, (n, b), (k, d), "{1} places for {0} updates")
     for d, b in zip(attrs["input_batching_dims"], attrs["scatter_indices_batching_dims"]):
         for k in range(n):
-            yield from tie(types, (n, b), (k, d), "batches of {0} and {1}")
+            yield from equal_sizes(types, (n, b), (k, d), "batches of {0} and {1}")
 
 
 def _scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from aotc.ir.dims.algebra import minimum, mod
 from aotc.ir.opset.linalg_lapack import ROUTINES
-from aotc.ir.opset.spec import Attrs, Constraint, Types, alike, at_least_one, tie
+from aotc.ir.opset.spec import Attrs, Constraint, Types, at_least_one, equal_shapes, equal_sizes
 
 
 def dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that batch and contracted dims are equal."""
     for side in ("batch", "contract"):
         for i, j in zip(attrs[f"lhs_{side}"], attrs[f"rhs_{side}"]):
-            yield from tie(types, (0, i), (1, j))
+            yield from equal_sizes(types, (0, i), (1, j))
 
 
 def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
@@ -53,21 +53,21 @@ def square(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraint that operand 0 is square."""
     rank = types[0].rank
     if rank >= 2:
-        yield from tie(types, (0, rank - 2), (0, rank - 1), "a square matrix with {0} and {1} rows and columns")
+        yield from equal_sizes(types, (0, rank - 2), (0, rank - 1), "a square matrix with {0} and {1} rows and columns")
 
 
 def triangular_solve(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that the matrices are square, and match the right sides in size and number."""
     a, b = types
     yield from square(types, attrs, given)
-    yield from tie(types, (0, a.rank - 2), (1, b.rank - 2 if attrs["left_side"] else b.rank - 1))
+    yield from equal_sizes(types, (0, a.rank - 2), (1, b.rank - 2 if attrs["left_side"] else b.rank - 1))
     for d in range(a.rank - 2):
-        yield from tie(types, (0, d), (1, d))
+        yield from equal_sizes(types, (0, d), (1, d))
 
 
 def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that each value has a column, and that there is a row to multiply by."""
-    yield from alike(types, operands=(0, 2))
+    yield from equal_shapes(types, operands=(0, 2))
     if types[3].rank:
         what = "columns of values, of which there is {0}, name rows of {1}"
         yield Constraint("le", minimum(types[0].shape[0], 1), types[3].shape[0], what)
@@ -75,10 +75,10 @@ def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
 
 def tridiagonal(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that the diagonals have equal shapes, and the length of the right sides."""
-    yield from alike(types, operands=range(3))
+    yield from equal_shapes(types, operands=range(3))
     for k in range(3):
         for d in range(types[k].rank):
-            yield from tie(types, (k, d), (3, d))
+            yield from equal_sizes(types, (k, d), (3, d))
 
 
 def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
@@ -87,17 +87,17 @@ def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     match attrs["routine"]:
         case "gtsv":
             for k in range(1, len(types)):
-                yield from tie(types, (0, last[0]), (k, last[k]))
+                yield from equal_sizes(types, (0, last[0]), (k, last[k]))
             batch = last[0]
         case "geqp3":
-            yield from tie(types, (0, last[0] - 1), (1, last[1]))
+            yield from equal_sizes(types, (0, last[0] - 1), (1, last[1]))
             batch = last[0] - 1
         case "orgqr" | "ormqr" as name:
             rows, columns = types[0].shape[-1], types[0].shape[-2]
             yield Constraint("le", types[1].shape[-1], columns, "{0} reflectors in {1} columns")
             if name == "ormqr":
                 side = last[2] if attrs["options"]["left"] else last[2] - 1
-                yield from tie(types, (0, last[0]), (2, side))
+                yield from equal_sizes(types, (0, last[0]), (2, side))
             else:
                 yield Constraint("le", columns, rows, "{0} columns of {1} rows")
             batch = last[0] - 1
@@ -107,5 +107,5 @@ def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
             batch = last[0] - 1
     for d in range(batch):
         for k in range(1, len(types)):
-            yield from tie(types, (0, d), (k, d))
+            yield from equal_sizes(types, (0, d), (k, d))
 

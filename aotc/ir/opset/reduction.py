@@ -18,8 +18,8 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RegionCall,
     Types,
-    alike,
     at_least_one,
+    equal_shapes,
     need,
     same_shape,
     sizes,
@@ -49,7 +49,7 @@ def _infer_reduce(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
 
 
 def _input_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    yield from alike(types[: len(types) // 2])
+    yield from equal_shapes(types[: len(types) // 2])
 
 
 def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:

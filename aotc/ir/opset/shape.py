@@ -17,9 +17,9 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RuleError,
     Types,
-    alike,
     at_least_one,
     declared_type,
+    equal_shapes,
     may_equal,
     need,
     same_shape,
@@ -204,7 +204,7 @@ def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types)
 
 
 def _concatenate_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    yield from alike(types, but=attrs["dim"])
+    yield from equal_shapes(types, but=attrs["dim"])
 
 
 def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

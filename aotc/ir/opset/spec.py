@@ -206,7 +206,7 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(x == y for x, y in zip(a, b))
 
 
-def tie(
+def equal_sizes(
     types: Types, one: tuple[int, int], other: tuple[int, int], message: str = SIZES_DIFFER
 ) -> Iterator[Constraint]:
     """Yield the constraint that two sizes, each given as (operand, dim), are equal.
@@ -225,7 +225,7 @@ def tie(
         yield Constraint("eq", x, y, message, one, y)
 
 
-def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
+def equal_shapes(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
     """Yield the constraints that operands (all, or those numbered) have equal shapes, except in dim ``but``."""
     numbers = operands or range(len(types))
     if len({types[k].shape for k in numbers}) < 2:
@@ -240,7 +240,7 @@ def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator
 
 def all_alike(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that all operands have equal shapes."""
-    yield from alike(types)
+    yield from equal_shapes(types)
 
 
 def within(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, Expr, is_static, product
-from aotc.ir.loop.access import finds_any, unsettled
+from aotc.ir.loop.access import finds_any, max_number_buffers
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -119,7 +119,7 @@ class BodyEmitter:
         self._indices = self.indices(builder)
         self._scalars: list[dict[str, Register]] = [{}]
         self._pointers: dict[str, ir.Value] = {}
-        self._scratch, self._unsettled = scratch_layout(kernel)[0], unsettled(kernel)
+        self._scratch, self._unsettled = scratch_layout(kernel)[0], max_number_buffers(kernel)
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
     @staticmethod

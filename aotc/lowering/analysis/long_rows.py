@@ -112,7 +112,7 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
     """
     exponentials, divisor = op.operands
     maker = makers.get(divisor)
-    while maker is not None and (same_order(maker) or maker.name == "broadcast"):
+    while maker is not None and (is_reshape_like(maker) or maker.name == "broadcast"):
         maker = makers.get(maker.operands[0])
     row = _long_row(maker, makers, Counter()) if maker is not None else None
     if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
@@ -173,14 +173,14 @@ def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
             return None
         if op.name == "reduce":
             found.add(op)
-        elif op.name in ELEMENTWISE or same_order(op):
+        elif op.name in ELEMENTWISE or is_reshape_like(op):
             stack += op.operands
         else:
             return None
     return found.pop() if len(found) == 1 else None
 
 
-def same_order(op: Op) -> bool:
+def is_reshape_like(op: Op) -> bool:
     """Return True if ``op`` only changes the shape of a value: a reshape, or a broadcast that adds dims of size 1."""
     if op.name == "broadcast":
         dims = list(op.attrs["dims"])

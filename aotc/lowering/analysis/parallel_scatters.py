@@ -15,7 +15,7 @@ def updates_of(op: Op) -> Dim:
     return product(d for n, d in enumerate(shape) if n not in op.attrs["update_window_dims"])
 
 
-def is_apart(op: Op) -> bool:
+def has_disjoint_updates(op: Op) -> bool:
     """Return True if no two updates of a scatter write the same element."""
     return bool(op.attrs["unique_indices"]) or updates_of(op) == 1
 
@@ -38,9 +38,9 @@ def is_in_runs(op: Op) -> bool:
     )
 
 
-def is_side_by_side(op: Op) -> bool:
+def is_parallel_scatter(op: Op) -> bool:
     """Return True if a GPU applies the updates of a scatter in parallel."""
-    return op.name == "scatter" and (is_apart(op) or is_atomic(op) or is_in_runs(op))
+    return op.name == "scatter" and (has_disjoint_updates(op) or is_atomic(op) or is_in_runs(op))
 
 
 def overwrites(op: Op) -> bool:

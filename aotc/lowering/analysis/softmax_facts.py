@@ -20,7 +20,7 @@ from enum import IntEnum
 from aotc.ir.opset import ELEMENTWISE, NAN_KEEPING
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.long_rows import LongRow, repeats_numbers, rows_of, same_order, unconverted
+from aotc.lowering.analysis.long_rows import LongRow, is_reshape_like, repeats_numbers, rows_of, unconverted
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.vmfb.dtypes import kind_of
 
@@ -45,7 +45,7 @@ def _is_at_least_first(row: LongRow, makers: Mapping[Value, Op]) -> bool:
     value = row.centre
     while value is not row.first.result:
         op = makers.get(value)
-        if op is None or not (op.name == "max" or same_order(op)):
+        if op is None or not (op.name == "max" or is_reshape_like(op)):
             return False
         others = [v for v in op.operands if splat_of(v, makers) is None]
         if len(others) != 1:
@@ -95,14 +95,14 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
 def _stays_in_rows(op: Op, row: Op) -> bool:
     """Return True if ``op`` computes its results for each row that ``row`` reduces from values of this row only."""
     whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
-    return op.name in ELEMENTWISE or same_order(op) or repeats_numbers(op, row) or whole
+    return op.name in ELEMENTWISE or is_reshape_like(op) or repeats_numbers(op, row) or whole
 
 
 def _facts_of(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
     """Return the facts about the results of ``op`` from those about its operands."""
     exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
-    if (op.name in NAN_KEEPING and floats) or same_order(op) or repeats_numbers(op, row):
+    if (op.name in NAN_KEEPING and floats) or is_reshape_like(op) or repeats_numbers(op, row):
         return _ValueFacts(exact, nan)
     summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
     return _ValueFacts(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

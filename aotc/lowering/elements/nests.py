@@ -28,7 +28,7 @@ class NestAxis:
         return sym(self.name, lo, self.extent if end is None else end)
 
 
-def some_at_a_time(
+def loop_in_steps(
     block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
 ) -> None:
     """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and one over the rest."""

@@ -26,7 +26,7 @@ from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
-from aotc.lowering.placement.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named, place, replicated
+from aotc.lowering.placement.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named_devices, place, replicated
 from aotc.lowering.placement.host_only import IMPLIED, host_only
 from aotc.lowering.placement.host_side import host_side
 from aotc.options import AUTO, DEVICE, HOST, Options
@@ -45,7 +45,7 @@ def assign_devices(module: Module, options: Options) -> Module:
         there are more transfers than ``options`` allow, CPU devices have different architectures, or ``options`` names
         devices that the model does not use.
     """
-    said = dict.fromkeys(name for f in module.functions.values() for name in named(f))
+    said = dict.fromkeys(name for f in module.functions.values() for name in named_devices(f))
     implied = any(IMPLIED in f.attrs for f in module.functions.values())
     if not implied:
         _check_names(module, options, said)
@@ -83,7 +83,7 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
 
 
 def _assigned(function: Function, options: Options) -> Function:
-    known = list(dict.fromkeys((*options.devices, *named(function), *filter(None, [options.default_device]))))
+    known = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
     if not known:  # other functions name devices
         return function
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}

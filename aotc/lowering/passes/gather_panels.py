@@ -53,7 +53,7 @@ def gather_panels(module: Module, options: Options) -> Module:
     home, _ = op_targets(module, options)
 
     def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        if not takes_rows(op) or home(op).kind != "cpu":
+        if not gathers_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
             return (_rows_of(op, *bound[op.operands[0]].repacked(op.operands[0], b), b),)
@@ -136,7 +136,7 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
         if of_weights(op, known, definitions):
             known.update(op.results)
         else:
-            read.update(op.operands[1:] if takes_rows(op) else op.operands)
+            read.update(op.operands[1:] if gathers_rows(op) else op.operands)
             read.update(v for inner in op.regions for v in inner.results)
     found: dict[Value, _Packing] = {}
     for op in definitions.values():
@@ -199,7 +199,7 @@ class Panels:
         return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
 
 
-def takes_rows(op: Op) -> bool:
+def gathers_rows(op: Op) -> bool:
     """Return True if ``op`` gathers whole rows of a matrix."""
     if op.name != "gather" or op.operands[0].type.rank != 2 or op.attrs["operand_batching_dims"]:
         return False
@@ -220,7 +220,7 @@ def only_rows_of(module: Module) -> Collection[int]:
     for op in (op for f in module.functions.values() for op in walk(f.body)):
         if op.name == "constant":
             arrays[op.result] = op.attrs["value"]
-        rows = takes_rows(op)
+        rows = gathers_rows(op)
         tables.update(op.operands[:1] if rows else ())
         others.update(op.operands[1:] if rows else op.operands)
         others.update(v for inner in op.regions for v in inner.results)

@@ -35,7 +35,7 @@ from aotc.ir.loop.forms.quantized import chunk_bytes, pack, quantize
 from aotc.ir.loop.forms.tile_forms import form_of_operands
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.passes.gather_panels import Panels, gathered_rows, only_rows_of, takes_rows
+from aotc.lowering.passes.gather_panels import Panels, gathered_rows, gathers_rows, only_rows_of
 from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
 from aotc.lowering.passes.pack_contractions.swap_operands import transpose_batch, transposed_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -91,7 +91,7 @@ class _Quantizer:
 
     def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the rows of a table that ``op`` gathers, read from the panels of a matmul, or None."""
-        table = constant_of(op.operands[0], b.definitions) if takes_rows(op) else None
+        table = constant_of(op.operands[0], b.definitions) if gathers_rows(op) else None
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
         found = next((x for x in self.panels if x.holds(table)), None)

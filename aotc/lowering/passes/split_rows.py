@@ -24,7 +24,7 @@ from aotc.ir.dims.algebra import Dim, product, static
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.long_rows import LongRow, same_order
+from aotc.lowering.analysis.long_rows import LongRow, is_reshape_like
 from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.lowering.passes.fuse.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
@@ -139,7 +139,7 @@ def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b
             made[v] = b.constant(number, TensorType(v.type.dtype, tuple(shape)))
         elif any(u not in made for u in op.operands):  # type: ignore[union-attr]
             stack += [u for u in op.operands if u not in made]  # type: ignore[union-attr]
-        elif same_order(op):  # type: ignore[arg-type]
+        elif is_reshape_like(op):  # type: ignore[arg-type]
             made[v] = made[op.operands[0]]  # type: ignore[union-attr]
         else:
             operands = [made[u] for u in op.operands]  # type: ignore[union-attr]

@@ -92,7 +92,7 @@ def place(
     return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
 
 
-def named(function: Function) -> Iterator[str]:
+def named_devices(function: Function) -> Iterator[str]:
     """Yield the device of each affinity and ``transfer`` in a function."""
     for affinities in function.attrs.get("affinity", {}).values():
         yield from filter(None, affinities)

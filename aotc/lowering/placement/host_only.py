@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor.ir import Function, Module, Op, walk
-from aotc.lowering.placement.devices import named
+from aotc.lowering.placement.devices import named_devices
 from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.options import DEVICE, HOST, Options
@@ -82,7 +82,7 @@ def imply_host(
         The targets of all variants, among which the host may be.
     options : Options
     """
-    known = options.devices or any(True for f in module.functions.values() for _ in named(f))
+    known = options.devices or any(True for f in module.functions.values() for _ in named_devices(f))
     if target.kind != "cuda" or known or not options.host_fallback:
         return module, target, options
     if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Dim, mod, product
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, is_side_by_side
+from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.region_plan import RegionPlan
@@ -65,10 +65,10 @@ CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks fo
 def plan_gpu_scatter(b: RegionBuilder) -> ScatterPlan:
     """Return a parallel scatter if updates are disjoint, combine atomically, or are sorted into runs."""
     op = b.the_op("scatter")
-    if not is_side_by_side(op):
+    if not is_parallel_scatter(op):
         return plan_serial_scatter(op, 1)
     size = updated_elements(op)
-    if size == 0 or is_apart(op):
+    if size == 0 or has_disjoint_updates(op):
         return ParallelScatterPlan(atomic=False)
     if not is_atomic(op):
         return RunScatterPlan(_run_lanes(op))

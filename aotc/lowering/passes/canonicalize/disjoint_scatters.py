@@ -18,7 +18,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import has_numbers, numbered_dim, splat_of
-from aotc.lowering.analysis.parallel_scatters import is_apart
+from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates
 from aotc.lowering.passes.rewrite import Builder, lift_region
 
 
@@ -29,7 +29,7 @@ def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     if (compared := _compared(op, found, b)) is not None:
         return (compared,)
-    if is_apart(op):
+    if has_disjoint_updates(op):
         return None
     types = tuple(v.type for v in op.results)
     return b.append(b.op("scatter", op.operands, {**op.attrs, "unique_indices": True}, types, regions=op.regions))

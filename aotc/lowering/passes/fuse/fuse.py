@@ -30,7 +30,7 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
 from aotc.lowering.analysis.index_maps import unmoved
-from aotc.lowering.analysis.parallel_scatters import is_side_by_side
+from aotc.lowering.analysis.parallel_scatters import is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import with_measured_work
 from aotc.lowering.passes.fuse.absorb import READS_LATE, Absorber, Budget, target_of
@@ -49,7 +49,7 @@ UPDATE = "dynamic_update_slice"
 
 def is_update(op: Op, kind: str, level: int) -> bool:
     """Return True if ``op`` writes part of an array and, on this kind of target, may compute the written values too."""
-    return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_side_by_side(op)))
+    return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_parallel_scatter(op)))
 
 
 def fuse(module: Module, options: Options) -> Module:

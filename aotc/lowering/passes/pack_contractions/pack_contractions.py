@@ -53,7 +53,7 @@ from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_columns
 from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
-from aotc.lowering.passes.pack_contractions.signed_bytes import loses_sign, subtract_byte_offset, without_sign
+from aotc.lowering.passes.pack_contractions.signed_bytes import add_byte_offset, needs_byte_offset, subtract_byte_offset
 from aotc.lowering.passes.pack_contractions.swap_operands import (
     swapped,
     swaps_matrix,
@@ -163,9 +163,9 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mappi
         case "packed":
             form = _widening(form, rhs.type.dtype, target)
             cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
-            if not loses_sign(op, form, k, constant, target):
+            if not needs_byte_offset(op, form, k, constant, target):
                 return _packed_matmul(op, form, cols, n, k, b)
-            (out,) = _packed_matmul(without_sign(op, b), form, cols, n, k, b)
+            (out,) = _packed_matmul(add_byte_offset(op, b), form, cols, n, k, b)
             return (subtract_byte_offset(out, rhs, (rhs.type.rank - (1 if op.attrs["rhs_transposed"] else 2),), b),)
     return b.append(op)
 
@@ -300,8 +300,8 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
         return _plain_conv(op, form, b)
     if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
         return (narrow,)
-    if loses_sign(op, form, product((*kernel, c)), b.is_precomputable(rhs), target):
-        (out,) = _conv(without_sign(op, b), b, target, widest)
+    if needs_byte_offset(op, form, product((*kernel, c)), b.is_precomputable(rhs), target):
+        (out,) = _conv(add_byte_offset(op, b), b, target, widest)
         return (subtract_byte_offset(out, rhs, range(rhs.type.rank - 1), b),)
     form = _widening(form, rhs.type.dtype, target)
     group, groups = form.group, op.attrs["feature_groups"]

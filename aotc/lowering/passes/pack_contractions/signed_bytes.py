@@ -47,7 +47,7 @@ SIGNED_FLOPS = Limit(
 )
 
 
-def loses_sign(op: Op, form: TileForm, depth: Dim, constant: bool, target: Target) -> bool:
+def needs_byte_offset(op: Op, form: TileForm, depth: Dim, constant: bool, target: Target) -> bool:
     """Return True if a matmul of ``depth`` terms should add 128 to its left operand in a separate op."""
     by_instruction = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
     if form != I8_QUADS or op.operands[0].type.dtype != "i8" or not by_instruction:
@@ -58,7 +58,7 @@ def loses_sign(op: Op, form: TileForm, depth: Dim, constant: bool, target: Targe
     return not little and (constant or not SIGNED_ROWS.holds(rows))
 
 
-def without_sign(op: Op, b: Builder) -> Op:
+def add_byte_offset(op: Op, b: Builder) -> Op:
     """Return the matmul with 128 added to its left operand, as u8; append the addition, but not the matmul."""
     lhs, rhs = op.operands
     flipped = b.make("xor", (lhs, b.constant(-SHIFT, lhs.type)))

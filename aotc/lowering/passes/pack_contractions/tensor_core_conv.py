@@ -30,7 +30,7 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kernel_sizes
-from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, taken, widened
+from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, tensor_core_dtype, widened
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
 from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, parts_of_sum
@@ -54,7 +54,7 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     window = window_of(op, target)
     assert window is not None
     taps, channels, columns = kernel_sizes(op)
-    kind = taken(op)
+    kind = tensor_core_dtype(op)
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
     parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
     taps_, width = window.copied

@@ -54,7 +54,7 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
         op = _by_terms(op, b)
     if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
         op = _with_aligned_rows(op, k, b)
-    operands = taken(op)
+    operands = tensor_core_dtype(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
     transposed = None if by_warps else _is_transposed(op)
@@ -62,7 +62,7 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
 
-def taken(op: Op) -> str | None:
+def tensor_core_dtype(op: Op) -> str | None:
     """Return the dtype in which tensor cores multiply the operands, or None if sums cannot be split into parts."""
     lhs, rhs, result = (v.type.dtype for v in (*op.operands, op.result))
     if lhs in FP8 and rhs in FP8:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.analysis.parallel_scatters import is_apart, is_atomic, overwrites, updates_of
+from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, overwrites, updates_of
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
@@ -48,7 +48,7 @@ SERIAL_UPDATES = Limit(
 
 def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Return the values that replace a scatter on a GPU, or None to leave it; see the module docstring."""
-    if is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
+    if has_disjoint_updates(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
         return None
     if any(0 in v.type.shape for v in op.operands):
         return None

@@ -21,7 +21,13 @@ from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of
 from aotc.lowering.program.memory_limit.order_ops import Alive
 from aotc.lowering.program.memory_limit.rematerialize import is_repeatable
-from aotc.lowering.program.memory_limit.spill import coming, inserted, is_fetch, leaving, move_price
+from aotc.lowering.program.memory_limit.spill import (
+    inserted,
+    is_fetch,
+    move_price,
+    transfer_from_host,
+    transfer_to_host,
+)
 
 
 def read_inside(
@@ -82,13 +88,13 @@ def _moved(
 ) -> Region:
     """Return the region with ``v`` on the host until regions of ``op``, and ops after it, read it."""
     firsts, later = reads
-    out = maker if is_fetch(maker) else leaving(v, place, count, maker.loc)
+    out = maker if is_fetch(maker) else transfer_to_host(v, place, count, maker.loc)
     held = out.operands[0] if out is maker else out.result
     region, ops = model.region, model.region.ops
     if later:
-        into = coming(held, v, place, f"{count}_behind", maker.loc)
+        into = transfer_from_host(held, v, place, f"{count}_behind", maker.loc)
         region = copy_readers(model, {v: into.result}, [into], later[0], f"_back{count}_behind")
-    fetched = {n: coming(held, v, place, f"{count}_{n}", maker.loc) for n in firsts}
+    fetched = {n: transfer_from_host(held, v, place, f"{count}_{n}", maker.loc) for n in firsts}
     changed = _with_regions(model, op, v, fetched, firsts, f"_back{count}")
     earlier = [n for n in readers_of(model)[v] if n < ops.index(op)]
     kept = (o for o in region.ops if o is not maker or out is not maker or earlier)

@@ -52,13 +52,13 @@ def move_price(size: int) -> float:
     return move_nanoseconds(size, "cuda", "cpu") / size
 
 
-def leaving(v: Value, place: str, count: str, loc: Loc) -> Op:
+def transfer_to_host(v: Value, place: str, count: str, loc: Loc) -> Op:
     """Return the op that moves ``v`` from device ``place`` to the host."""
     attrs = {"source": place, "device": SPILLED, "reason": REASON}
     return Op("transfer", (v,), (Value(f"{v.name}_host{count}", v.type),), attrs, (), loc)
 
 
-def coming(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
+def transfer_from_host(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
     """Return the op that moves ``v`` back to device ``place`` from its host copy ``held``."""
     attrs = {"source": SPILLED, "device": place, "reason": REASON}
     return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
@@ -75,8 +75,8 @@ def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str
     """Return the region with ``v`` on the host between the two positions of ``span``."""
     away, at = span
     loc = model.region.ops[away - 1].loc
-    out = leaving(v, place, count, loc)
-    into = coming(out.result, v, place, count, loc)
+    out = transfer_to_host(v, place, count, loc)
+    into = transfer_from_host(out.result, v, place, count, loc)
     made = copy_readers(model, {v: into.result}, [into], at, f"_back{count}")
     return inserted(made, out, set(model.region.ops[:away]))
 

@@ -12,7 +12,7 @@ from aotc.ir.dims.algebra import Dim, minimum
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, TileForm
 from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.elements.nests import some_at_a_time
+from aotc.lowering.elements.nests import loop_in_steps
 from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.lowering.regions.attention.cpu_masks import AttentionSeen
 from aotc.vmfb.dtypes import size_of
@@ -54,7 +54,7 @@ class AttentionProducts(AttentionSeen):
         def tiles(block: list[Stmt], at: list[Dim]) -> None:
             block += self._keys(lambda b, index: b.extend(self._dots(index, at, first, form, row)))
 
-        some_at_a_time(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
+        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
 
     def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim) -> list[Stmt]:
         """Return the tile of the queries that share a head's keys and the keys of some terms of a block."""
@@ -100,7 +100,7 @@ class AttentionProducts(AttentionSeen):
             else:
                 self._sums(block, [(t, first + t) for t in at])
 
-        some_at_a_time(body, self.b.fresh("t"), 0, count, self.plan.value_terms, sums)
+        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.value_terms, sums)
 
     def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
         """Return the tiles that add the values of some terms of a head, by pairs, to the sums of each query."""

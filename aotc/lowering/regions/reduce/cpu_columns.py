@@ -33,7 +33,7 @@ from aotc.lowering.elements.builder import (
     store_all,
     store_rows,
 )
-from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
+from aotc.lowering.elements.nests import grid_loop, loop_in_steps, make_axes, place, serial
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.operand_reuse import Reads
 from aotc.lowering.plans.thresholds import FETCH_LINE
@@ -136,7 +136,7 @@ class _ColumnBlocks:
     def _terms(self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]) -> None:
         """Write the loop over the last reduced axis, some terms at a time, and one over the remainder."""
         axis, terms = self.middle[-1], self.plan.terms
-        some_at_a_time(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
+        loop_in_steps(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
 
     def _finish(
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]

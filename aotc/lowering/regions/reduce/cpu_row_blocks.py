@@ -30,7 +30,7 @@ from aotc.lowering.elements.builder import (
     operands_at,
     store_rows,
 )
-from aotc.lowering.elements.nests import grid_loop, make_axes, place, serial, some_at_a_time
+from aotc.lowering.elements.nests import grid_loop, loop_in_steps, make_axes, place, serial
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan
 from aotc.lowering.plans.operand_reuse import Reads
 from aotc.lowering.plans.thresholds import FETCH_LINE
@@ -76,7 +76,7 @@ class _RowBlocks(Rows):
     def _some_rows(
         self, block: list[Stmt], begin: Dim, end: Dim, emit: Callable[[list[Stmt], list[Dim]], None]
     ) -> None:
-        some_at_a_time(block, self.rows_axis.name, begin, end - begin, self.at_once, emit)
+        loop_in_steps(block, self.rows_axis.name, begin, end - begin, self.at_once, emit)
 
     def _places(self, at: list[Dim], rows: list[Dim]) -> list[tuple[int, int, Index]]:
         """Return, for each sum, the number of its row, the number of its shared operand, and the anchor's index."""
