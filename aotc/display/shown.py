@@ -1,9 +1,10 @@
-"""Base of results that display themselves: as text, and as HTML in a notebook."""
+"""Base of results that display themselves: as text, and as HTML in a notebook, where all text is escaped."""
 
 from __future__ import annotations
 
-from aotc.display.document import Document
-from aotc.display.html import render_html
+from html import escape
+
+from aotc.display.document import Block, Document, Line, Table
 from aotc.display.text import render_text
 
 
@@ -23,3 +24,30 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return render_html(self.document())
+
+
+def render_html(document: Document) -> str:
+    """Return a document as HTML elements without style sheets."""
+    title = f"<p><b>{escape(document.title)}</b></p>" if document.title else ""
+    return f"<div>{title}{''.join(map(_block, document.blocks))}</div>"
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Line):
+        text = escape(block.text.strip()).replace("\n", "<br>")
+        return f"<div style='margin-left:{block.indent}ch'>{text}</div>" if text else ""
+    return f"<pre>{escape(block.text)}</pre>" if block.text.strip() else ""
+
+
+def _table(table: Table) -> str:
+    used = [n for n in range(len(table.columns)) if any(row[n] for row in table.rows) or not table.rows]
+    align = ["right" if table.columns[n].right else "left" for n in used]
+    headings = [table.columns[n].heading for n in used]
+    head = "".join(f"<th style='text-align:{a}'>{escape(h)}</th>" for a, h in zip(align, headings))
+    rows = (
+        "".join(f"<td style='text-align:{a}'>{escape(row[n])}</td>" for a, n in zip(align, used)) for row in table.rows
+    )
+    top = f"<thead><tr>{head}</tr></thead>" if any(headings) else ""
+    return f"<table>{top}<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"

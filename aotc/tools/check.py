@@ -529,7 +529,7 @@ MOST_TRIES = 20000
 
 
 def check(
-    model: Any,
+    model: object,
     *example_args: Any,
     function: str = "",
     inputs: Sequence[Any] = (),
@@ -594,7 +594,7 @@ def check_call(
         raise CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
 
 
-def _has_values(example: Any) -> bool:
+def _has_values(example: object) -> bool:
     """Return True for an array or a number, False for a description of one, such as ``jax.ShapeDtypeStruct``."""
     return hasattr(example, "__array__") or isinstance(example, bool | int | float | complex)
 

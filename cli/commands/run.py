@@ -21,6 +21,7 @@ WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinit
 KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
 TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
 FULL_HELP = "Print results in IREE's form, as in a pipe or a file; on a terminal they are printed as NumPy does."
+LIMIT_HELP = "As --full, with at most so many elements of a result; 1024 by default."
 FULL_ELEMENTS = 1024  # of a result in IREE's form, as iree-run-module prints
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
@@ -68,9 +69,7 @@ def command(
         [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
     ),
     full: bool = typer.Option(False, "--full", help=FULL_HELP),
-    limit: int | None = typer.Option(
-        None, "--output_max_element_count", help="As --full, with at most so many elements of a result; default 1024."
-    ),
+    limit: int | None = typer.Option(None, "--output_max_element_count", help=LIMIT_HELP),
 ) -> None:
     """Run a function of a bundle, print or save its results, compare them.
 
@@ -99,12 +98,18 @@ def command(
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module, name, values) if nan_watch else None
         results, odd = called or (_call(module, name, values, repeat, trace), False)
-    iree = full or limit is not None or bool(outputs) or not sys.stdout.isatty()
-    _show(results, signature.results, places, (FULL_ELEMENTS if limit is None else limit) if iree else None)
+    _show(results, signature.results, places, _element_limit(full or bool(outputs), limit))
     if expected:
         _compare(results, signature.results, expected, rtol, atol)
     if odd:
         raise typer.Exit(3)
+
+
+def _element_limit(full: bool, limit: int | None) -> int | None:
+    """Return the number of elements to print in IREE's form, or None for NumPy's form."""
+    if limit is not None:
+        return limit
+    return FULL_ELEMENTS if full or not sys.stdout.isatty() else None
 
 
 def _compare(

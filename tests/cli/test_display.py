@@ -3,8 +3,7 @@
 import pytest
 
 from aotc.display.document import Column, Document, Line, Preformatted, facts, table
-from aotc.display.html import render_html
-from aotc.display.shown import Shown
+from aotc.display.shown import Shown, render_html
 from aotc.display.text import elide, fold, layout, render_text
 
 pytestmark = pytest.mark.ir

@@ -20,20 +20,20 @@ SUBJECTS = ("affinity", "fusion", "schedule", "memory")
 
 
 @overload
-def explain(subject: Literal["affinity"], model: Any, *example_args: Any, **flags: Any) -> AffinityReport: ...
+def explain(subject: Literal["affinity"], model: object, *example_args: Any, **flags: Any) -> AffinityReport: ...
 @overload
-def explain(subject: Literal["fusion"], model: Any, *example_args: Any, **flags: Any) -> FusionReport: ...
+def explain(subject: Literal["fusion"], model: object, *example_args: Any, **flags: Any) -> FusionReport: ...
 @overload
 def explain(
-    subject: Literal["schedule"], model: Any, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
+    subject: Literal["schedule"], model: object, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
 ) -> ScheduleReport: ...
 @overload
 def explain(
-    subject: Literal["memory"], model: Any, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
+    subject: Literal["memory"], model: object, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
 ) -> MemoryReport: ...
 def explain(
     subject: str,
-    model: Any,
+    model: object,
     *example_args: Any,
     function: str = "",
     sizes: Mapping[str, int] | None = None,
@@ -83,7 +83,7 @@ def explain(
     raise ArgumentValueError("", "there is no such subject", repr(subject), " or ".join(SUBJECTS))
 
 
-def bundle_of(model: Any, *example_args: Any, **flags: Any) -> tuple[OpenedBundle, str]:
+def bundle_of(model: object, *example_args: Any, **flags: Any) -> tuple[OpenedBundle, str]:
     """Return a bundle and its target to explain, or the bundle that a model compiles to.
 
     Raises
