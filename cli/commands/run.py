@@ -21,6 +21,7 @@ WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinit
 KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
 TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
 FULL_HELP = "Print results in IREE's form, as in a pipe or a file; on a terminal they are printed as NumPy does."
+UNTRUSTED_HELP = "Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
 LIMIT_HELP = "As --full, with at most so many elements of a result; 1024 by default."
 FULL_ELEMENTS = 1024  # of a result in IREE's form, as iree-run-module prints
 SUMMARY = "Run a function of a bundle."
@@ -62,9 +63,7 @@ def command(
     nan_watch: bool = typer.Option(False, "--nan-watch", help=WATCH_HELP),
     reproducer: Path = typer.Option(None, help=KEPT_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    untrusted: bool = typer.Option(
-        False, "--untrusted", help="Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
-    ),
+    untrusted: bool = typer.Option(False, "--untrusted", help=UNTRUSTED_HELP),
     trusted_keys: list[str] = typer.Option(
         [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
     ),
