@@ -63,6 +63,11 @@ class Bundle(bytes):
         return {name: Signature(name, entry) for name, entry in open_bundle(self).manifest["functions"].items()}
 
     @property
+    def about(self) -> dict[str, str]:
+        """The facts that it was compiled with (``about=``), such as the licence of the model."""
+        return dict(open_bundle(self).manifest.get("about", {}))
+
+    @property
     def weights(self) -> dict[str, str]:
         """Return the types of the weights that the bundle stores, by path: ``{"params/w": "f32[4, 3]"}``.
 

@@ -52,7 +52,9 @@ class Options:
         these arguments, stored by path: that file, or the bundle itself (``unpacked``). Its functions then take only
         the other arguments.
     specialize : mapping of str to sequence of int
-        Sizes of symbolic dims to compile extra copies of functions for: ``{"b": (1, 8)}``.
+        Sizes of symbolic dims to compile extra copies of functions for: ``{"b": (1, 8)}``. A ``range`` stands for its
+        first and last number and the powers of two between: ``{"b": range(1, 65)}`` for 1, 2, 4, ... 64. Calls of all
+        other sizes, also outside of a range, use the general code.
     bind : sequence of str or int
         Arguments that ``LoadedModule.bind`` receives once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
         number. Values that depend only on them, such as packed weights, are computed there and not in each call.
@@ -119,6 +121,9 @@ class Options:
         ``{"k3_row": my_kernel}``, or a module (its path, or its text) that defines ``k3_row``. Numba compiles the
         function (``numba.cuda`` for GPUs). It is refused if its results differ from the kernel's on random arguments; a
         function for GPUs is tried on the CPU, and on a GPU if there is one. Kernels of templates cannot be replaced.
+    about : mapping of str to str
+        Facts about the model for its users, stored in the bundle: ``{"license": "MIT", "source": "https://..."}``.
+        ``Bundle.about`` and ``aotc inspect`` show them.
     guard : bool
         Leave guard pages between all blocks of memory, which ``AOTC_GUARD=1`` protects when the bundle runs. The
         default is the value of ``AOTC_GUARD`` at compile time.
@@ -158,6 +163,7 @@ class Options:
     callbacks: str = REFUSE
     kernel_compiler: str = DIRECT
     replace: Mapping[str, str | os.PathLike[str] | Callable[..., Any]] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
 
@@ -216,6 +222,7 @@ class OptionKeywords(TypedDict, total=False):
     callbacks: str
     kernel_compiler: str
     replace: Mapping[str, str | os.PathLike[str] | Callable[..., Any]]
+    about: Mapping[str, str]
     guard: bool
     progress: Callable[[int, int, str], None] | None
 
@@ -248,6 +255,23 @@ def with_bytes(options: Options) -> Options:
         except ValueError:
             raise _wrong(f"{name} is {value!r}"[:80], EXAMPLES) from None
     return replace(options, **found)
+
+
+def sizes_in(sizes: range) -> tuple[int, ...]:
+    """Return the sizes that a range stands for: its bounds, and the powers of two between, without repetition."""
+    if not sizes or sizes.step != 1:
+        return tuple(sizes)
+    first, last = sizes[0], sizes[-1]
+    powers = (1 << n for n in range(last.bit_length()))
+    return tuple(dict.fromkeys((first, *(n for n in powers if first < n < last), last)))
+
+
+def with_sizes(options: Options) -> Options:
+    """Replace the ranges of ``specialize`` by the sizes that they stand for."""
+    if not isinstance(options.specialize, Mapping):
+        return options  # refused later
+    rows = options.specialize.items()
+    return replace(options, specialize={k: sizes_in(v) if isinstance(v, range) else v for k, v in rows})
 
 
 RENAMED = MappingProxyType({
@@ -314,6 +338,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
     if not _are_sizes(options.specialize):
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    if not _are_texts(options.about):
+        raise _wrong(f"about is {options.about!r}"[:80], "texts by keys: {'license': 'MIT'}")
     if not _are_arguments(options.bind):
         raise _wrong(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
     try:
@@ -380,6 +406,16 @@ def _are_arguments(bind: Any) -> bool:
     if not isinstance(bind, Sequence) or isinstance(bind, str | bytes):
         return False
     return all((isinstance(x, str) and x) or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in bind)
+
+
+def _are_texts(about: Any) -> bool:
+    """Return True if ``about`` maps keys to texts."""
+    if not isinstance(about, Mapping) or not all(isinstance(text, str) for pair in about.items() for text in pair):
+        return False
+    try:
+        return all(key and f"{key}{text}".encode() for key, text in about.items())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def _are_names(devices: Any) -> bool:

@@ -78,7 +78,7 @@ from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.lowering.passes.update_in_place import update_in_place
 from aotc.lowering.passes.vectorize_argmax import vectorize_argmax
 from aotc.lowering.placement.host_only import imply_host
-from aotc.options import Options, check_options, with_bytes, with_current_passes
+from aotc.options import Options, check_options, with_bytes, with_current_passes, with_sizes
 from aotc.progress import FIRST, begin, timed
 from aotc.source import reader_process
 from aotc.source.embed import embed
@@ -268,7 +268,7 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=meant(unknown[0], known))
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
-    chosen = with_current_passes(with_bytes(replace(options or Options(), **flags)))
+    chosen = with_current_passes(with_sizes(with_bytes(replace(options or Options(), **flags))))
     check_options(chosen, [step.name for step in PASSES])
     if chosen.replace:
         chosen = replace(chosen, replace=module_texts(chosen.replace))

@@ -116,7 +116,8 @@ def assemble(
         embedded = _source(source(), segments) if source else None
         begin(options, "writing the bundle")
         debug = _debug(variants, program) if options.debug_info else None
-        more = {"debug": debug, "source": embedded, **_costs(options, segments)}
+        about = {"about": dict(options.about)} if options.about else {}
+        more = {**about, "debug": debug, "source": embedded, **_costs(options, segments)}
         return _written(module, variants, entries, segments, more)
 
 

@@ -16,9 +16,11 @@ VERSION = 1
 RECORDED = (
     "opt_level", "matmul_precision", "quantize_weights", "specialize", "bind", "state", "debug_info", "bisect",
     "devices", "default_device", "place", "max_transfers", "host_fallback", "host_target", "memory_limit",
-    "stack_limit", "shared_memory_limit", "callbacks", "guard",
+    "stack_limit", "shared_memory_limit", "callbacks", "guard", "about",
 )  # fmt: skip
-"""Options that a record may set: those that affect the code. The list is closed, as records come from untrusted files:
+"""Options that a record may set: those that affect the code, and facts for users.
+
+The list is closed, as records come from untrusted files:
 an option that names a file, a folder or a process is never accepted."""
 
 OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs", "kernel_compiler", "replace"})
@@ -70,6 +72,7 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["bind"] = list(options.bind)
+    found["about"] = dict(options.about)
     found["state"] = pairs_of(options.state)
     found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found

@@ -131,6 +131,8 @@ class Inspection(Shown):
         The size of the model in the bundle, ``none`` without one.
     signed_by : str
         The public key in hexadecimal digits; empty if it is not signed.
+    about : dict of str to str
+        Licence, provenance and other facts that the model was compiled with.
     variants : tuple of InspectedVariant
         One for each target.
     segments : tuple of InspectedSegment
@@ -145,6 +147,7 @@ class Inspection(Shown):
     dims: tuple[str, ...]
     source: str
     signed_by: str
+    about: Mapping[str, str]
     variants: tuple[InspectedVariant, ...]
     segments: tuple[InspectedSegment, ...]
 
@@ -187,6 +190,7 @@ class Inspection(Shown):
             ("symbolic dims", ", ".join(self.dims)),
             ("source", self.source),
             ("made by", self.producer),
+            *self.about.items(),
         ]
         return [facts(rows), *([Line(key)] if key else [])]
 
@@ -258,6 +262,7 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
             tuple(found["symbols"]),
             _source_text(found["source"]),
             found["signed_by"] or "",
+            found["about"],
             tuple(_variant(opened, variant) for variant in found["variants"]),
             tuple(InspectedSegment(row["name"], row["size"], row["sha256"]) for row in found["segments"]),
         )

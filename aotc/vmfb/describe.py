@@ -40,6 +40,7 @@ def _facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
         "bytes": size,
         "name": manifest["name"],
         "producer": manifest["producer"],
+        "about": manifest.get("about", {}),
         "functions": manifest["functions"],
         "symbols": manifest["symbols"],
         "variants": [_variant(opened, variant) for variant in manifest["variants"]],

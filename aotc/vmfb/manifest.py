@@ -133,6 +133,7 @@ SCHEMA: dict[Any, Any] = {
         }
     },
     "symbols": [str],
+    "about?": {str: str},
     "variants": [_VARIANT],
     "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],
     "debug?": (dict, NONE),

@@ -106,7 +106,6 @@ def load(
     BundleError, CallError
         If it is not a bundle, damaged, not signed as required, or cannot run here; if a keyword has no valid value.
     """
-    start = perf_counter()
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
@@ -117,7 +116,6 @@ def load(
         from aotc.vmfb.api.warm_up import warm_up  # only for modules that are warmed up
 
         warm_up(module, warm)
-    log(INFO, "%s: loaded for %s in %.1f ms", bundle.where, module.home, 1e3 * (perf_counter() - start))
     return module.with_entry()
 
 
@@ -154,6 +152,7 @@ def _load(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None, weights: Any,
 ) -> LoadedModule:  # fmt: skip
+    start = perf_counter()
     if verify:
         bundle.verify_all()
     check_functions(bundle)
@@ -176,6 +175,8 @@ def _load(
         from aotc.vmfb.api.weighted import give_weights  # only for bundles with such weights
 
         module._use_weights(give_weights(module, bundle, variant, weights, verify))
+    took = 1e3 * (perf_counter() - start)
+    log(INFO, "%s: loaded for %s, target %s, in %.1f ms", bundle.where, module.home, variant["target"], took)
     return module
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc_cli.shared.compile_options import (
+    ABOUT_HELP,
     BIND_HELP,
     CALLBACKS_HELP,
     COMPILER_HELP,
@@ -36,6 +37,7 @@ from aotc_cli.shared.compile_options import (
     complete_targets,
     costs_of,
     devices_of,
+    parse_about,
     parse_bytes,
     parse_specialized,
     portable_target,
@@ -71,6 +73,10 @@ aotc compile model.jax -o model.vmfb --target=cuda:sm_90
 Also compile kernels for batch 1 and 8:
 
 aotc compile model.jax -o model.vmfb --specialize b=1,8
+
+State the licence and the version of the model:
+
+aotc compile model.jax -o model.vmfb --about license=MIT --about version=3
 
 Prepare the weights once, and keep a cache between calls:
 
@@ -112,6 +118,7 @@ def command(
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
     callbacks: str = typer.Option("refuse", metavar="refuse|drop", help=CALLBACKS_HELP),
+    about: list[str] = typer.Option([], metavar="KEY=TEXT", help=ABOUT_HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
     target: str = typer.Option(
         "cpu", rich_help_panel=_TARGET, metavar="NAME,...",
@@ -185,7 +192,7 @@ def command(
         host_fallback=host_fallback, host_target=host_target, memory_limit=parse_bytes(memory_limit, "--memory-limit"),
         stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
-        kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel),
+        kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel), about=parse_about(about),
     )  # fmt: skip
     _compile(models, output, (options, _command_line_options(context)), custom_calls, quiet)
 

@@ -86,14 +86,12 @@ def command(
     module = aotc.load(str(bundle), devices=parse_places(device), threads=threads, **trust)
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
-    if len(outputs) > len(signature.results):
-        raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
     places = _places(outputs, signature.results)
     values = parse_values(inputs, signature.arguments)
     parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:
-        sizes = chosen_sizes(dims, signature.arguments, values)
-        values += make_values(signature.arguments[len(values) :], sizes, random, seed)
+        rest, sizes = signature.arguments[len(values) :], chosen_sizes(dims, signature.arguments, values)
+        values += make_values(rest, sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module, name, values) if nan_watch else None
         results, odd = called or (_call(module, name, values, repeat, trace), False)
@@ -154,6 +152,8 @@ def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str
     """
     from aotc_cli.shared.array_files import check_output, holds_several
 
+    if len(outputs) > len(results):
+        raise typer.BadParameter(f"{len(outputs)} for {len(results)} results", param_hint="--output")
     places: list[tuple[str, bool, list[int]]] = []
     for number, where in enumerate(outputs or ["-"] * len(results)):
         if where in ("@", "+"):

@@ -11,7 +11,10 @@ from warnings import catch_warnings, simplefilter
 
 import typer
 
-SPECIALIZE_HELP = "b=1,8: also compile kernels for these sizes of dim b; calls with those sizes use them."
+SPECIALIZE_HELP = (
+    "b=1,8: also compile code for these sizes of dim b. b=1..64: for the bounds and the powers of two between; "
+    "b=1:8:64: for the least, typical and largest size. Calls of other sizes use the general code."
+)
 BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; values of them alone are computed then."
 STATE_HELP = "cache, or result[0]=cache: a result that is an argument of the next call, in place; see `module.state`."
 DEVICE_HELP = "d0=cpu: the target of a device that the model names."
@@ -30,6 +33,7 @@ SHARED_HELP = "Most shared memory of a GPU block, such as 48kB, if less than the
 REPRODUCER_HELP = "Write model, options and versions to this file; `aotc compile` accepts it as a model."
 COMPILER_HELP = "Compiler of kernels; numba: each kernel through Numba's front end, to check the direct one."
 KERNEL_HELP = "k3_row=my.py: your function in place of this kernel, if results agree; see `aotc dump --kernels -o`."
+ABOUT_HELP = "KEY=TEXT: licence, provenance or version of the model; `aotc inspect` shows it, `aotc upgrade` keeps it."
 CALLBACKS_HELP = "drop: leave out Python callbacks whose results are not used."
 
 
@@ -52,14 +56,31 @@ def warnings_as_sentences() -> Iterator[None]:
 
 
 def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return ``{"b": (1, 8)}`` for ``b=1,8``."""
+    """Return ``{"b": (1, 8)}`` for ``b=1,8``, and the sizes that ``b=1..64`` and ``b=1:8:64`` stand for."""
+    from aotc.options import sizes_in
+
     found = {}
     for text in texts:
         name, _, sizes = text.partition("=")
-        numbers = [n.strip() for n in sizes.split(",")]
-        if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
-            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
-        found[name] = tuple(map(int, numbers))
+        bounds, three = sizes.split(".."), sizes.split(":")
+        parts = bounds if len(bounds) == 2 else three if len(three) == 3 else sizes.split(",")
+        numbers = [int(n) for n in parts if n.strip().isascii() and n.strip().isdigit() and len(n) < 20]
+        is_list = len(bounds) == len(three) == 1
+        if not name or len(numbers) != len(parts) or not (is_list or numbers == sorted(numbers)):
+            expected = "NAME=SIZE,SIZE..., NAME=FIRST..LAST or NAME=LEAST:TYPICAL:LARGEST"
+            raise typer.BadParameter(f"{text[:60]!r}: expected {expected}", param_hint="--specialize")
+        found[name] = sizes_in(range(numbers[0], numbers[1] + 1)) if len(bounds) == 2 else tuple(dict.fromkeys(numbers))
+    return found
+
+
+def parse_about(texts: list[str]) -> dict[str, str]:
+    """Return ``{"license": "MIT"}`` for ``license=MIT``."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key.strip() or not equals:
+            raise typer.BadParameter(f"{text[:60]!r}: expected KEY=TEXT", param_hint="--about")
+        found[key.strip()] = value
     return found
 
 

@@ -23,7 +23,7 @@ def test_stages_kernels_and_loading_are_logged(caplog):
     assert "pass 1 of " in text
     assert "kernels are in the cache" in text
     assert f"compiled for {data.targets[0]} in " in text
-    assert "<bytes>: loaded for cpu:0 in " in text
+    assert f"<bytes>: loaded for cpu:0, target {data.targets[0]}, in " in text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG, logging.INFO}
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "aotc"):
