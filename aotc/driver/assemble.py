@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +41,7 @@ from aotc.vmfb.profile.cost_record import record_text
 from aotc.vmfb.profile.stored_records import COSTS
 
 _COMPILING = "while compiling the kernels"
+_TRACED = re.compile(r"jit\(([A-Za-z]\w*)\)")  # of a name stack; neither a lambda nor a private wrapper
 
 
 class Ahead:
@@ -87,6 +90,15 @@ class Ahead:
 def _path(module: Module) -> str:
     """Return the path of the model's file, or an empty string."""
     return next(f for f in module.functions.values() if f.public).loc.path
+
+
+def _name_of(module: Module, variants: Sequence[Variant]) -> str:
+    """Return the name of a model: of its file, or of the function that was traced, or else ``main``."""
+    paths = {f.loc.path for f in module.functions.values() if f.public}
+    if len(paths) == 1 and (path := paths.pop()):
+        return PurePath(path).stem or module.name
+    traced = {match[1] for v in variants for loc in v.locs.values() if (match := _TRACED.match(loc))}
+    return traced.pop() if len(traced) == 1 else module.name
 
 
 def _parts(v: Variant) -> list[tuple[Target, slice]]:
@@ -153,7 +165,7 @@ def _written(
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
-        "name": module.name,
+        "name": _name_of(module, variants),
         "functions": functions,
         "symbols": sorted(dims),
         "variants": entries,

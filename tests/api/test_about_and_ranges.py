@@ -45,6 +45,21 @@ def test_about_on_the_command_line(tmp_path):
     assert run("compile", tmp_path / "m.jaxexp", "-o", tmp_path / "m.vmfb", "--about", "license").exit_code == 2
 
 
+def test_name_of_a_module(tmp_path):
+    def scale(x):
+        return x * 2
+
+    assert aotc.compile(scale, X).load().name == "scale"
+    assert aotc.compile(lambda x: x * 2, X).load().name == "main"
+    assert aotc.compile({"a": scale, "b": jnp.sin}, args={"a": (X,), "b": (X,)}).load().name == "main"
+    path = tmp_path / "resnet.v2.jaxexp"
+    path.write_bytes(jax.export.export(jax.jit(scale))(X).serialize())
+    data = aotc.compile(path)
+    assert aotc.upgrade(data).load().name == data.load().name == "resnet.v2"
+    with pytest.raises(aotc.CallError, match=r"^resnet.v2: main: error"):
+        data.load()(X, X)
+
+
 @pytest.mark.parametrize("about", ["MIT", {"a": 1}, {1: "a"}, {"": "a"}, {"a": "\ud800"}])
 def test_facts_are_texts(about):
     with pytest.raises(aotc.CompileError, match="about is"):

@@ -77,7 +77,7 @@ def test_functions_take_the_other_arguments(inside):
         is_close(module.put(X, "x").numpy(), X)
         with pytest.raises(CallError, match="argument 'scale' is missing"):
             module(X)
-        with pytest.raises(CallError, match=r"^main: error: argument 0 \(x\) has the wrong shape"):
+        with pytest.raises(CallError, match=r"main: error: argument 0 \(x\) has the wrong shape"):
             module.invoke("main", X[:2], SCALE)
         with pytest.raises(CallError, match="wrong number of arguments"):
             module.invoke("main", PARAMS["layers_0"]["bias"], PARAMS["layers_0"]["kernel"], X, SCALE)
