@@ -378,7 +378,7 @@ def _refuse(state: State, op: Any) -> None:
         what, instead = _REFUSED[op.name]
         message = f"{op.name} on ({types}) {what} while the program runs: a bundle runs alone"
         state.fail(message, hint=f"make the value {instead} of the function")
-    hint = "express it with ops listed in docs/tensor_ir.md"
+    hint = "express it with other ops; `aotc lint` checks a model without compiling it"
     state.fail(f"{op.name} on ({types}) is not supported", hint)
 
 

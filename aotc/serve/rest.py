@@ -87,12 +87,16 @@ class Guarded:
         await self._app(scope, receive, send)
 
 
+# Paths that the error of an unknown path names.
+_PATHS = "GET /v2/models/NAME, POST /v2/models/NAME/infer, GET /v2/health/ready, or GET / for a page in a browser"
+
+
 async def _unknown(request: Request, error: Exception) -> Response:
     """Return the error response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     status, headers = error.status_code, error.headers
     what = "there is nothing at this path" if status == NOT_FOUND else error.detail
-    fault = RequestFault(status, "", what, f"{request.method} {request.url.path}"[:200], "see docs/serve.md")
+    fault = RequestFault(status, "", what, f"{request.method} {request.url.path}"[:200], _PATHS)
     return JSONResponse({"error": str(fault)}, status, headers)
 
 

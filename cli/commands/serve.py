@@ -66,9 +66,10 @@ def command(
     ),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
 ) -> None:
-    """Serve a bundle, or the bundles of a folder, by the Open Inference Protocol (KServe v2); docs/serve.md.
+    """Serve a bundle, or the bundles of a folder, by the Open Inference Protocol (KServe v2).
 
-    Ends by SIGTERM or Ctrl-C, when requests under way are done.
+    The address shows a page with traffic and latency of each model. SIGTERM or Ctrl-C ends the server after the running
+    requests.
     """
     register_from(custom_calls)
     _serve(

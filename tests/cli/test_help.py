@@ -1,16 +1,21 @@
 """The help of commands: groups of options, metavars, examples with captions; versions and shell completion."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from aotc import __version__
 from aotc_cli.main import app
 from aotc_cli.shared.compile_options import complete_targets
 
+ROOT = Path(__file__).parents[2]
 GROUPS = (
     "Arguments", "Options", "Target", "Numbers", "Dynamic shapes", "Weights and state", "Several devices",
     "Memory limits", "Debug", "Examples",
@@ -44,6 +49,20 @@ def test_each_example_of_compile_has_a_caption():
             assert line.strip().startswith("aotc compile ")
         else:
             captioned = line.endswith(":")
+
+
+def test_messages_and_help_name_no_file_that_pip_does_not_install():
+    paths = [*(ROOT / "aotc").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    for path in (p for p in paths if re.search(r"docs/\w+\.md", p.read_text())):
+        tree = ast.parse(path.read_text())
+        texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}  # docstrings
+        calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Estimate")
+        texts |= {id(n) for call in calls for n in call.args}  # sources of numbers
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+                assert not re.search(r"docs/\w+\.md", node.value), f"{path}:{node.lineno}"
+    for name in get_command(app).commands:
+        assert "docs/" not in help_of(name)
 
 
 def test_a_long_example_continues_on_the_next_line():
