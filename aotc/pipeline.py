@@ -27,7 +27,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import Ahead, assemble
 from aotc.driver.declare_state import declare_bindings
-from aotc.driver.signatures import warn_of_hidden_functions
+from aotc.driver.function_signatures import warn_of_hidden_functions
 from aotc.driver.weights import compile_with_weights
 from aotc.guard import callers_errors, guard
 from aotc.ir.semantics.verify import verify
@@ -95,7 +95,7 @@ from aotc.vmfb.verify.check_bundle import check_bundle
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from aotc.frontend.mlir import Raw
+    from aotc.frontend.mlir import RawModel
     from aotc.options import OptionKeywords
 
 Run = Callable[[Module, Options], Module]
@@ -341,7 +341,7 @@ def compile(
 WORTH_SECONDS = 0.5
 
 
-def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
+def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> bytes:
     """Compile a fetched model for ``targets``, in place of the targets of the options; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
@@ -414,7 +414,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         return assemble(signatures, variants, options, ahead, found.result, program)
 
 
-def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
+def _keep(raw: RawModel, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
     """Append the source of ``raw``, parsed as ``parsed``, to ``sources`` if the list is empty."""
     from aotc.frontend.artifact import artifact_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import text_of
-from aotc.frontend.mlir import Raw, try_in_child
+from aotc.frontend.mlir import RawModel, try_in_child
 from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
@@ -92,7 +92,7 @@ def upgrade(
         return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
 
 
-def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw, Options]:
+def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[RawModel, Options]:
     """Return the model in a reproducer file, and the recorded options overridden by ``flags``.
 
     Raises
@@ -101,7 +101,7 @@ def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw
         If this compiler has no such option, or the model crashes the child process that reads it.
     """
     chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
-    return try_in_child(Raw(kept.data, kept.path, kept.metadata)), chosen
+    return try_in_child(RawModel(kept.data, kept.path, kept.metadata)), chosen
 
 
 def _is_mix(source: Embedded) -> bool:
@@ -135,7 +135,7 @@ def source_text(opened: OpenedBundle) -> str:
 
 def model_of(
     bundle: str | os.PathLike[str] | bytes, **flags: Any
-) -> tuple[Raw, tuple[Target, ...], Options]:
+) -> tuple[RawModel, tuple[Target, ...], Options]:
     """Return the model of a bundle, its targets, and its recorded options and costs, overridden by ``flags``.
 
     Raises
@@ -206,7 +206,7 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
 UNTRUSTED_SECONDS = 60
 
 
-def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
+def _model(where: str, source: Embedded, rewrite: bool = False) -> RawModel:
     """Return the source as a model that a child process has read without a crash; ``rewrite`` re-encodes it with MLIR.
 
     Raises
@@ -218,4 +218,4 @@ def _model(where: str, source: Embedded, rewrite: bool = False) -> Raw:
     read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)
     if problem := read.problem or read.error:
         raise BundleError(where, "the source of the bundle cannot be read", problem)
-    return Raw(read.module or source.code, source.path, source.metadata)
+    return RawModel(read.module or source.code, source.path, source.metadata)

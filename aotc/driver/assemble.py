@@ -15,7 +15,7 @@ import numpy as np
 import aotc
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.driver.compress_constants import compress_constants
-from aotc.driver.signatures import binding_entries, name_sizes, program_entry, signature
+from aotc.driver.function_signatures import binding_entries, name_sizes, program_entry, signature
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols

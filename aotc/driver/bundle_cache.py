@@ -24,7 +24,7 @@ from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import any_registered
 
 if TYPE_CHECKING:
-    from aotc.frontend.mlir import Raw
+    from aotc.frontend.mlir import RawModel
 
 _PACKAGES = ("jax", "jaxlib", *PACKAGES["cuda"])
 _FOLDER = "bundles"
@@ -54,7 +54,7 @@ def cached_bundle(path: Path, options: Options) -> bytes | None:
     return read(_key(_digest_of(data), os.fspath(path), {}, options, targets))
 
 
-def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
+def key_of(raw: RawModel, options: Options, targets: Iterable[Target]) -> str:
     """Return the cache key of the bundle for the model ``raw``."""
     if raw.digest:
         return _key(raw.digest, raw.path, {}, options, targets)

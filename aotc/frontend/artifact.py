@@ -13,11 +13,11 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.hidden_ops import hide_ops, operations_of, show_ops
 from aotc.frontend.locations import to_loc
-from aotc.frontend.mlir import Raw, upgrade_module
+from aotc.frontend.mlir import RawModel, upgrade_module
 from aotc.source.bytecode import is_portable
 
 
-def artifact_of(raw: Raw, module: ir.Module) -> bytes:
+def artifact_of(raw: RawModel, module: ir.Module) -> bytes:
     """Return ``module``, parsed from ``raw``, as a portable artifact; ``raw`` itself if it is one.
 
     The artifact contains names, locations, attributes and ops of dialects without a portable form. CHLO ops become
@@ -60,10 +60,10 @@ class NumberedModel(NamedTuple):
 
     text: list[str]
     places: list[str]
-    raw: Raw
+    raw: RawModel
 
 
-def numbered_model(raw: Raw) -> NumberedModel:
+def numbered_model(raw: RawModel) -> NumberedModel:
     """Return a model with the number of its line in the text, from 1, in the location of each op.
 
     The text has no large constants. Lines are unknown where jaxlib cannot modify locations (before 0.8).
@@ -90,7 +90,7 @@ def numbered_model(raw: Raw) -> NumberedModel:
         return NumberedModel(lines, places, replace(raw, data=module_bytes(module), rewritten=b""))
 
 
-def _shown(raw: Raw) -> ir.Module:
+def _shown(raw: RawModel) -> ir.Module:
     """Return the module of a model as its text shows it."""
     try:
         module = ir.Module.parse(raw.code)
@@ -101,7 +101,7 @@ def _shown(raw: Raw) -> ir.Module:
     return module
 
 
-def text_of(raw: Raw) -> str:
+def text_of(raw: RawModel) -> str:
     """Return the text of a model without large constants and locations.
 
     Raises

@@ -16,7 +16,7 @@ from aotc.diagnostics import CompileError, InternalError
 from aotc.frontend.artifact import module_bytes
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import Journal
-from aotc.frontend.mlir import Raw
+from aotc.frontend.mlir import RawModel
 from aotc.source.reader_process import read_frame, write_frame
 
 
@@ -37,7 +37,7 @@ def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], by
     _limit_processor(request["cpu"])
     try:
         import_raw(
-            Raw(data, request["path"], request["metadata"]), Journal(),
+            RawModel(data, request["path"], request["metadata"]), Journal(),
             parsed=lambda module: modules.append(module_bytes(module) if request["rewrite"] else b""),
         )  # fmt: skip
     except (CompileError, InternalError) as error:  # errors of the importer are left to the parent

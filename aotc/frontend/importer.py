@@ -18,7 +18,7 @@ from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import place_of, to_loc
-from aotc.frontend.mlir import Raw, fetch, read_source, show_lines
+from aotc.frontend.mlir import RawModel, fetch, read_source, show_lines
 from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
 from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
@@ -69,7 +69,7 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
 
 
 def import_raw(
-    raw: Raw, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu",
+    raw: RawModel, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu",
     parsed: Callable[[ir.Module], None] | None = None,
 ) -> Module:  # fmt: skip
     """Return a fetched model as a tensor IR module; see :func:`import_module`.

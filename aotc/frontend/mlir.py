@@ -70,7 +70,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawModel:
     """A model as read from its source, before parsing: text or bytes.
 
     ``values`` maps a function's name to the flat list of its example arguments. ``digest`` is the SHA-256 of the
@@ -94,7 +94,7 @@ class Raw:
         return self.rewritten or self.data
 
 
-def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
+def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> RawModel:
     """Return the contents of ``source``: a file is read, a function is exported for its example arguments.
 
     Raises
@@ -106,8 +106,8 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         return _fetch(source, example_args, example_kwargs)
 
 
-def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if isinstance(source, Raw):
+def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
+    if isinstance(source, RawModel):
         return source
     if not isinstance(source, _READ):  # reading a model needs no JAX, whose import takes longer than a compilation
         with interrupts_wait():
@@ -115,7 +115,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 
         if is_program(source):
             program = program_of(source, example_args, example_kwargs)
-            return Raw(program.data, "", program.metadata, {"main": program.values} if program.values else {})
+            return RawModel(program.data, "", program.metadata, {"main": program.values} if program.values else {})
     if (example_args or example_kwargs) and isinstance(source, _READ):
         more = len(example_args) + len(example_kwargs)
         message = f"a model that is read has its arguments already; found {more} more"
@@ -126,12 +126,12 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         source = _read_file(path)
     if isinstance(source, str):
         check_characters(source)
-        return try_in_child(Raw(source, path))
+        return try_in_child(RawModel(source, path))
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
     is_module = data.startswith(_BYTECODE_MAGIC) or is_text(data)
-    return try_in_child(Raw(data, path) if is_module else _from_blob(data, path))
+    return try_in_child(RawModel(data, path) if is_module else _from_blob(data, path))
 
 
 # Bytes of bytecode up to which the child process returns the module it has read, to be parsed in place of the file. For
@@ -139,7 +139,7 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
 MOST_REWRITTEN = 1 << 26
 
 
-def try_in_child(raw: Raw) -> Raw:
+def try_in_child(raw: RawModel) -> RawModel:
     """Return ``raw``; if MLIR may crash on it (bytecode, some text), a child process parses it first.
 
     Raises
@@ -164,7 +164,7 @@ def try_in_child(raw: Raw) -> Raw:
 
 
 def read_source(
-    raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
+    raw: RawModel, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
     context: ir.Context | None = None,
 ) -> Source:  # fmt: skip
     """Return the parsed and verified model; ``platform`` selects the program of an export for several platforms.
@@ -238,7 +238,7 @@ def _read_file(path: str) -> bytes:
         raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
-def _from_blob(data: bytes, path: str) -> Raw:
+def _from_blob(data: bytes, path: str) -> RawModel:
     """Return the program of a ``jax.export`` blob, with its metadata."""
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
@@ -250,7 +250,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
 
     exported = from_jax.deserialize(data)
     if exported is None and is_readable(data):
-        return Raw(data, path)  # MLIR's parser reports the error
+        return RawModel(data, path)  # MLIR's parser reports the error
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
@@ -259,7 +259,7 @@ def _from_blob(data: bytes, path: str) -> Raw:
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # trees and types of damaged blobs
         message = f"the blob of jax.export contradicts itself: {type(error).__name__}: {error}"
         raise CompileError.at(Loc(path), message, hint=f"{_EXPORT}; this file may be damaged") from None
-    return Raw(program.data, path, program.metadata, digest=sha256(data).digest())
+    return RawModel(program.data, path, program.metadata, digest=sha256(data).digest())
 
 
 def _check_partitions(module: ir.Module, path: str) -> None:
@@ -326,7 +326,7 @@ def lines_shown(model: Any) -> Iterator[None]:
             except (OSError, ValueError):
                 text = b""
             if isinstance(text, str | bytes):
-                show_lines(error, Raw(text, os.fspath(one) if is_path else text_name(name)))
+                show_lines(error, RawModel(text, os.fspath(one) if is_path else text_name(name)))
         raise
 
 
@@ -335,7 +335,7 @@ def text_name(name: Any) -> str:
     return "" if name is None else f"<{name}>"
 
 
-def show_lines(error: CompileError, raw: Raw) -> None:
+def show_lines(error: CompileError, raw: RawModel) -> None:
     """Add the line of the model's text to findings."""
     code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
     if is_readable(code):

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.locations import name_file
-from aotc.frontend.mlir import Raw, fetch, parse_model, read_source, text_name, upgrade_module
+from aotc.frontend.mlir import RawModel, fetch, parse_model, read_source, text_name, upgrade_module
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -26,7 +26,7 @@ _OF_ALL = ("callbacks", "platforms")  # metadata of the whole module
 
 def fetch_any(
     model: Any, examples: Sequence[Any] = (), args: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> Raw:
+) -> RawModel:
     """Return a model, or several by name, with their examples; see :func:`aotc.compile`.
 
     Raises
@@ -62,7 +62,7 @@ def _check_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]
             raise _wrong(f"{what} has {unknown[0]!r}, which is no function", f"one of {', '.join(models)}")
 
 
-def _joined(raws: Mapping[str, Raw]) -> Raw:
+def _joined(raws: Mapping[str, RawModel]) -> RawModel:
     platforms = {tuple(raw.metadata.get("platforms", ())) or ("cpu",) for raw in raws.values()}
     if len(platforms) > 1 or len(next(iter(platforms))) > 1:
         raise _wrong("models for several platforms cannot be joined", "export each for one: platforms=['cpu']")
@@ -82,10 +82,10 @@ def _joined(raws: Mapping[str, Raw]) -> Raw:
     metadata = {"entries": entries, "platforms": list(next(iter(platforms))), "callbacks": callbacks}
     values = {name: leaves for name, raw in raws.items() for leaves in raw.values.values()}
     path = ", ".join(dict.fromkeys(raw.path for raw in raws.values() if raw.path))
-    return Raw(written.getvalue(), path, metadata, values)
+    return RawModel(written.getvalue(), path, metadata, values)
 
 
-def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: Raw, names: Mapping[str, Raw]) -> None:
+def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, names: Mapping[str, RawModel]) -> None:
     """Append the functions of a model to the merged module, its public one as ``name``."""
     module = _parsed(replace(raw, path=raw.path or text_name(name)))
     own = ir.SymbolTable(module.operation)
@@ -118,7 +118,7 @@ def _is_symbol(op: Any) -> bool:
     return _SYMBOL in op.operation.attributes
 
 
-def _parsed(raw: Raw) -> ir.Module:
+def _parsed(raw: RawModel) -> ir.Module:
     """Return a model parsed in the current context.
 
     Raises

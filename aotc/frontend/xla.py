@@ -18,7 +18,7 @@ from aotc.frontend.mlir_types import DYNAMIC, entries, inner_operations
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
-    """Return the results of ``function`` of a fetched model (``mlir.Raw``), computed by XLA.
+    """Return the results of ``function`` of a fetched model (``mlir.RawModel``), computed by XLA.
 
     Raises
     ------

@@ -30,7 +30,7 @@ from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
 from aotc.driver.assemble import Ahead, assemble, signature
 from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import Raw, fetch
+from aotc.frontend.mlir import RawModel, fetch
 from aotc.frontend.xla import run_xla
 from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
@@ -187,7 +187,7 @@ class Checker:
 
     Parameters
     ----------
-    raw : Raw
+    raw : RawModel
         The model.
     options : Options
         Compiler options, for one CPU target.
@@ -197,7 +197,7 @@ class Checker:
         Replaces the bounds of ``aotc.tools.agreement``.
     """
 
-    def __init__(self, raw: Raw, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
+    def __init__(self, raw: RawModel, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
         self.raw, self.tolerance = raw, tolerance
         target = resolve(options.target)[0].name  # for all devices: a named target may not run on this machine
         devices = dict.fromkeys(options.devices, target)

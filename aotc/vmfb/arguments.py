@@ -280,7 +280,7 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
     donated = [a.donated for a in arguments]
     if not any(donated):
         return
-    shared = sharing_memory(arrays) if given else set()
+    shared = indices_that_share_memory(arrays) if given else set()
     for i, x in enumerate(arrays):
         fixed = not x.flags.writeable if isinstance(x, np.ndarray) else x.read_only
         if donated[i] and (not given or i in shared or fixed):
@@ -304,7 +304,7 @@ def take_over(
         arrays[:] = [other if x is value else x for x in arrays]
 
 
-def sharing_memory(arrays: Sequence[Any]) -> set[int]:
+def indices_that_share_memory(arrays: Sequence[Any]) -> set[int]:
     """Return the indices of contiguous arrays that overlap another one in memory."""
     starts = [address_of(x) if isinstance(x, np.ndarray) else x.address for x in arrays]
     sizes = [x.nbytes for x in arrays]
@@ -350,7 +350,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     places = gpus or [-1] * count
     found = [x if x is None else _writable(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
     given = [(i, x) for i, x in enumerate(found) if x is not None]
-    shared = sharing_memory([*arrays, *(x for _, x in given)]) if given else set()
+    shared = indices_that_share_memory([*arrays, *(x for _, x in given)]) if given else set()
     for number, (i, _) in enumerate(given, len(arrays)):
         if number in shared:
             raise ArgumentValueError(where, f"out[{i}] shares memory with an argument or another result")

@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "aotc.vmfb.host.install",
     ),
     "aotc.driver.assemble": ("numpy", "aotc"),
-    "aotc.driver.signatures": (
+    "aotc.driver.function_signatures": (
         "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.trees",
     ),
     "aotc.driver.bundle_cache": (

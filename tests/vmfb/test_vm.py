@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 
-from aotc.vmfb.arguments import sharing_memory
+from aotc.vmfb.arguments import indices_that_share_memory
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import CallError
@@ -194,7 +194,7 @@ def test_sharing_memory_is_what_numpy_says(parts):
     expected = {
         i for i, x in enumerate(arrays) if any(np.may_share_memory(x, y) for j, y in enumerate(arrays) if j != i)
     }
-    assert sharing_memory(arrays) == expected
+    assert indices_that_share_memory(arrays) == expected
 
 
 def test_out_buffers(module):

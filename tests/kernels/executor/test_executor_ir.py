@@ -9,7 +9,7 @@ import pytest
 from aotc.kernels import back_end, limits
 from aotc.kernels.cpu.executor import compile as compile_executor
 from aotc.kernels.cpu.executor import prebuilt_ir as executor_ir
-from aotc.kernels.cpu.executor.main import EXPORTS
+from aotc.kernels.cpu.executor.scheduler import EXPORTS
 from aotc.targets import TARGETS, host
 from aotc.vmfb import abi
 

@@ -15,7 +15,6 @@ from kernels.executor.test_executor import MOST, STRIDE, Command, Executor, Trac
 
 from aotc.kernels.cpu.executor import concurrent_calls as executor_shares
 from aotc.kernels.cpu.executor import threads as executor_workers
-from aotc.kernels.cpu.executor.threads import KEEP_SECONDS
 from aotc.kernels.cpu.executor.words import (
     ALIVE,
     FIRST_RUN,
@@ -28,6 +27,7 @@ from aotc.kernels.cpu.executor.words import (
     WANTED,
     WANTED_BEFORE,
 )
+from aotc.kernels.cpu.executor.worker_threads import KEEP_SECONDS
 from aotc.kernels.limits import RUNS
 from aotc.vmfb import abi
 

@@ -130,7 +130,7 @@ def test_the_closure_has_all_that_compiling_loads():
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert {"aotc.kernels.cuda.compile", "aotc.kernels.cpu.custom", "aotc.kernels.cpu.executor.main"} <= loaded
+    assert {"aotc.kernels.cuda.compile", "aotc.kernels.cpu.custom", "aotc.kernels.cpu.executor.scheduler"} <= loaded
     assert loaded - cache.import_closure(cache.ENTRY).keys() == set()
 
 

@@ -1,4 +1,4 @@
-"""The executor as a native object: what :mod:`aotc.kernels.cpu.executor.main` exports, and the machine's atomics."""
+"""The executor as a native object: the exports of :mod:`aotc.kernels.cpu.executor.scheduler`, and atomics."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Whoever claims one runs its nodes. Graphs in there that several threads can share are opened as the command's *inner
 run*, which lies in cells of its own and has the words of a run up to its seats. Participants of the graph around it who
 find nothing to claim help with open inner runs; they keep their seat, and so their scratch memory. An inner run ends as
-any other does: see :mod:`aotc.kernels.cpu.executor.main`.
+any other does: see :mod:`aotc.kernels.cpu.executor.scheduler`.
 
 Nodes hold graphs, whose commands hold nodes: what runs nodes, and a participant's part in a graph, are exported and
 called by address. Numba's functions cannot call each other in a circle, and so they stand in the executor once: loading

@@ -15,7 +15,7 @@ from pathlib import Path
 from aotc.kernels import back_end, limits
 from aotc.kernels import numba_aot as aot
 from aotc.kernels.back_end import Library
-from aotc.kernels.cpu.executor.main import EXPORTS
+from aotc.kernels.cpu.executor.scheduler import EXPORTS
 from aotc.targets import Target
 from aotc.vmfb import abi
 

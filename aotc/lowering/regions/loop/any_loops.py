@@ -12,7 +12,7 @@ from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
 from aotc.lowering.plans.gpu_loops import ThreadLoopPlan
 from aotc.lowering.plans.loops import AnyLoopPlan
 from aotc.lowering.regions.loop.cpu import loops_by
-from aotc.lowering.regions.loop.cpu_transpose import blocks_by
+from aotc.lowering.regions.loop.cpu_transpose import transposed_block_loops
 from aotc.lowering.regions.loop.gpu import threads_by
 from aotc.lowering.regions.loop.gpu_transpose import tiles_by
 
@@ -23,7 +23,7 @@ def any_loops_by(b: RegionBuilder, e: Elements, plan: AnyLoopPlan, emit: Emit) -
         case LoopPlan():
             return loops_by(b, plan, emit)
         case TransposedLoopPlan():
-            return blocks_by(b, plan, emit)
+            return transposed_block_loops(b, plan, emit)
         case ThreadLoopPlan():
             return threads_by(b, plan, emit)
     return tiles_by(b, e, plan, emit)

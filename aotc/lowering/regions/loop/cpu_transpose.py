@@ -32,11 +32,11 @@ from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed,
 
 def lower_transposed_loops(b: RegionBuilder, plan: TransposedLoopPlan) -> Kernel:
     """Lower to loops over blocks whose strided reads are transposed first."""
-    grid, body = blocks_by(b, plan, element_of(b, b.elements()))
+    grid, body = transposed_block_loops(b, plan, element_of(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
-def blocks_by(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and the loops over the blocks; ``emit(block, index)`` adds the statements of an element."""
     axes = make_axes(b.shape, blocks.axes)
     *outer, rows, columns = axes

@@ -59,7 +59,6 @@ from aotc.kernels.cpu.executor.control import enter_nodes, participate, prepare_
 from aotc.kernels.cpu.executor.run_graph import describe, is_small, run_alone, should_leave, take_part
 from aotc.kernels.cpu.executor.stress import is_shuffled, number_run
 from aotc.kernels.cpu.executor.tally import begin_tally, end_tally
-from aotc.kernels.cpu.executor.threads import have_workers, worker
 from aotc.kernels.cpu.executor.tile_graph import clear_bits, run_tiles_alone, take_tiles
 from aotc.kernels.cpu.executor.words import (
     ALIVE,
@@ -94,6 +93,7 @@ from aotc.kernels.cpu.executor.words import (
     tally_words,
     wait_a_little,
 )
+from aotc.kernels.cpu.executor.worker_threads import start_missing_workers, worker
 from aotc.kernels.limits import IDLE_TURNS, LAG_MOST, SMALL_TURNS
 from aotc.vmfb import abi
 
@@ -112,7 +112,7 @@ def begin_graph(pool, run, node, call, cells):
 def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
     several = acquire(at(pool, HELD)) > 1
-    have_workers(pool, count_workers(pool)[0] if several else threads - 1)
+    start_missing_workers(pool, count_workers(pool)[0] if several else threads - 1)
     begin_graph(pool, own, node, call, cells)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)

@@ -69,7 +69,7 @@ RETRY_SECONDS = 1
 
 
 @njit
-def have_workers(pool, wanted):
+def start_missing_workers(pool, wanted):
     """Start workers if there are fewer than ``wanted``; those that the system refuses are asked for later."""
     pool[WANTED] = max(pool[WANTED], wanted)
     alive = acquire(at(pool, ALIVE))
