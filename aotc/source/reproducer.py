@@ -39,7 +39,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Reproducer:
-    """The contents of a reproducer file: a model as in :class:`aotc.frontend.mlir.RawModel`, and options as plain data."""
+    """The contents of a reproducer file: a model as in :class:`aotc.frontend.mlir.RawModel`, and options as data."""
 
     data: str | bytes
     path: str
