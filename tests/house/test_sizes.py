@@ -27,12 +27,14 @@ def test_files_are_short():
 
 
 def test_functions_are_short():
-    """From ``def`` to the last line, the docstring counted."""
+    """From ``def`` to the last line, the docstring counted; of a command without the declarations of its options."""
     long = []
     for path in files("aotc", "cli", "tests"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 count = (node.end_lineno or 0) - node.lineno + 1
+                if node.name == "command" and str(path.relative_to(ROOT)).startswith(COMMANDS):
+                    count = (node.end_lineno or 0) - node.body[0].lineno + 1
                 if count > LINES_OF_A_FUNCTION:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {count} lines")
     assert not long, f"more than {LINES_OF_A_FUNCTION} lines:\n" + "\n".join(long)
