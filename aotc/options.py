@@ -408,7 +408,7 @@ def _are_arguments(bind: Any) -> bool:
     return all((isinstance(x, str) and x) or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in bind)
 
 
-def _are_texts(about: Any) -> bool:
+def _are_texts(about: object) -> bool:
     """Return True if ``about`` maps keys to texts."""
     if not isinstance(about, Mapping) or not all(isinstance(text, str) for pair in about.items() for text in pair):
         return False

@@ -38,7 +38,7 @@ _STYLE: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": 
 class _Command(Spelled):
     """A command whose help lists options in groups, and examples as lines that can be copied."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the arguments, then the groups of options; options without a group come first."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
@@ -50,7 +50,7 @@ class _Command(Spelled):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the examples: captions end with a colon and begin a paragraph, commands are indented."""
         with formatter.section("Examples"):
             for line in filter(None, (self.epilog or "").splitlines()):

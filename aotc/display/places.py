@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-_FILE = re.compile(r"\.\w+(:\d+)+$")
+from aotc.vmfb.profile.model_place import model_place
 
 
 def short_place(loc: str) -> str:
-    """Return ``model.py:41`` for a location in a file, with its path and JAX's names before it; others unchanged."""
-    loc = loc.partition(", in ")[0]
-    return loc.rpartition("/")[2] if _FILE.search(loc) else loc
+    """Return ``model.py:41`` for a location with a line of the user's program; others unchanged."""
+    return model_place(loc).short or loc
 
 
 def first_place(places: Sequence[str]) -> str:

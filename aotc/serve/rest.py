@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,7 +34,6 @@ from aotc.serve.limits import INLINE_BYTES
 from aotc.serve.memory import Lease
 from aotc.serve.metrics import CONTENT_TYPE
 from aotc.serve.model import model_config, model_metadata, model_statistics
-from aotc.serve.page import HEADERS, PAGE
 from aotc.serve.protocol import EXTENSIONS, HEADER_LENGTH, parse_object
 from aotc.serve.statistics import OUTPUT
 from aotc.serve.tensors import Buffer
@@ -86,6 +88,24 @@ class Guarded:
             return
         await self._app(scope, receive, send)
 
+
+# The status page: one document without external resources. It polls ``/v2/state``, with the token if there is one.
+_HERE = Path(__file__).parent
+_STYLE, _SCRIPT = (_HERE / "page.css").read_text("utf-8"), (_HERE / "page.js").read_text("utf-8")
+PAGE = (_HERE / "page.html").read_text("utf-8").replace("@@STYLE@@", _STYLE).replace("@@SCRIPT@@", _SCRIPT)
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+HEADERS = {
+    "content-security-policy": f"default-src 'none'; connect-src 'self'; script-src 'sha256-{_digest(_SCRIPT)}'; "
+    f"style-src 'sha256-{_digest(_STYLE)}'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+"""Only the page's own script can run, whatever the names of models are."""
 
 # Paths that the error of an unknown path names.
 _PATHS = "GET /v2/models/NAME, POST /v2/models/NAME/infer, GET /v2/health/ready, or GET / for a page in a browser"

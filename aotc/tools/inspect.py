@@ -21,6 +21,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import Error, bundle_errors
+from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.weights.own import places_of
 
 # Kernels that the summary lists, by decreasing time: with the other facts of a variant they fill half a screen.
@@ -348,10 +349,12 @@ def _summary(variant: InspectedVariant, details: int) -> list[Block]:
         shown = variant.top[:TOP_KERNELS]
         right, kinds = Column("share", right=True), "measured" if all(k.measured for k in shown) else "predicted"
         columns = [Column("kernel"), Column(kinds, right=True), right, Column("bound", priority=2),
-                   Column("from", priority=1)]  # fmt: skip
+                   Column("from", priority=1), Column("scope", priority=1)]  # fmt: skip
         table_rows = [
-            (k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short_place(k.loc)) for k in shown
-        ]
+            (k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short_place(k.loc),
+             model_place(k.loc).scope)
+            for k in shown
+        ]  # fmt: skip
         blocks += [Line(f"slowest kernels of {variant.timed}:"), table(columns, table_rows)]
     elif variant.kernels:
         largest = sorted(variant.kernels, key=lambda k: -(k.code_bytes or 0))
@@ -377,7 +380,7 @@ def _shortened(notes: Sequence[str], details: int) -> list[str]:
 def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
     known = RESOURCES if any(k.resources for k in kernels) else ()
     columns = [Column("kernel"), Column("bytes", right=True), *(Column(name, True, 2) for name in known),
-               Column("target", priority=3), Column("from", priority=1)]  # fmt: skip
+               Column("target", priority=3), Column("from", priority=1), Column("scope", priority=1)]  # fmt: skip
     rows = [
         (
             k.name,
@@ -385,6 +388,7 @@ def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
             *(f"{k.resources.get(name, 0):,}" if k.resources else "" for name in known),
             k.target,
             short_place(k.loc),
+            model_place(k.loc).scope,
         )
         for k in kernels
     ]

@@ -86,7 +86,7 @@ def _table_address(view: memoryview, sections: list[_Section]) -> int:
     return -1
 
 
-def disassemble_cubin(image: Any) -> str:
+def disassemble_cubin(image: bytes | memoryview) -> str:
     """Return the SASS of a GPU kernel.
 
     Raises

@@ -8,7 +8,7 @@ from support.browser import CHROMIUM, MEASURE, assert_layout, browse
 from support.served import running
 
 from aotc.serve.metrics import HISTORY, Traffic
-from aotc.serve.page import PAGE
+from aotc.serve.rest import PAGE
 
 ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for n in "xy"]
 NOW = 1.8e9
