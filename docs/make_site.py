@@ -13,8 +13,8 @@ PAGES = {
     "report_a_vulnerability.md": "SECURITY.md",
     "code_of_conduct.md": "CODE_OF_CONDUCT.md",
 }
-UNSEARCHED = {"results.md", "conformance.md", "conformance_cuda.md", "edges.md", "zoo.md", "decisions.md"}
-UNSEARCHED |= {"changelog.md", "house.md", "measurements.md"}
+UNSEARCHED = {"results.md", "conformance.md", "conformance_cuda.md", "edges.md", "zoo.md"}
+UNSEARCHED |= {"changelog.md", "changes_0.1.0.md", "house.md", "measurements.md"}
 FIRST = ("get_started/", "tutorials/")  # their pages come first where several match
 
 
@@ -33,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Set the page's place in the search, and leave out the comment for ``make_snippets.py``."""
     path = page.file.src_uri
-    if path in UNSEARCHED:
+    if path in UNSEARCHED or path.startswith("decisions/"):
         page.meta["search"] = {"exclude": True}
     elif path.startswith(FIRST):
         page.meta["search"] = {"boost": 4}

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 
-# Parameters of type Any, by package, at most: objects of jaxlib, gRPC and typer, arrays of callers, values of manifests and
-# JSON. A number here only gets smaller.
+# Parameters of type Any, by package, at most: objects of jaxlib, gRPC and typer, arrays of callers, values of manifests
+# and JSON. A number here only gets smaller.
 PARAMETERS = {
     "aotc": 5,
     "aotc/driver": 3,
