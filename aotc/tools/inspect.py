@@ -84,6 +84,8 @@ class InspectedVariant:
         The file with the constants if the bundle does not contain them.
     notes : tuple of str
         Further facts: devices, transfers, specializations, bound weights, libraries.
+    overlaps : tuple of str
+        Kernels that start on parts of an array before the kernel that writes it ends; not in the summary.
     timed : str
         The function whose kernels ``top`` lists, with the sizes assumed for its dims.
     top : tuple of KernelTime
@@ -101,6 +103,7 @@ class InspectedVariant:
     kernels: tuple[InspectedKernel, ...]
     buffers: tuple[InspectedBuffer, ...]
     notes: tuple[str, ...]
+    overlaps: tuple[str, ...]
     timed: str
     top: tuple[KernelTime, ...]
 
@@ -171,6 +174,7 @@ class Inspection(Shown):
         blocks: list[Block] = self._head() if everything else []
         for variant in self.variants:
             blocks += _summary(variant, len(variant.notes)) if everything else []
+            blocks += [Line(line, 2) for line in variant.overlaps] if everything else []
             if (kernels or everything) and variant.kernels:
                 blocks += [Line(f"kernels for {variant.target}:"), _kernel_table(variant.kernels)]
             if (buffers or everything) and variant.buffers:
@@ -287,6 +291,7 @@ def _variant(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVaria
         ),
         tuple(InspectedBuffer(b["of"], b["name"], b["space"], b["bytes"]) for b in variant["buffers"]),
         tuple(_notes(variant)),
+        tuple(_overlaps(variant)),
         timed,
         top,
     )
@@ -471,11 +476,15 @@ def _notes(variant: Mapping[str, Any]) -> list[str]:
         for t in variant["transfers"]:
             lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
     lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
-    lines += ["commands that start before their producer ends:"] if variant["tiles"] else []
+    return lines
+
+
+def _overlaps(variant: Mapping[str, Any]) -> list[str]:
+    lines = []
     for t in variant["tiles"]:
         ratio = f"each {t['over']} items {t['times']}" if t["over"] else "each part of its items the same part"
         ratio = "each item" if t["times"] == t["over"] else ratio
-        lines.append(f"  {t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
+        lines.append(f"{t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
     return lines
 
 
