@@ -41,7 +41,7 @@ def load(request, monkeypatch):
 @pytest.fixture
 def long_ways(monkeypatch):
     """Return a list that gets an item for each call that goes the long way."""
-    found, prepared = [], vm.prepared
+    found, prepared = [], vm.prepare_arguments
 
     def noted(*arguments):
         found.append(1)
