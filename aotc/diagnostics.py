@@ -60,7 +60,7 @@ SHOWN_MESSAGE = 640
 SHOWN_LINES = 24
 
 
-def shortened(text: str, most: int = SHOWN_MESSAGE) -> str:
+def shorten_message(text: str, most: int = SHOWN_MESSAGE) -> str:
     """Return ``text`` shortened: middles of lines above ``most`` characters are cut, and so are the last of many lines.
 
     The end of a line stays: it often states what was expected.
@@ -91,8 +91,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the class is frozen
-        set_field(self, "message", shortened(self.message))
-        set_field(self, "hint", shortened(self.hint))
+        set_field(self, "message", shorten_message(self.message))
+        set_field(self, "hint", shorten_message(self.hint))
         if len(self.snippet) > SHOWN_LINE:
             start = max(0, self.caret - SHOWN_LINE // 2)
             set_field(self, "snippet", self.snippet[start : start + SHOWN_LINE])
@@ -104,7 +104,7 @@ class Finding:
         for note in self.notes:
             text += [f"  {line}" for line in note._lines("note")]
         if self.loc.traced_by:
-            text.append(f"  traced by: {shortened(self.loc.traced_by)}")
+            text.append(f"  traced by: {shorten_message(self.loc.traced_by)}")
         if self.hint:
             text.append(f"  try: {self.hint}")
         return "\n".join(text)

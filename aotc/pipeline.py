@@ -79,17 +79,17 @@ from aotc.lowering.passes.update_in_place import update_in_place
 from aotc.lowering.passes.vectorize_argmax import vectorize_argmax
 from aotc.lowering.placement.host_only import imply_host
 from aotc.options import Options, check_options, with_bytes, with_current_passes, with_sizes
-from aotc.progress import FIRST, begin, timed
+from aotc.progress import FIRST, begin_stage, timed_stages
 from aotc.source import reader_process
 from aotc.source.embed import embed
 from aotc.source.moves import Origins
-from aotc.source.record import Embedded, recorded
+from aotc.source.record import Embedded, recorded_options
 from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
-from aotc.targets import Target, combine, host_of, resolve
-from aotc.vmfb.errors import meant
+from aotc.targets import Target, host_of, resolve_targets, variant_targets
+from aotc.vmfb.errors import misspelling_hint
 from aotc.vmfb.log import INFO, log
-from aotc.vmfb.profile.cost_record import problem
+from aotc.vmfb.profile.cost_record import record_problem
 from aotc.vmfb.verify.check_bundle import check_bundle
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Mod
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` is called with the module after each pass."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
-        begin(options, step.name, number, len(PASSES))
+        begin_stage(options, step.name, number, len(PASSES))
         if 0 <= options.bisect < number and not step.required:
             continue
         with guard(f"in pass {number} {step.name}", options, module):
@@ -265,7 +265,7 @@ def checked_options(
 ) -> Options:
     """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
-        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=meant(unknown[0], known))
+        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=misspelling_hint(unknown[0], known))
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_sizes(with_bytes(replace(options or Options(), **flags))))
@@ -274,7 +274,7 @@ def checked_options(
         chosen = replace(chosen, replace=module_texts(chosen.replace))
     if chosen.host_target:  # "cpu" means a different target on each machine
         chosen = replace(chosen, host_target=host_of((), chosen.host_target).name)
-    if chosen.costs and (said := problem(chosen.costs)):
+    if chosen.costs and (said := record_problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
         hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
@@ -323,13 +323,13 @@ def compile(
     """
     reader_process.prepare_for(model)
     chosen = checked_options(options, flags)
-    targets = combine(resolve(chosen.target), chosen.devices)
-    with timed(chosen.timings):
-        begin(chosen, FIRST)
+    targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
+    with timed_stages(chosen.timings):
+        begin_stage(chosen, FIRST)
         with guard("while importing the compiler", chosen):
             from aotc.frontend.mlir import lines_shown
             from aotc.frontend.several_models import fetch_any
-        begin(chosen, "reading the model")
+        begin_stage(chosen, "reading the model")
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             made = Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
     if output is not None:
@@ -355,7 +355,7 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
     del raw
     with without_collection():
         data = _compile(models, targets, chosen)
-    begin(chosen, "checking the bundle")
+    begin_stage(chosen, "checking the bundle")
     with guard("while checking the bundle that was written", chosen, path=path, passing=()):
         check_bundle(data)
     seconds, names = time.perf_counter() - start, ", ".join(target.name for target in targets)
@@ -375,7 +375,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     from aotc.frontend.platforms import is_multi_platform
 
     raw = models.pop()
-    begin(options, "importing the model")
+    begin_stage(options, "importing the model")
     several = is_multi_platform(raw.data, raw.metadata)  # one program per kind of target
     kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
@@ -396,7 +396,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
             module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
             module = run_passes(module, one, _before_folding(ways[n].learn))
-            begin(one, "lowering")
+            begin_stage(one, "lowering")
             variant = lower(module, target, one, ahead.begin)
             del module
             for row in variant.on_host:
@@ -419,7 +419,7 @@ def _keep(raw: RawModel, options: Options, targets: tuple[Target, ...], sources:
     from aotc.frontend.artifact import artifact_of
 
     if not sources:
-        code, chosen = artifact_of(raw, parsed), recorded(options, targets)
+        code, chosen = artifact_of(raw, parsed), recorded_options(options, targets)
         sources.append(Embedded(code, raw.path, raw.metadata, chosen, targets, len(targets)))
 
 

@@ -47,7 +47,7 @@ def line(name: str, seconds: float, number: int = 0) -> str:
 
 
 @contextmanager
-def timed(wanted: bool) -> Iterator[None]:
+def timed_stages(wanted: bool) -> Iterator[None]:
     """Time the stages in the block if ``wanted``, unless an outer block already times them."""
     if not wanted or _LAPS.get() is not None:
         yield
@@ -61,7 +61,7 @@ def timed(wanted: bool) -> Iterator[None]:
         laps.end()
 
 
-def begin(options: Options, name: str, number: int = 0, of: int = 1) -> None:
+def begin_stage(options: Options, name: str, number: int = 0, of: int = 1) -> None:
     """Report to the caller and to ``--timings`` that a stage begins; passes are numbered ``number`` of ``of``."""
     laps = _LAPS.get()
     if laps is not None and options.timings:

@@ -19,11 +19,11 @@ from aotc.source import reader_process
 from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore
-from aotc.targets import Target, combine, host, resolve
+from aotc.targets import Target, host_target, resolve_targets, variant_targets
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.device import choose
+from aotc.vmfb.device import choose_variant
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.profile.stored_records import COSTS, stored
+from aotc.vmfb.profile.stored_records import COSTS, stored_record
 from aotc.vmfb.weights.own import copy_own_weights
 
 STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
@@ -67,7 +67,7 @@ def upgrade(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
-    own = stored(opened, COSTS)
+    own = stored_record(opened, COSTS)
     flags.setdefault("costs", own)
     if weights is None:
         weights = "inline"
@@ -76,10 +76,10 @@ def upgrade(
             raise BundleError(opened.where, "it does not say where its new weights go", file, "weights", hint)
     targets = _offered(source)
     if target is not None:
-        targets = resolve(target)
+        targets = resolve_targets(target)
         flags.setdefault("devices", dict.fromkeys(source.options.get("devices", ()), target))
     chosen = _options(opened.where, source, {"weights": weights, **flags})
-    targets = combine(targets, chosen.devices, source.targets)
+    targets = variant_targets(targets, chosen.devices, source.targets)
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
     try:
@@ -145,7 +145,7 @@ def model_of(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
-    chosen = _options(opened.where, source, {"costs": stored(opened, COSTS), **flags})
+    chosen = _options(opened.where, source, {"costs": stored_record(opened, COSTS), **flags})
     return _model(opened.where, source), source.targets, chosen
 
 
@@ -160,12 +160,12 @@ def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Map
         If the bundle has no source, or the source cannot be compiled or belongs to another program.
     """
     source = restore(opened)
-    variant, _, _ = choose(opened, devices)
+    variant, _, _ = choose_variant(opened, devices)
     try:
         chosen = _options(opened.where, source, {"weights": "inline", "source": False})
-        own = _offered(source) if _is_mix(source) else resolve(variant["target"].partition("+")[0])
+        own = _offered(source) if _is_mix(source) else resolve_targets(variant["target"].partition("+")[0])
         known = tuple(map(_of_this_machine, source.targets))
-        targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
+        targets = variant_targets(tuple(map(_of_this_machine, own)), chosen.devices, known)
         model = _model(opened.where, source, rewrite=True)
         made = open_bundle(copy_own_weights(opened, compile_raw(model, targets, chosen)))
     except (CompileError, InternalError) as error:
@@ -190,7 +190,7 @@ def _interface(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _of_this_machine(target: Target) -> Target:
-    own = host() if target.kind == "cpu" else target
+    own = host_target() if target.kind == "cpu" else target
     return own if own.name == target.name else target
 
 

@@ -248,7 +248,7 @@ PORTABLE = "cpu:portable"
 """All CPU targets: a bundle with code for each; the loader selects the best one that the machine supports."""
 
 
-def host() -> Target:
+def host_target() -> Target:
     """Return the best target that this machine supports."""
     arch = platform.machine()
     have = cpu_features()
@@ -279,7 +279,9 @@ def _cache_bytes(level: int) -> int:
     return 0
 
 
-def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
+def variant_targets(
+    targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()
+) -> tuple[Target, ...]:
     """Return the targets of a bundle's variants: ``targets``, or mixes if named ``devices`` have other targets.
 
     Parameters
@@ -297,7 +299,7 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
         If a device has several targets.
     """
     measured = {t.name: t for t in (*known, *targets)}
-    rows = {name: [measured.get(t.name, t) for t in resolve(target)] for name, target in devices.items()}
+    rows = {name: [measured.get(t.name, t) for t in resolve_targets(target)] for name, target in devices.items()}
     for name, found in rows.items():
         if len(found) > 1:
             raise CompileError.at(UNKNOWN, f"device {name!r} is of several targets, {devices[name]}", hint="name one")
@@ -328,7 +330,7 @@ def common_cpu_target(targets: Iterable[Target]) -> Target:
 
 def baseline_cpu_target() -> Target:
     """Return the baseline target of this machine's architecture, for code that only moves bytes."""
-    return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
+    return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host_target().triple)
 
 
 def host_of(targets: Iterable[Target], asked: str = "") -> Target:
@@ -340,7 +342,7 @@ def host_of(targets: Iterable[Target], asked: str = "") -> Target:
         If ``asked`` is not a CPU target, or names several.
     """
     if asked:
-        found = resolve(asked)
+        found = resolve_targets(asked)
         if [t.kind for t in found] != ["cpu"]:
             hint = f"one of {', '.join(['cpu', *(t.name for t in TARGETS.values() if t.kind == 'cpu')])}"
             raise CompileError.at(UNKNOWN, f"the host's target is {asked!r}", hint=hint)
@@ -370,7 +372,7 @@ def check_mix(targets: Mapping[str, Target]) -> None:
         raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different architectures: {listed}", hint=hint)
 
 
-def resolve(name: str) -> tuple[Target, ...]:
+def resolve_targets(name: str) -> tuple[Target, ...]:
     """Return the targets for ``--target name``.
 
     Raises
@@ -381,7 +383,7 @@ def resolve(name: str) -> tuple[Target, ...]:
     found = []
     for part in (OTHER_NAMES.get(p.strip(), p.strip()) for p in name.split(",")):
         if part in ("cpu", "cpu:host"):
-            found.append(host())
+            found.append(host_target())
         elif part == PORTABLE:
             found += [t for t in TARGETS.values() if t.kind == "cpu"]
         elif part in TARGETS:

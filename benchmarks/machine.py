@@ -33,9 +33,9 @@ def processor() -> str:
     """Return the processor's name and the widest target of aotc that it runs."""
     text = Path("/proc/cpuinfo").read_text()
     name = re.search(r"model name\s*: (.*)", text)
-    from aotc.targets import host
+    from aotc.targets import host_target
 
-    return f"{name[1] if name else platform.machine()} ({host().name})"
+    return f"{name[1] if name else platform.machine()} ({host_target().name})"
 
 
 def gpu() -> str:

@@ -12,7 +12,7 @@ from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
 from aotc.kernels.numba_front.source import numba_source
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.assembly import disassemble
 from aotc.vmfb.commands import read_commands
 from aotc_cli.commands.dump import node_lines
@@ -58,7 +58,7 @@ def tour() -> str:
         if after != before:
             parts += [f"## After `{step.name}`\n", _summary(step), _block("text", after)]
         before = after
-    variant = pipeline.lower(module, resolve(TARGET)[0], options)
+    variant = pipeline.lower(module, resolve_targets(TARGET)[0], options)
     parts.append(LOOP_IR)
     parts += [_block("python", print_kernel(kernel)) for kernel in variant.kernels]
     parts.append(f"{PRINTED}\n")

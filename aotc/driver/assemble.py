@@ -19,24 +19,24 @@ from aotc.driver.function_signatures import binding_entries, name_sizes, program
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import imports
+from aotc.ir.loop.access import imported_functions
 from aotc.ir.loop.ir import Kernel, calls_device_function
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
-from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported, replacement_error
+from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported_symbols, replacement_error
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
 from aotc.lowering.cost_model.model import place_of
 from aotc.lowering.lower import Variant
-from aotc.lowering.program.memory_report import own_buffers, plain
+from aotc.lowering.program.memory_report import manifest_size, own_buffers
 from aotc.options import Options
-from aotc.progress import begin
+from aotc.progress import begin_stage
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.profile.cost_record import record_text
 from aotc.vmfb.profile.stored_records import COSTS
 
@@ -124,9 +124,9 @@ def assemble(
             check_names(options.replace, [(t.kind, k) for t, kernels in parts for k in kernels])
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
-        begin(options, "keeping the model")
+        begin_stage(options, "keeping the model")
         embedded = _source(source(), segments) if source else None
-        begin(options, "writing the bundle")
+        begin_stage(options, "writing the bundle")
         debug = _debug(variants, program) if options.debug_info else None
         about = {"about": dict(options.about)} if options.about else {}
         more = {**about, "debug": debug, "source": embedded, **_costs(options, segments)}
@@ -229,7 +229,7 @@ def _add_code(
     else:
         users = native_calls(v)
         entry["executor_version"] = EXECUTOR_VERSION
-        needed = imported(kernels, users)
+        needed = imported_symbols(kernels, users)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
         entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
         built = ahead.finish(v, target, rows, entry)
@@ -245,7 +245,7 @@ def _images(
     """Compile GPU kernels to images, including those that call users' functions or are replaced by them."""
     from aotc.kernels.cuda.build import build_images
 
-    calls = {k.name: next(c for c in v.custom.values() if imports(k)[0].endswith(c.symbol))
+    calls = {k.name: next(c for c in v.custom.values() if imported_functions(k)[0].endswith(c.symbol))
              for k in kernels if calls_device_function(k)}  # fmt: skip
     replaced = options.replaced("cuda")
     if not calls and not replaced:
@@ -306,11 +306,11 @@ def _devices(v: Variant) -> dict[str, Any]:
 def native_calls(v: Variant) -> list[NativeCall]:
     """Return the native functions, registered by the user for custom calls, that CPU kernels of the variant call."""
     rows = zip(v.kernels, v.targets, strict=True)
-    called = {name for k, target in rows if target.kind == "cpu" for name in imports(k)}
+    called = {name for k, target in rows if target.kind == "cpu" for name in imported_functions(k)}
     return [
         NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
         for c in v.custom.values()
-        if c.symbol in called and (known := registered(c.name)) is not None and known.native and known.function
+        if c.symbol in called and (known := registered_call(c.name)) is not None and known.native and known.function
     ]
 
 
@@ -359,7 +359,10 @@ def _places(v: Variant) -> dict[str, Any]:
 def _buffers(v: Variant) -> dict[str, Any]:
     """Return the memory range of each function's buffers and the scratch arrays of each kernel, for debugging."""
     functions = {
-        name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
+        name: [
+            [n, space, manifest_size(size), manifest_size(offset), first, last]
+            for n, space, size, offset, first, last in m.buffers
+        ]
         for name, m in v.memory.items()
     }
     alone = (target.kind == "cuda" for target, count in v.parts for _ in range(count))

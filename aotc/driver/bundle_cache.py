@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.kernels.jobs import store
 from aotc.kernels.jobs.cache import PACKAGES, digest_of
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
-from aotc.targets import Target, combine, resolve
+from aotc.targets import Target, resolve_targets, variant_targets
 from aotc.vmfb.custom_calls import any_registered
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def cached_bundle(path: Path, options: Options) -> bytes | None:
         data = path.read_bytes()
     except OSError:
         return None
-    targets = combine(resolve(options.target), options.devices)
+    targets = variant_targets(resolve_targets(options.target), options.devices)
     return read(_key(_digest_of(data), os.fspath(path), {}, options, targets))
 
 

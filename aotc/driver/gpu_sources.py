@@ -17,14 +17,14 @@ from aotc.kernels.cuda.build import build_images
 from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import KernelRefused
 from aotc.kernels.numba_front.gpu_compile import compile_kernel
-from aotc.kernels.numba_front.gpu_trial import problem
-from aotc.kernels.numba_front.trial import difference, random_arguments
+from aotc.kernels.numba_front.gpu_trial import gpu_trial_difference
+from aotc.kernels.numba_front.trial import output_difference, random_arguments
 from aotc.kernels.numba_front.users_function import users_module
 from aotc.lowering.regions.custom_call import CustomCall
 from aotc.options import Options
 from aotc.targets import Target
-from aotc.vmfb.custom_calls import registered
-from aotc.vmfb.devices.cuda.device import obstacle
+from aotc.vmfb.custom_calls import registered_call
+from aotc.vmfb.devices.cuda.device import gpu_obstacle
 from aotc.vmfb.errors import CallError
 
 
@@ -61,7 +61,7 @@ def refused_call(call: CustomCall, reason: str) -> CompileError:
 
 
 def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
-    known = registered(call.name)
+    known = registered_call(call.name)
     if known is None or known.gpu is None:
         raise refused_call(call, "it is not registered any more")
     try:
@@ -73,7 +73,7 @@ def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
 def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str:
     """Return the replacement ``source`` of ``kernel`` after comparing both in the simulator and on the GPU."""
     try:
-        reason = problem(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)
+        reason = gpu_trial_difference(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)
     except KernelRefused as error:
         reason = str(error)
     if reason:
@@ -93,7 +93,7 @@ def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Option
     KernelRefused
         If the replacement cannot be compiled.
     """
-    if obstacle({"target": target.name}):
+    if gpu_obstacle({"target": target.name}):
         return ""
     built = build_images([kernel], target, options)
     row = built.kernels[0].entry()
@@ -108,6 +108,6 @@ def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Option
             kernels.run(image.data, kernel.name, kernel, found)
         except CallError as error:
             return f"it fails on the GPU: {error}"
-        if said := difference(kernel, expected, found):
+        if said := output_difference(kernel, expected, found):
             return f"on random arguments on the GPU, {said}"
     return ""

@@ -187,7 +187,9 @@ def _at(state: State, op: Any, device: str) -> Iterator[None]:
     if state.by_element:
         state.fail(f"{state.op} in the computation of another op has an affinity", "give it to the op around")
     kept = {v: leaves for v in _read(op) if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)}
-    state.values.update((v, moved(state, leaves, [device] * len(leaves))) for v, leaves in kept.items())
+    state.values.update(
+        (v, transferred_to_devices(state, leaves, [device] * len(leaves))) for v, leaves in kept.items()
+    )
     try:
         yield
     finally:
@@ -195,7 +197,7 @@ def _at(state: State, op: Any, device: str) -> Iterator[None]:
     if not kept:
         for v in op.results:
             leaves = state.leaves(v)
-            state.values[v] = moved(state, leaves, [device] * len(leaves))
+            state.values[v] = transferred_to_devices(state, leaves, [device] * len(leaves))
 
 
 def _read(op: Any) -> dict[Any, None]:
@@ -212,7 +214,7 @@ def _read(op: Any) -> dict[Any, None]:
     return {v: None for v in read if v not in made}
 
 
-def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
+def transferred_to_devices(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
     """Return ``leaves``, each transferred to its device unless that is empty.
 
     Integers that may be sizes stay: every device has them.

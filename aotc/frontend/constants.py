@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.ir.opset.spec import sizes
+from aotc.ir.opset.spec import static_sizes
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 
-def elements(op: Any, t: TensorType) -> np.ndarray:
+def constant_elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
 
     A splat (one number for all elements) has shape ``()``; otherwise the shape is that of ``t``, whose dims are known.
@@ -25,7 +25,7 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
     ValueError
         If the elements are a resource that is missing in the file or has the wrong size.
     """
-    dtype, shape = to_numpy(t.dtype), sizes(t)
+    dtype, shape = to_numpy(t.dtype), static_sizes(t)
     if kind_of(t.dtype) == "c":
         return _complex(op, t, dtype)
     attribute = op.attributes["value"]
@@ -70,7 +70,7 @@ def _scalar(value: Any, dtype: np.dtype) -> Any:
 
 def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     """Return complex elements, parsed from MLIR's text: the bindings have no accessor, and the text is exact."""
-    text, shape = op.get_asm(), sizes(t)
+    text, shape = op.get_asm(), static_sizes(t)
     if "dense_resource<" in text:
         return _resource(op.attributes["value"], t, dtype)
     raw = re.search(r'dense<"0x([0-9A-F]*)">', text)
@@ -98,12 +98,12 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     if blob is None:
         raise ValueError(f"the elements of {attribute} are not in this file")
     raw = np.frombuffer(bytes.fromhex(blob[1]), np.uint8)
-    count = math.prod(sizes(t))
+    count = math.prod(static_sizes(t))
     if t.dtype == "i1" and raw.size < count:
         raw = np.unpackbits(raw, bitorder="little")[:count]
     if raw.size != count * dtype.itemsize:
         raise ValueError(f"{attribute} holds {raw.size} bytes of elements, expected {count * dtype.itemsize}")
-    return _own(raw, dtype.itemsize).view(dtype).reshape(sizes(t))
+    return _own(raw, dtype.itemsize).view(dtype).reshape(static_sizes(t))
 
 
 def _raw(attribute: Any, t: TensorType) -> np.ndarray:
@@ -113,12 +113,12 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     every byte are serialized: the elements start where the two bytecodes first differ.
     """
     word = np.dtype(f"u{DTYPES[t.dtype].size}")
-    count = math.prod(sizes(t))
+    count = math.prod(static_sizes(t))
     one, two = (int.from_bytes(bytes([b]) * word.itemsize, "little") for b in (1, 2))
     pattern = np.where(np.arange(count) % 2 == 0, one, two).astype(word)
     element = attribute.type.element_type
     codes = [
-        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p.data, type=element, shape=list(sizes(t)))), np.uint8)
+        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p.data, type=element, shape=list(static_sizes(t)))), np.uint8)
         for p in (pattern, (one + two - pattern).astype(word))
     ]
     start = int(np.argmax(codes[0] != codes[1]))

@@ -31,8 +31,8 @@ def entry_attrs(
     """
     inputs = [leaf_types(a.type) for a in block.arguments]
     outputs = [leaf_types(t) for t in function.type.results]
-    arguments = _per_leaf(dictionaries(function, "arg_attrs", len(inputs)), inputs)
-    results = _per_leaf(dictionaries(function, "res_attrs", len(outputs)), outputs)
+    arguments = _per_leaf(attribute_dictionaries(function, "arg_attrs", len(inputs)), inputs)
+    results = _per_leaf(attribute_dictionaries(function, "res_attrs", len(outputs)), outputs)
     kept = metadata.get("kept", list(range(len(arguments))))
     places = metadata.get("arg_names")
     parameters: list[str] = []
@@ -61,7 +61,7 @@ def entry_attrs(
         },
         "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],
         "kept": kept,
-        "affinity": affinities(function, devices, loc),
+        "affinity": argument_affinities(function, devices, loc),
     }
 
 
@@ -107,7 +107,7 @@ def _locations(function: Any, block: Any) -> list[Any]:
     return inner[len(inner) - len(found) :] if len(inner) >= len(found) else found
 
 
-def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
+def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
     """Return the device of each of ``arguments`` and ``results`` of ``function``, or an empty string.
 
     An affinity of the function itself is the default.
@@ -117,7 +117,7 @@ def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, l
     found = {}
     for side, (name, types) in sides.items():
         leaves = [leaf_types(t) for t in types]
-        said = _per_leaf(dictionaries(function, name, len(leaves)), leaves)
+        said = _per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
         found[side] = [affinity_of(attributes, devices, loc) or own for attributes in said]
     return found
 
@@ -152,7 +152,7 @@ def _argument_names(block: Any) -> list[str]:
     return names
 
 
-def dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
+def attribute_dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
     """Return the dictionary of each of ``count`` arguments (``arg_attrs``) or results (``res_attrs``)."""
     if name not in function.attributes:
         return [{} for _ in range(count)]

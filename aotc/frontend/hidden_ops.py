@@ -49,10 +49,10 @@ def show_ops(module: ir.Module) -> None:
     """Replace the custom calls that :func:`hide_ops` created by the original ops."""
     for op in list(operations_of(module)):
         if op.name == _CALL:
-            shown(op)
+            reveal_hidden_op(op)
 
 
-def shown(op: Any) -> Any:
+def reveal_hidden_op(op: Any) -> Any:
     """Replace ``op`` by the op that it hides, and return that; any other custom call is returned unchanged.
 
     Raises

@@ -13,7 +13,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc
 from aotc.frontend.affinity import check_signatures, on_affinity_device, on_compute_side
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.contexts import context_for
-from aotc.frontend.entry_attrs import dictionaries, entry_attrs
+from aotc.frontend.entry_attrs import attribute_dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
@@ -176,11 +176,11 @@ def _named_dims(
     names = {name: sym(name) for name in used}
     pairs = [p for old, new in zip(unknown, entries) for a, b in zip(old, new) for p in zip(a, b)]
     forced = {symbols(a).pop().name: substitute(b, names) for a, b in pairs if symbols(a)}
-    attributes = [a for f in functions.values() for a in dictionaries(f, "arg_attrs", 0)]
+    attributes = [a for f in functions.values() for a in attribute_dictionaries(f, "arg_attrs", 0)]
     own = symbols_of_labels({a[LABEL].value for a in attributes if LABEL in a})
     labels: dict[str, Dim] = {}
     for callee, known in session.called:
-        for argument, value in zip(dictionaries(functions[callee], "arg_attrs", len(known)), known):
+        for argument, value in zip(attribute_dictionaries(functions[callee], "arg_attrs", len(known)), known):
             label = argument.get(LABEL)
             if label is None or not label.value or value is None or len(value) != 1:
                 continue

@@ -12,8 +12,8 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.calls.known_calls import FUNCTIONS
-from aotc.frontend.hidden_ops import operations_of, replace_op, shown
-from aotc.frontend.importers.elementwise import expands
+from aotc.frontend.hidden_ops import operations_of, replace_op, reveal_hidden_op
+from aotc.frontend.importers.elementwise import is_complex_only
 from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.locations import to_loc
@@ -37,7 +37,7 @@ def legalize_module(module: ir.Module, path: str) -> None:
     imported = []
     for operation in _operations(module, path):
         name = operation.name
-        if name in IMPORTERS and not expands(operation, name):
+        if name in IMPORTERS and not is_complex_only(operation, name):
             if name.startswith(_DIALECT) and not operation.regions:
                 imported.append(operation)
         elif needed := _passes_of(name):
@@ -133,7 +133,7 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
                 elif operation.name in _MATH and isinstance(operation.results[0].type, ir.RankedTensorType):
                     operation = _rename(operation, operation.name.replace("math.", _DIALECT), attributes=False)
                 elif operation.name == "stablehlo.custom_call":
-                    operation = _of_chlo(shown(operation))
+                    operation = _of_chlo(reveal_hidden_op(operation))
                 if operation.regions:
                     stack.append(operation)
                 yield operation

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
-from aotc.diagnostics import SHOWN_LINE, CompileError, Finding, Loc, shortened
+from aotc.diagnostics import SHOWN_LINE, CompileError, Finding, Loc, shorten_message
 from aotc.frontend import interrupts_wait
 from aotc.frontend.contexts import make_context
 from aotc.frontend.legalize import convert_mhlo, legalize_module
@@ -286,7 +286,9 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     findings = []
     for diagnostic in error.error_diagnostics:
         notes = tuple(_finding(note, lines, path, "") for note in diagnostic.notes)
-        notes = tuple(replace(note, message=shortened(note.message, SHOWN_LINE)) for note in notes)  # they quote ops
+        notes = tuple(
+            replace(note, message=shorten_message(note.message, SHOWN_LINE)) for note in notes
+        )  # they quote ops
         missing = _MISSING.search(diagnostic.message)
         way_out = f"an op of StableHLO or CHLO: this jaxlib has no {missing[1]}" if missing else hint
         findings.append(replace(_finding(diagnostic, lines, path, way_out), notes=notes))

@@ -139,7 +139,7 @@ def bounds_of(t: ir.Type) -> tuple[int, ...]:
     return tuple(stablehlo.TypeExtensions(encoding).bounds)
 
 
-def numbers(attribute: ir.DenseElementsAttr) -> np.ndarray:
+def array_numbers(attribute: ir.DenseElementsAttr) -> np.ndarray:
     """Return the numbers of a small array attribute, such as groups or paddings.
 
     Raises
@@ -154,16 +154,16 @@ def numbers(attribute: ir.DenseElementsAttr) -> np.ndarray:
     return np.array(attribute).reshape(shape)
 
 
-def integers(attribute: Any) -> tuple[int, ...]:
+def integer_tuple(attribute: Any) -> tuple[int, ...]:
     """Return an integer array attribute as a tuple."""
     if isinstance(attribute, ir.DenseElementsAttr):
-        return tuple(int(x) for x in numbers(attribute).reshape(-1))
+        return tuple(int(x) for x in array_numbers(attribute).reshape(-1))
     return tuple(int(x) for x in attribute)
 
 
 def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
     """Return the integer array attribute ``name`` of an op, or ``default``."""
-    return integers(op.attributes[name]) if name in op.attributes else tuple(default)
+    return integer_tuple(op.attributes[name]) if name in op.attributes else tuple(default)
 
 
 def config_of(op: Any) -> Any:
@@ -171,7 +171,7 @@ def config_of(op: Any) -> Any:
     return next((op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes), None)
 
 
-def entries(attribute: Any) -> dict[str, Any]:
+def dictionary_entries(attribute: Any) -> dict[str, Any]:
     """Return the entries of a dictionary attribute by name; an empty dict for other attributes."""
     named = [attribute[i] for i in range(len(attribute))] if isinstance(attribute, ir.DictAttr) else []
     return {a.name: a.attr for a in named}

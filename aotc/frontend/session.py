@@ -15,7 +15,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, integers, leaf_types, parts_of
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, integer_tuple, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims.algebra import Dim, Expr, Sym, lone_atom, sym
@@ -193,7 +193,7 @@ class State:
         operands = self.operands(op)
         if "indices_of_shape_operands" not in op.attributes:
             return operands
-        shapes = integers(op.attributes["indices_of_shape_operands"])
+        shapes = integer_tuple(op.attributes["indices_of_shape_operands"])
         return [v for n, v in enumerate(operands) if n not in shapes]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:

@@ -19,7 +19,7 @@ from aotc.ir.dims.compare import decide
 from aotc.ir.dims.symbols import substitute
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.opset.shape import SHAPE
-from aotc.ir.opset.spec import sizes
+from aotc.ir.opset.spec import static_sizes
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -30,12 +30,12 @@ def trackable(t: TensorType) -> bool:
     """Is ``t`` an integer or boolean type of known, small size, whose values may have shape values?"""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
-    return math.prod(sizes(t)) <= SHAPE_ELEMENTS
+    return math.prod(static_sizes(t)) <= SHAPE_ELEMENTS
 
 
 def count(t: TensorType) -> int:
     """Return the number of elements of a type of known size."""
-    return math.prod(sizes(t))
+    return math.prod(static_sizes(t))
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
@@ -162,7 +162,7 @@ def _elements(
         return None if rule is None else [rule(a, b) for a, b in zip(*operands)]
     match name:
         case "constant":
-            value = np.broadcast_to(attrs["value"], sizes(result)).reshape(-1)
+            value = np.broadcast_to(attrs["value"], static_sizes(result)).reshape(-1)
             return [int(v) for v in value]
         case "dim":
             return [attrs["expr"]]
@@ -195,7 +195,7 @@ def _joined(operands: Sequence[Known], types: Sequence[TensorType], dim: int) ->
     for known, t in zip(operands, types):
         part = np.empty(len(known), object)
         part[:] = known
-        parts.append(part.reshape(sizes(t)))
+        parts.append(part.reshape(static_sizes(t)))
     return list(np.concatenate(parts, dim).reshape(-1))
 
 

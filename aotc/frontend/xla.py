@@ -14,7 +14,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir import read_source
-from aotc.frontend.mlir_types import DYNAMIC, entries, inner_operations
+from aotc.frontend.mlir_types import DYNAMIC, dictionary_entries, inner_operations
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
@@ -80,7 +80,7 @@ def _without_foreign(attribute: Any) -> Any:
         case ir.TypeAttr():
             return None if isinstance(attribute.value, ir.OpaqueType) else attribute
         case ir.DictAttr():
-            cleaned = {name: _without_foreign(a) for name, a in entries(attribute).items()}
+            cleaned = {name: _without_foreign(a) for name, a in dictionary_entries(attribute).items()}
             return ir.DictAttr.get({name: a for name, a in cleaned.items() if a is not None})
         case ir.ArrayAttr():
             elements = [_without_foreign(a) for a in attribute]

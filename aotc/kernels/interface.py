@@ -10,7 +10,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.targets import Target
 from aotc.vmfb.abi import COMMANDS_VERSION
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.verify.kernel_interface import Size, digest
+from aotc.vmfb.verify.kernel_interface import Size, interface_digest
 
 
 class Described(Protocol):
@@ -33,10 +33,10 @@ def interface(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def seal(kernels: Iterable[Described], target: Target, variant: Mapping[str, Any] | None) -> bytes:
+def interface_seal(kernels: Iterable[Described], target: Target, variant: Mapping[str, Any] | None) -> bytes:
     """Return the digest of a variant and its kernels' manifest entries; the machine code contains it as its seal."""
     alone = {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
-    return digest({**(variant or alone), "kernels": [kernel.entry() for kernel in kernels]})
+    return interface_digest({**(variant or alone), "kernels": [kernel.entry() for kernel in kernels]})
 
 
 def size_entry(e: Dim, numbers: Mapping[str, int]) -> Size:

@@ -98,7 +98,7 @@ def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
 
 
 class KernelModule(ir.Module):
-    """An LLVM module with the properties of its target machine; see :func:`lacks` and the functions that follow."""
+    """An LLVM module with the properties of its target machine; see :func:`lacks_instruction` and what follows."""
 
     def __init__(self, name: str, target: Target) -> None:
         super().__init__(name=name)
@@ -144,7 +144,7 @@ def break_reference_cycles(module: ir.Module) -> None:
     vars(module).clear()
 
 
-def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
+def lacks_instruction(builder: ir.IRBuilder, instruction: str) -> bool:
     """Does the machine of ``builder``'s module lack an instruction (see :attr:`aotc.targets.Target.lacks`)?"""
     return instruction in builder.module.lacks
 

@@ -118,10 +118,10 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
         return _by_numba_cuda(kernel, target, request)
     if not source:
         return {"object": compile_kernel(kernel, target)}
-    from aotc.kernels.numba_front.check_replacement import problem
+    from aotc.kernels.numba_front.check_replacement import replacement_difference
 
     try:
-        if reason := problem(kernel, source, name):
+        if reason := replacement_difference(kernel, source, name):
             return {"refused": reason}
         return {"object": compile_kernel(kernel, target, source, name)}
     except KernelRefused as error:

@@ -15,7 +15,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import FREE
-from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches
+from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, split_at_host_reads
 from aotc.ir.program.ir import walk as walk_steps
 from aotc.ir.program.text import print_program
 from aotc.ir.tensor.ir import Function, Module, walk
@@ -46,7 +46,7 @@ from aotc.options import DEVICE, HOST, Options
 from aotc.support.recursion_limit import deeper_recursion
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.custom_calls import registered_call
 
 
 @dataclass
@@ -322,7 +322,7 @@ def _stages(
 
     A stretch ends where the host reads values from memory: conditions of checks, and sizes that a call computes.
     """
-    parts = stretches(b.steps)
+    parts = split_at_host_reads(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
 
     def stage_of(size: Dim) -> int:
@@ -363,7 +363,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
 
 def _registered(call: CustomCall) -> CustomCall:
     """Return ``call``; raise a CompileError with a hint if its function is not registered."""
-    if registered(call.name) is None:
+    if registered_call(call.name) is None:
         raise CompileError.at(
             call.loc,
             f"custom call @{call.name} is not known",

@@ -14,7 +14,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import For, Kernel
 from aotc.ir.loop.ir import walk as walk_statements
 from aotc.ir.loop.verify import verify_kernel
-from aotc.ir.program.ir import Buffered, Launch, stretches, walk
+from aotc.ir.program.ir import Buffered, Launch, split_at_host_reads, walk
 from aotc.ir.program.verify import verify_plan, verify_steps
 from aotc.ir.tensor.ir import Function, Value
 from aotc.ir.tensor.substitute_dims import is_loop_name
@@ -76,7 +76,7 @@ def after_schedule(
     """
     totals: list[Sequence[Dim]] = [stage.arenas for stage in stages]
     _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
-    for stage, (steps, _) in zip(stages, stretches(program.steps), strict=True):
+    for stage, (steps, _) in zip(stages, split_at_host_reads(program.steps), strict=True):
         _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
         _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__, sizes))
 

@@ -32,7 +32,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 4, 2, 60, 40, 60
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return a shortened representation of a value that a client sent, for an error message.
 
     Its cost is bounded: the ``repr`` of a client's value could be as long as the request, or nest too deeply.
@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)[:80]
 
 
-def bare(error: Exception) -> Exception:
+def without_references(error: Exception) -> Exception:
     """Return an error without references to the failed objects: no traceback and no earlier errors."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

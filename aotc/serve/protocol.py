@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.errors import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown_value
 from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
 from aotc.vmfb.dtypes import from_numpy
 
@@ -75,7 +75,9 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
             request.inputs[name] = from_json(row["data"], dtype, shape, place)
             continue
         if type(count) is not int or not 0 <= count <= len(body) - at:
-            raise RequestFault(BAD, place, "the body has not so many bytes", shown(count), f"0 to {len(body) - at}")
+            raise RequestFault(
+                BAD, place, "the body has not so many bytes", shown_value(count), f"0 to {len(body) - at}"
+            )
         request.inputs[name] = from_bytes(rest[at : at + count], dtype, shape, place)
         at += count
     if at != len(body):
@@ -176,7 +178,9 @@ def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[s
     seen: set[str] = set()
     for name, _ in outputs:
         if name in seen:
-            raise RequestFault(BAD, where, f"output {shown(name)} is requested twice", hint="request each output once")
+            raise RequestFault(
+                BAD, where, f"output {shown_value(name)} is requested twice", hint="request each output once"
+            )
         seen.add(name)
     return outputs
 
@@ -211,7 +215,7 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
         return None
     number = isinstance(found, int | float) and not isinstance(found, bool)
     if not number or not 0 <= found < MOST_MICROSECONDS:
-        raise RequestFault(BAD, where, "the timeout is no time", shown(found), "microseconds")
+        raise RequestFault(BAD, where, "the timeout is no time", shown_value(found), "microseconds")
     return found / 1e6 if found else None
 
 
@@ -224,7 +228,7 @@ def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
         If the request has a sequence.
     """
     if parameters.get("sequence_id"):
-        found, hint = shown(parameters["sequence_id"]), "generate, generate_stream, or ModelStreamInfer"
+        found, hint = shown_value(parameters["sequence_id"]), "generate, generate_stream, or ModelStreamInfer"
         raise RequestFault(BAD, where, "nothing is kept between requests for results", found, hint=hint)
 
 
@@ -256,7 +260,7 @@ def _rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Seque
 def _name(row: Mapping[str, Any], where: str) -> str:
     name = row.get("name")
     if not isinstance(name, str):
-        raise RequestFault(BAD, where, "a tensor has no name", shown(name), '"name": "x"')
+        raise RequestFault(BAD, where, "a tensor has no name", shown_value(name), '"name": "x"')
     return name
 
 

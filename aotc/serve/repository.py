@@ -20,7 +20,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from aotc.serve.background_threads import run_in_background
-from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown
+from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown_value
 from aotc.serve.model import ServedModel, Stamp
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import BundleError, CallError
@@ -251,7 +251,7 @@ class Repository:
 
     def _check_name(self, name: str) -> None:
         if not _NAME.match(name):
-            raise RequestFault(BAD, "", "this is no name of a model", shown(name), "letters, digits, . _ -")
+            raise RequestFault(BAD, "", "this is no name of a model", shown_value(name), "letters, digits, . _ -")
 
     def _scan(self) -> tuple[list[tuple[Place, File]], dict[str, str]]:
         """Return each bundle with its resolved file, and the models that cannot be accessed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.errors import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown_value
 from aotc.serve.limits import INLINE_BYTES, MOST_DIMS
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 
@@ -43,7 +43,7 @@ def dtype_of(datatype: Any, where: str) -> str:
         raise RequestFault(BAD, where, what, STRINGS, ", ".join(_NAMES.values()), hint)
     if found is None:
         expected = ", ".join(_NAMES.values())
-        raise RequestFault(BAD, where, "the datatype is none of a tensor", shown(datatype), expected)
+        raise RequestFault(BAD, where, "the datatype is none of a tensor", shown_value(datatype), expected)
     return found
 
 
@@ -62,9 +62,11 @@ def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
     """
     good = isinstance(shape, list | tuple) and len(shape) <= MOST_DIMS
     if not good or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-        raise RequestFault(BAD, where, "the shape is no list of sizes", shown(shape), "[2, 3]")
+        raise RequestFault(BAD, where, "the shape is no list of sizes", shown_value(shape), "[2, 3]")
     if math.prod(n for n in shape if n) >= MOST_ELEMENTS:
-        raise RequestFault(BAD, where, "the shape is too large", shown(shape), f"fewer than {MOST_ELEMENTS} elements")
+        raise RequestFault(
+            BAD, where, "the shape is too large", shown_value(shape), f"fewer than {MOST_ELEMENTS} elements"
+        )
     return tuple(shape)
 
 
@@ -116,7 +118,7 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         raise RequestFault(BAD, where, "data is no list of numbers", str(error)[:200]) from None
     if found.size and found.dtype.kind not in _KINDS[row.kind]:
         what = f"data holds what is no {datatype_of(dtype)}"
-        raise RequestFault(BAD, where, what, f"{found.dtype} as {shown(found.reshape(-1)[:1].tolist()[0])}")
+        raise RequestFault(BAD, where, what, f"{found.dtype} as {shown_value(found.reshape(-1)[:1].tolist()[0])}")
     if found.size != math.prod(shape):
         raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, f"{list(shape)}")
     if row.kind in "iu" and found.size:

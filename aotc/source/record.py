@@ -67,7 +67,7 @@ class Embedded:
     variants: int
 
 
-def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
+def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     """Return the options to record in a bundle, as plain data."""
     found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}

@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 from aotc.diagnostics import CompileError, InternalError, Loc
 from aotc.options import Options
 from aotc.source.limits import MOST_SOURCE_BYTES
-from aotc.source.record import KNOWN, recorded, refused_option
+from aotc.source.record import KNOWN, recorded_options, refused_option
 from aotc.targets import Target
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.manifest import ANY, problems
@@ -60,7 +60,7 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
     CompileError
         If the file cannot be written.
     """
-    chosen = {**recorded(options, targets), **{name: getattr(options, name) for name in _OF_WORK}}
+    chosen = {**recorded_options(options, targets), **{name: getattr(options, name) for name in _OF_WORK}}
     chosen |= {"target": ",".join(t.of("").name for t in targets), "source": options.source, "costs": options.costs}
     facts = {
         "reproducer": _VERSION,

@@ -51,7 +51,7 @@ class Deviation:
     size: float
 
 
-def deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
+def array_deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
     """Return the deviation of ``ours`` from ``want`` over finite elements; None for types without rounding errors."""
     if not is_float(want) or ours.shape != want.shape:
         return None

@@ -36,7 +36,7 @@ from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
-from aotc.ir.opset.spec import sizes
+from aotc.ir.opset.spec import static_sizes
 from aotc.ir.semantics.run import Activation, Hooks, OperandError, bind_arguments, interpret
 from aotc.ir.semantics.wide import wide_call, wide_results
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
@@ -46,11 +46,11 @@ from aotc.lowering.passes.inline import inline
 from aotc.lowering.regions.custom_call import describe
 from aotc.options import Options
 from aotc.pipeline import Pass, checked_options, run_passes
-from aotc.targets import resolve
-from aotc.tools.agreement import Deviation, Mismatch, Tolerance, compare_op, compare_results, deviation
+from aotc.targets import resolve_targets
+from aotc.tools.agreement import Deviation, Mismatch, Tolerance, array_deviation, compare_op, compare_results
 from aotc.tools.largest_error import LargestError, largest_error
 from aotc.tools.sample_arguments import make_values
-from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import ArgumentValueError, CallError
 
@@ -199,7 +199,7 @@ class Checker:
 
     def __init__(self, raw: RawModel, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
         self.raw, self.tolerance = raw, tolerance
-        target = resolve(options.target)[0].name  # for all devices: a named target may not run on this machine
+        target = resolve_targets(options.target)[0].name  # for all devices: a named target may not run on this machine
         devices = dict.fromkeys(options.devices, target)
         self.whole = replace(options, target=target, devices=devices, specialize={})
         self.options = replace(self.whole, quantize_weights="none")  # for parts of the model
@@ -246,7 +246,7 @@ class Checker:
         if self.whole == self.options:
             results = self._compare(ours, want, arrays)
         else:
-            rounding = tuple(map(deviation, ours, want))
+            rounding = tuple(map(array_deviation, ours, want))
             judged = self._rounded(arrays)
             results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, judged, strict=True))
         difference = self._first(self.function, arrays)
@@ -280,7 +280,7 @@ class Checker:
     ) -> list[np.ndarray]:
         """Compile ``module`` and return the results of its function ``name``."""
         chosen = options or self.options
-        (target,) = resolve(chosen.target)
+        (target,) = resolve_targets(chosen.target)
         with Ahead(module, chosen) as ahead:
             variant = lower(run_passes(module, chosen), target, chosen, ahead.begin)
             return aotc.load(assemble(module, [variant], chosen, ahead)).invoke(name, *arrays)
@@ -488,11 +488,11 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
         If none is registered, or the function raises.
     """
     call = describe(op)
-    known = registered(call.name)
+    known = registered_call(call.name)
     if known is None or known.function is None:
         hint = "register it before, in a file that --custom-calls names"
         raise CompileError.at(op.loc, f"no function is registered for custom call @{call.name}", hint=hint)
-    results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
+    results = [np.zeros(static_sizes(t), to_numpy(t.dtype)) for t in types]
     for result, operand in op.attrs.get("aliases", ()):
         results[result][...] = operands[operand]
     arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]

@@ -19,7 +19,7 @@ from aotc.lowering.placement.host_only import imply_host
 from aotc.options import Options
 from aotc.pipeline import checked_options
 from aotc.recompile import STALE, model_of
-from aotc.targets import Target, combine, resolve
+from aotc.targets import Target, resolve_targets, variant_targets
 from aotc.vmfb.bundle import MAGIC
 
 
@@ -52,9 +52,9 @@ def fetch_model(
     else:
         chosen = checked_options(options, flags, whole=False)
         raw = fetch(model, example_args, kwargs or {})
-    every = known if known and "target" not in flags else resolve(chosen.target)
+    every = known if known and "target" not in flags else resolve_targets(chosen.target)
     own = every[0]
-    (target,) = combine((own,), chosen.devices, known)
+    (target,) = variant_targets((own,), chosen.devices, known)
     chosen = checked_options(chosen, {"target": own.name}, whole=False)
     several = is_multi_platform(raw.data, raw.metadata)
     module = import_raw(raw, options=chosen, platform=own.kind if several else "cpu")

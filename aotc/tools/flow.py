@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE, iterations_or_estimate
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.bundle import OpenedBundle
@@ -239,7 +239,7 @@ def _memories(
 
 def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
-    wanted = target if not target or "+" in target else resolve(target)[0].name
+    wanted = target if not target or "+" in target else resolve_targets(target)[0].name
     # A kind alone, such as "cuda", means its default target, or else the first variant of that kind.
     of_kind = [v for v in every if v["target"].startswith(f"{target}:")]
     found = [v for v in every if wanted in ("", v["target"])] or of_kind

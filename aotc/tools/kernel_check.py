@@ -20,8 +20,8 @@ from aotc.kernels.numba_front.trial import (
     call_loops,
     call_native,
     call_printed,
-    difference,
     is_for_cpus,
+    output_difference,
     random_arguments,
 )
 from aotc.lowering.analysis.fft_tables import real_twiddles, twiddles
@@ -90,7 +90,7 @@ class CudaKernels:
 
     def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         self._target = TARGETS[part["target"]]
-        self.obstacle = cuda_device.obstacle(dict(part))
+        self.obstacle = cuda_device.gpu_obstacle(dict(part))
         self._kernels: GpuKernels | None = None
         if not self.obstacle:
             self._kernels = GpuKernels(opened.where, rows, images(opened, {**part, "kernels": rows}))
@@ -161,7 +161,7 @@ def _checked(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
         code.expected(kernel, expected)
     except NoTrial as reason:
         return Checked(kernel.name, skipped=str(reason))
-    return Checked(kernel.name, difference(kernel, expected, found))
+    return Checked(kernel.name, output_difference(kernel, expected, found))
 
 
 def _tables(kernel: Kernel) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from aotc.frontend.platforms import is_multi_platform
 from aotc.frontend.session import PLACEHOLDER
 from aotc.frontend.several_models import fetch_any
 from aotc.guard import callers_errors, guard
-from aotc.ir.loop.access import imports
+from aotc.ir.loop.access import imported_functions
 from aotc.ir.tensor.ir import Function, Module
 from aotc.kernels.cpu.build import check_native
 from aotc.lowering.lower import lower
@@ -32,8 +32,8 @@ from aotc.lowering.regions.custom_call import custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import checked_options, run_passes
-from aotc.targets import Target, combine, resolve
-from aotc.vmfb.custom_calls import registered
+from aotc.targets import Target, resolve_targets, variant_targets
+from aotc.vmfb.custom_calls import registered_call
 
 NATIVE, LIBRARY = "native", "library"
 
@@ -158,7 +158,7 @@ def lint(
         If the model cannot be read at all.
     """
     chosen = checked_options(options, flags)
-    targets = combine(resolve(chosen.target), chosen.devices)
+    targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     raw = fetch_any(model, example_args, args, kwargs)
     several = is_multi_platform(raw.data, raw.metadata)
     imported: dict[str, tuple[Module, Journal]] = {}
@@ -244,13 +244,13 @@ def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
     if function.attrs.get("kind") != "single":
         return []
     try:
-        names = imports(lower_region(function, target))
+        names = imported_functions(lower_region(function, target))
     except Exception:  # lower() reports the error
         return []
     call = custom_call_of(function)
     if call is None:
         return [(function.body.ops[-1].loc, f"LAPACK: {', '.join(names)}")] if names else []
-    known = registered(call.name)
+    known = registered_call(call.name)
     if known is None:
         return []
     where = "compiled into the bundle" if known.native or target.kind == "cuda" else "bound when the bundle loads"

@@ -16,7 +16,7 @@ from aotc.tools.explain.schedule import measured_on
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.module import load
-from aotc.vmfb.profile.model_place import PlaceTime, described, places_of, times_by_place
+from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, places_of, times_by_place
 from aotc.vmfb.profile.roofline import roof_of
 
 
@@ -132,7 +132,7 @@ def profile_of(record: Mapping[str, Any]) -> ProfileResult:
         flops = row.get("flops", 0)
         least = roof_of(row["bytes"]).nanoseconds(flops, row["bytes"]) / ns if "cpu" in row["ns"] else None
         share = ns * row["runs"] / total
-        line, scope = described(places_of(row))
+        line, scope = line_and_scope(places_of(row))
         seconds, size = ns / 1e9, row["bytes"]
         kernels.append(
             ProfiledKernel(row["name"], line, scope, row["sizes"], row["runs"], seconds, share, size, flops, least)

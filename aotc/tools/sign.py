@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed, write_file
+from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed_parts, write_file
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.install import install_command
 
@@ -59,10 +59,10 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
     opened = open_bundle(path)
     opened.verify_all()
     public = private.public_key().public_bytes_raw()
-    write_file(output or path, signed(opened, lambda message: (public, private.sign(message))))
+    write_file(output or path, signed_parts(opened, lambda message: (public, private.sign(message))))
 
 
-def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
+def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
     """Return a callback for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
 
     Raises

@@ -306,7 +306,7 @@ def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, b
     return (key, signature, _SIGNATURE_MAGIC + bytes(data[: _HEADER.size])), data[:end]
 
 
-def signed(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
+def signed_parts(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
     """Return the parts of a bundle's file with a signature, which replaces an existing one.
 
     Parameters

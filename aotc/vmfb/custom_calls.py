@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, CallError
-from aotc.vmfb.host.interruption import RUNNING, notice
+from aotc.vmfb.host.interruption import RUNNING, raise_if_interrupted
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.release import never_freed
 
@@ -122,7 +122,7 @@ def any_registered() -> bool:
     return bool(_REGISTRY)
 
 
-def registered(name: str) -> Registered | None:
+def registered_call(name: str) -> Registered | None:
     """Return the registration of ``name``, or None."""
     return _REGISTRY.get(name)
 
@@ -217,7 +217,7 @@ class Callbacks:
     def notice(self) -> None:
         """End a running native call in which a function has raised, or which must stop for another reason."""
         self.check()
-        notice()
+        raise_if_interrupted()
 
     def check(self) -> None:
         """Raise the stored exception of a function that this thread's call has called, if any."""

@@ -2,7 +2,7 @@
 
 A kind of device is a module with the functions of :class:`aotc.vmfb.interfaces.Device` and a row in :data:`DEVICES`. It
 is imported when a bundle has a variant of its kind, so the import must succeed on machines without the hardware: a
-missing driver is an obstacle, which :func:`choose` reports together with those of other variants.
+missing driver is an obstacle, which :func:`choose_variant` reports together with those of other variants.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _listed(devices: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "no devices"
 
 
-def choose(
+def choose_variant(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None
 ) -> tuple[dict[str, Any], Device, int]:
     """Select the variant to run; return it, the module of its device, and the device's number.
@@ -172,7 +172,7 @@ def _mix() -> ModuleType:
     return mix
 
 
-def extra(name: str) -> Any:
+def import_extra(name: str) -> Any:
     """Import a module of :data:`EXTRAS`; raise ImportError if it, or a library that it needs, is not installed."""
     return import_module(EXTRAS[name])
 

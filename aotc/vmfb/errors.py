@@ -112,7 +112,7 @@ class DeadlineExceeded(CallError, TimeoutError):
 VmError = CallError
 
 
-def meant(name: str, known: Sequence[str]) -> str:
+def misspelling_hint(name: str, known: Sequence[str]) -> str:
     """Return the hint for a misspelt keyword: the nearest known one, or all of them."""
     from difflib import get_close_matches  # only for an error
 
@@ -130,7 +130,7 @@ def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> No
     """
     for name in given:
         if name not in known:
-            raise ArgumentError("", f"{where} has no keyword {name!r}", hint=meant(name, known))
+            raise ArgumentError("", f"{where} has no keyword {name!r}", hint=misspelling_hint(name, known))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aotc.vmfb.verify.schema import ANY, NONE, acceptor, problems
+from aotc.vmfb.verify.schema import ANY, NONE, problems, schema_acceptor
 
 _VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
 
@@ -143,7 +143,7 @@ SCHEMA: dict[Any, Any] = {
     "source?": ({"segment": int, "bytes": int, "weights": (int, NONE)}, NONE),
 }
 
-accepts = acceptor(SCHEMA)
+accepts = schema_acceptor(SCHEMA)
 
 Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 

@@ -15,7 +15,7 @@ from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.device import bind_devices, choose, implied_places
+from aotc.vmfb.device import bind_devices, choose_variant, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
@@ -129,9 +129,9 @@ def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> 
     """Return the bundle whose code may run, and True if its signature was verified."""
     if keys is None and not untrusted:
         return bundle, False
-    from aotc.vmfb.verify.trust import trusted  # only with ``trusted_keys`` or ``untrusted``
+    from aotc.vmfb.verify.trust import trusted_bundle  # only with ``trusted_keys`` or ``untrusted``
 
-    return trusted(bundle, devices, keys, untrusted)
+    return trusted_bundle(bundle, devices, keys, untrusted)
 
 
 def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
@@ -156,7 +156,7 @@ def _load(
     if verify:
         bundle.verify_all()
     check_functions(bundle)
-    variant, device, ordinal = choose(bundle, devices)
+    variant, device, ordinal = choose_variant(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)

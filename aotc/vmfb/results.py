@@ -135,12 +135,12 @@ def _donated_memory(given: Any, arrays: list[Any], argument: int, number: int, w
     """
     if given is not None:
         check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
-        fill(given, arrays[argument])
+        fill_out(given, arrays[argument])
         arrays[argument] = given
     return arrays[argument]
 
 
-def fill(given: Any, found: Any) -> None:
+def fill_out(given: Any, found: Any) -> None:
     """Copy an array into an ``out=`` buffer."""
     if isinstance(given, DeviceArray):
         given.assign(found)

@@ -32,7 +32,7 @@ from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.isa import ISA, Frame, Session
 from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.plan import Plan
-from aotc.vmfb.results import Residence, fill, resident_calls
+from aotc.vmfb.results import Residence, fill_out, resident_calls
 from aotc.vmfb.verify.call_memory import CallMemory, TooLarge
 from aotc.vmfb.verify.kernel_interface import Invalid
 from aotc.vmfb.verify.plan_recorder import Recorder, is_planned
@@ -258,7 +258,7 @@ class LoadedFunction:
         for number, (found, given) in enumerate(zip(made, out)):
             if given is not None and not isinstance(given, np.ndarray):
                 check_out(given, found.dtype, found.shape, number, self.where)
-                fill(given, found)
+                fill_out(given, found)
                 made[number] = given
         return made
 

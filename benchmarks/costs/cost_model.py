@@ -19,7 +19,7 @@ import typer
 import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.cost_model.model import predict
-from aotc.targets import host
+from aotc.targets import host_target
 from benchmarks import options, report, timing
 from benchmarks.costs.cases import GROUPS, Case
 
@@ -46,7 +46,7 @@ def measure(case: Case, repeat: int) -> Iterator[Row]:
     module = aotc.load(bundle, threads=1)
     texts = {name: text for name, text, *_ in module._executable.kernel_texts() or ()}
     for row in module.profile("main", *arguments, repeat=repeat)["kernels"]:
-        prediction = predict(parse_kernel(texts[row["name"]]), host(), row["sizes"])
+        prediction = predict(parse_kernel(texts[row["name"]]), host_target(), row["sizes"])
         yield Row(case, row["name"], prediction.ns, row["ns"]["cpu"], prediction.bound)
 
 

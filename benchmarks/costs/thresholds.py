@@ -28,7 +28,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.lower import lower
 from aotc.lowering.threshold import CostRow
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import host_target
 from benchmarks import children, options, report, timing
 from benchmarks.costs import cases
 from benchmarks.ops import cases as ops
@@ -46,9 +46,9 @@ class Program:
         """Return the texts of its kernels for this machine."""
         with jax.enable_x64(any(x.dtype.itemsize == 8 for x in self.arguments)):
             exported = jax.export.export(jax.jit(self.function))(*self.arguments)
-        choices = Options(target=host().name)
+        choices = Options(target=host_target().name)
         program = pipeline.run_passes(import_model(exported), choices)
-        return [print_kernel(k) for k in lower(program, host(), choices).kernels]
+        return [print_kernel(k) for k in lower(program, host_target(), choices).kernels]
 
     def call(self) -> Callable[[], Any]:
         """Return a call of it, compiled with the thresholds as they are now."""

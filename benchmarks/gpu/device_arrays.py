@@ -47,7 +47,7 @@ def copies() -> None:
 
 def both_ways(x: np.ndarray, limit: int) -> list[float]:
     """Return the GB/s of copies to the GPU and back, staged from ``limit`` bytes on."""
-    keeper, usual = cuda_array.keeper(0), staging.STAGED_BYTES
+    keeper, usual = cuda_array.memory_keeper(0), staging.STAGED_BYTES
     buffer, staging.STAGED_BYTES = keeper.empty(x.shape, x.dtype, "cuda:0").buffer, limit
     calls = (lambda: keeper.write(buffer, x)), (lambda: keeper.read(x, buffer))
     seconds = []

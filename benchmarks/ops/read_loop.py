@@ -9,7 +9,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from aotc.kernels.back_end import codegen_for
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 LANES = "<16 x float>"
 
@@ -29,7 +29,7 @@ def read_loop() -> Callable[[int, int], None]:
         "%now = getelementptr i8, ptr %p, i64 %at", *sums[8:], "%m = add i64 %n, 1", "%c = icmp slt i64 %m, %turns",
         "br i1 %c, label %loop, label %end", "end:", *kept, "ret void", "}",
     ])  # fmt: skip
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), codegen_for(resolve("cpu")[0]).machine)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), codegen_for(resolve_targets("cpu")[0]).machine)
     engine.finalize_object()
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("run"))
 

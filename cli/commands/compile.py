@@ -242,19 +242,19 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
 
     import aotc
     from aotc.driver import bundle_cache
-    from aotc.progress import begin, timed
+    from aotc.progress import begin_stage, timed_stages
 
     start = perf_counter()
     if isinstance(source, Path) and (data := bundle_cache.cached_bundle(source, options)) is not None:
         write_compiled(output, aotc.Bundle(data), start, quiet)
         return
-    with timed(options.timings):
+    with timed_stages(options.timings):
         targets = options.target.count(",") + 1
         with progress_bar(
             quiet or bool(options.print_after), targets
         ) as progress:  # a bar would interrupt the lines of the IR
             data = aotc.compile(source, options=replace(options, progress=progress))
-        begin(replace(options, progress=None), "writing the file")
+        begin_stage(replace(options, progress=None), "writing the file")
         write_compiled(output, data, start, quiet)
 
 
@@ -334,10 +334,10 @@ def _stopped(source: Any, options: Options) -> str:
     from aotc.ir.tensor.text import print_module
     from aotc.lowering.placement.host_only import imply_host
     from aotc.pipeline import checked_options, run_passes
-    from aotc.targets import combine, resolve
+    from aotc.targets import resolve_targets, variant_targets
 
     chosen = checked_options(options, whole=False)
-    targets = combine(resolve(chosen.target), chosen.devices)
+    targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     module = import_raw(fetch_any(source), options=chosen)
     module, _, chosen = imply_host(module, targets[0], targets, chosen)
     return print_module(run_passes(module, chosen))
@@ -370,12 +370,12 @@ _PROCESSORS = {
 
 def _machines(data: bytes) -> list[str]:
     """Return lines that name the least processor that a bundle needs, unless it has code for all CPUs."""
-    from aotc.targets import PORTABLE, TARGETS, resolve
+    from aotc.targets import PORTABLE, TARGETS, resolve_targets
     from aotc.vmfb.bundle import open_bundle
 
     names = [v["target"] for v in open_bundle(data).manifest["variants"] if v["target"] in TARGETS]
     cpus = sorted((n for n in names if TARGETS[n].kind == "cpu"), key=lambda n: len(TARGETS[n].features))
-    if not cpus or {t.name for t in resolve(PORTABLE)} <= set(cpus):
+    if not cpus or {t.name for t in resolve_targets(PORTABLE)} <= set(cpus):
         return []
     least = cpus[0]
     text = f"{_PROCESSORS[least]} or later" if least in _PROCESSORS else f"needs {' '.join(TARGETS[least].features)}"

@@ -112,14 +112,14 @@ def _linker() -> tuple[str, str, str, str]:
 
 def _machine() -> Iterator[tuple[str, str, str, str]]:
     from aotc.diagnostics import CompileError
-    from aotc.targets import host
+    from aotc.targets import host_target
     from aotc.vmfb.host.machine import cpu_features
 
     have = cpu_features()
     known = ("sse4_2", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
     yield "ok", "cpu", f"{platform.machine()}: {' '.join(f for f in known if f in have) or 'features unknown'}", ""
     try:
-        target = host()
+        target = host_target()
         yield "ok", "target", f"{target.name}, L1 {target.l1 >> 10} KiB, L2 {target.l2 >> 10} KiB", ""
     except CompileError as error:
         yield "opt", "target", error.findings[0].message, "name one with --target, see `aotc targets`"
@@ -159,9 +159,9 @@ def _cache() -> tuple[str, str, str, str]:
 
 
 def _lapack() -> tuple[str, str, str, str]:
-    from aotc.vmfb.host.lapack import candidates, how_to_get
+    from aotc.vmfb.host.lapack import how_to_get, library_candidates
 
-    found = next(map(str, candidates()), "")
+    found = next(map(str, library_candidates()), "")
     if found:
         return "ok", "lapack", found, ""
     return "opt", "lapack", "none (needed by models that factor matrices)", how_to_get()

@@ -98,7 +98,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     """Write the kernels of the first variant that has such kernels as a Python module."""
     from aotc.ir.loop.parser import parse_kernel
     from aotc.kernels.numba_front.module_text import module_text
-    from aotc.targets import resolve
+    from aotc.targets import resolve_targets
     from aotc.vmfb.errors import BundleError
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
@@ -119,7 +119,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     for variant, part, name in parts:
         if variant == first:
             row = texts[f"{variant}/{name}"]
-            (own,) = resolve("cpu" if part.get("library") is not None else part["target"])
+            (own,) = resolve_targets("cpu" if part.get("library") is not None else part["target"])
             kernels.append((parse_kernel(row["text"]), own, _comments(row)))
     write_atomically(str(output), [module_text(kernels, opened.where).encode()])
 

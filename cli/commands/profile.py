@@ -178,13 +178,13 @@ def _traced(
     """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.profile.perfetto import trace_events
-    from aotc.vmfb.profile.stepped import stepped
+    from aotc.vmfb.profile.stepped import stepped_dispatches
 
     module.invoke(name, *values)
     try:
         recording = module.profile()
     except CallError:
-        return trace_events(stepped(module.loaded(name), values), (), f"{module.name} on {module.home}")
+        return trace_events(stepped_dispatches(module.loaded(name), values), (), f"{module.name} on {module.home}")
     assert not isinstance(recording, dict)
     with recording:
         for number in range(calls):

@@ -22,11 +22,11 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
     import json
     import platform
 
-    from aotc.targets import OTHER_NAMES, TARGETS, host
+    from aotc.targets import OTHER_NAMES, TARGETS, host_target
     from aotc.vmfb.host.machine import cpu_features
     from aotc_cli.shared.tables import print_table
 
-    best, have, machine = host().name, cpu_features(), platform.machine().replace("arm64", "aarch64")
+    best, have, machine = host_target().name, cpu_features(), platform.machine().replace("arm64", "aarch64")
     rows = []
     for target in TARGETS.values():
         missing = sorted(set(target.features) - have)

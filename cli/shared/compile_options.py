@@ -134,7 +134,7 @@ def costs_of(path: Path | None) -> dict[str, Any]:
     from aotc.diagnostics import CompileError, Loc
     from aotc.vmfb.bundle import MAGIC, open_bundle
     from aotc.vmfb.profile.cost_record import read_record
-    from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored
+    from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored_record
 
     if path is None:
         return {}
@@ -148,7 +148,7 @@ def costs_of(path: Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise CompileError.at(Loc(str(path)), f"the costs are no record: {error}", hint=hint) from None
     opened = open_bundle(data)
-    found = stored(opened, PROFILE) or stored(opened, COSTS)
+    found = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
     if not found:
         raise CompileError.at(Loc(str(path)), "the bundle holds no costs", hint="aotc profile it")
     return found

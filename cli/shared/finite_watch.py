@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def watched_call(module: LoadedModule, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
     """Run a function one dispatch at a time; return its results, and True if a dispatch produces NaN or infinity."""
-    from aotc.vmfb.profile.finite_watch import watched
+    from aotc.vmfb.profile.finite_watch import run_watched
 
-    results, found = watched(module.loaded(name), values)
+    results, found = run_watched(module.loaded(name), values)
     for odd in found:
         print(odd, file=sys.stderr)
     if not found:

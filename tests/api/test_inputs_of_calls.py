@@ -14,7 +14,7 @@ import pytest
 import aotc
 from aotc import CallError
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.dlpack import capsule
+from aotc.vmfb.devices.dlpack import make_capsule
 
 pytestmark = pytest.mark.cpu
 
@@ -31,7 +31,7 @@ class Tensor:
         raise TypeError("Got unsupported ScalarType BFloat16")
 
     def __dlpack__(self, **options):
-        return capsule(DeviceArray(self.array, "cpu:0"), **options)
+        return make_capsule(DeviceArray(self.array, "cpu:0"), **options)
 
     def __dlpack_device__(self):
         return self.device, 0

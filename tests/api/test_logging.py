@@ -9,7 +9,7 @@ import pytest
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.device import choose
+from aotc.vmfb.device import choose_variant
 
 pytestmark = pytest.mark.cpu
 X = np.ones((4, 3), np.float32)
@@ -40,9 +40,9 @@ def test_summaries_are_at_info(caplog):
 def test_variants_that_do_not_run_here_are_logged(caplog, monkeypatch):
     data = aotc.compile(lambda x: x + 3, X, target="cpu:x86-64-v3,cuda:sm_90", cache=False)
     with caplog.at_level(logging.DEBUG, "aotc"):
-        choose(open_bundle(data), "cpu")
+        choose_variant(open_bundle(data), "cpu")
         caplog.clear()
-        choose(open_bundle(data), None)
+        choose_variant(open_bundle(data), None)
     assert "cuda:sm_90" in caplog.text or not any("no use" in r.getMessage() for r in caplog.records)
 
 

@@ -9,7 +9,7 @@ from support import tiny
 
 import aotc
 from aotc import BundleError, CallError, CompileError
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.bundle import write_bundle
 
 ADD = """module @demo {
@@ -309,7 +309,7 @@ def test_options_that_name_nothing(options, part):
 
 @pytest.mark.ir
 def test_a_target_named_twice_is_one():
-    assert resolve("cpu:x86-64-v3, cpu:x86-64-v3") == resolve("cpu:x86-64-v3")
+    assert resolve_targets("cpu:x86-64-v3, cpu:x86-64-v3") == resolve_targets("cpu:x86-64-v3")
 
 
 @pytest.mark.ir

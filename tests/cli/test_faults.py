@@ -245,7 +245,7 @@ def test_the_tools_report_their_own_faults(monkeypatch):
 
 
 def test_a_command_that_breaks_ends_with_2(monkeypatch, capsys):
-    monkeypatch.setattr("aotc.targets.host", broken)
+    monkeypatch.setattr("aotc.targets.host_target", broken)
     monkeypatch.setattr(sys, "argv", ["aotc", "targets"])
     with pytest.raises(SystemExit) as ended:
         main.main()

@@ -63,20 +63,20 @@ def test_times_add_up_to_the_whole(capsys):
 
 def test_laps_of_one_name_are_one_and_blocks_within_blocks_too(capsys):
     options = Options(timings=True)
-    with stages.timed(True):
-        stages.begin(options, "a")
-        with stages.timed(True):
-            stages.begin(options, "a")
-            stages.begin(options, "b", 3, 4)
+    with stages.timed_stages(True):
+        stages.begin_stage(options, "a")
+        with stages.timed_stages(True):
+            stages.begin_stage(options, "a")
+            stages.begin_stage(options, "b", 3, 4)
     names = [LINE.fullmatch(row)[2] for row in capsys.readouterr().err.splitlines()]
     assert names == [stages.FIRST, "a", "b", "total"]
-    with stages.timed(False):
-        stages.begin(options, "a")
+    with stages.timed_stages(False):
+        stages.begin_stage(options, "a")
     assert capsys.readouterr().err == ""
 
 
 def test_a_failure_ends_the_last_lap(capsys):
-    with pytest.raises(ZeroDivisionError), stages.timed(True):
+    with pytest.raises(ZeroDivisionError), stages.timed_stages(True):
         raise ZeroDivisionError
     assert "total" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from aotc.lowering.lower import lower
 from aotc.lowering.placement.memory_spaces import spaces_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS, combine, common_cpu_target
+from aotc.targets import TARGETS, common_cpu_target, variant_targets
 from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
@@ -193,14 +193,14 @@ def test_what_stands_for_targets():
     assert (joint.name, joint.kind, joint.cpu) == ("cpu:x86-64-v4+cpu:x86-64-v2", "cpu", old.cpu)
     assert set(joint.features) == {*old.features, *new.features}
     assert common_cpu_target([new, new]) is new
-    names = [t.name for t in combine((old, new), {"d1": "cuda:sm_90"})]
+    names = [t.name for t in variant_targets((old, new), {"d1": "cuda:sm_90"})]
     assert names == ["cpu:x86-64-v2+cuda:sm_90a", "cpu:x86-64-v4+cuda:sm_90a"]
 
 
 def test_the_resource_model_is_that_of_the_device():
     """Tiles are as wide as the vectors of the target of their device."""
     options = Options(devices={"d0": "cpu:x86-64-v2", "d1": "cpu:x86-64-v4"}, target="cpu:x86-64-v3")
-    (target,) = combine((TARGETS["cpu:x86-64-v3"],), options.devices)
+    (target,) = variant_targets((TARGETS["cpu:x86-64-v3"],), options.devices)
     module = run_passes(import_model(stages()), options)
     variant = lower(module, target, options)
     assert [t.vector_bytes for t in variant.targets] == [16, 64]

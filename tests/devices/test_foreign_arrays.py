@@ -14,7 +14,7 @@ from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 import aotc
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices.cuda.foreign import imported_array
-from aotc.vmfb.devices.dlpack import capsule
+from aotc.vmfb.devices.dlpack import make_capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import CallError
 
@@ -61,13 +61,13 @@ class ByDlpack(Producer):
 
     def __dlpack__(self, *, stream, max_version):
         SimulatedGpu.streams[stream].follow(self.gpu.handle)
-        return capsule(self, max_version=min(max_version, self.newest))
+        return make_capsule(self, max_version=min(max_version, self.newest))
 
 
 class ByOldDlpack(ByDlpack):
     def __dlpack__(self, *, stream):
         SimulatedGpu.streams[stream].follow(self.gpu.handle)
-        return capsule(self)
+        return make_capsule(self)
 
 
 class ByInterface(Producer):

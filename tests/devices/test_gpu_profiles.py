@@ -16,7 +16,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.semantics.run import interpret
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.profile.cost_record import problem
+from aotc.vmfb.profile.cost_record import record_problem
 from aotc.vmfb.profile.stored_records import with_profile
 
 pytest.importorskip("cuda.bindings.nvjitlink")
@@ -41,7 +41,7 @@ def results_of_profile(monkeypatch, module, *arrays):
 
     monkeypatch.setattr(function, "step", noted)
     record = module.profile("main", *arrays, repeat=2)
-    assert problem(record) == ""
+    assert record_problem(record) == ""
     return record, kept
 
 

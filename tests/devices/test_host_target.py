@@ -7,9 +7,9 @@ import pytest
 import aotc
 from aotc import targets
 from aotc.diagnostics import CompileError
-from aotc.targets import PORTABLE, TARGETS, host, resolve
+from aotc.targets import PORTABLE, TARGETS, host_target, resolve_targets
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.device import choose
+from aotc.vmfb.device import choose_variant
 from aotc.vmfb.devices.cpu import device as cpu
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import machine as vmfb_machine
@@ -68,7 +68,7 @@ def machine(monkeypatch):
 def test_the_default_is_the_fastest_that_runs(name, machine):
     architecture, have, target = ALL[name]
     machine(have, architecture=architecture)
-    assert host().name == target
+    assert host_target().name == target
 
 
 @pytest.fixture(scope="module")
@@ -82,23 +82,23 @@ def test_a_portable_bundle_has_code_for_every_machine(name, machine, portable):
     """The same as each machine compiles for itself, whichever compiled the bundle."""
     architecture, have, target = ALL[name]
     machine(have, architecture=architecture)
-    variant, _, _ = choose(open_bundle(portable), None)
+    variant, _, _ = choose_variant(open_bundle(portable), None)
     assert variant["target"] == target
 
 
 def test_the_oldest_machine_of_a_portable_bundle(machine, portable):
     have = set(TARGETS["cpu:x86-64-v2"].features)
     machine(have)
-    assert choose(open_bundle(portable), None)[0]["target"] == "cpu:x86-64-v2"
+    assert choose_variant(open_bundle(portable), None)[0]["target"] == "cpu:x86-64-v2"
     machine(have - {"popcnt"})
     with pytest.raises(BundleError, match="this CPU lacks"):
-        choose(open_bundle(portable), None)
+        choose_variant(open_bundle(portable), None)
 
 
 def test_a_portable_bundle_runs_here(portable):
-    assert [t.name for t in resolve(PORTABLE)] == [n for n, t in TARGETS.items() if t.kind == "cpu"]
+    assert [t.name for t in resolve_targets(PORTABLE)] == [n for n, t in TARGETS.items() if t.kind == "cpu"]
     module = aotc.load(portable)
-    assert module.stats()["target"] == host().name
+    assert module.stats()["target"] == host_target().name
     x, w = np.ones((8, 64), ml_dtypes.bfloat16), np.full((64, 64), 0.5, ml_dtypes.bfloat16)
     np.testing.assert_array_equal(module(x, w), np.full((8, 64), 32, "f4"))
 
@@ -119,13 +119,13 @@ def test_equal_weights_are_in_a_portable_bundle_once():
 def test_a_system_that_refuses_tile_registers(machine):
     """Then the unit for pairs, which is slow on such a CPU, is not the next one."""
     machine(AMX, permitted=False)
-    assert host().name == "cpu:x86-64-v4-vnni"
+    assert host_target().name == "cpu:x86-64-v4-vnni"
 
 
 def test_a_machine_that_runs_none(machine):
     machine({"sse2"})
     with pytest.raises(CompileError, match="no CPU target fits this machine"):
-        host()
+        host_target()
 
 
 def test_the_unit_is_switched_on_for_its_target_only():
@@ -212,14 +212,14 @@ def bundles():
 def test_which_variant_a_machine_takes(have, names, permitted, taken, transposed, machine, bundles):
     """Whatever their order."""
     machine(have, permitted)
-    variant, _, _ = choose(bundles(names[::-1] if transposed else names), None)
+    variant, _, _ = choose_variant(bundles(names[::-1] if transposed else names), None)
     assert variant["target"] == f"cpu:x86-64-{taken}"
 
 
 def test_a_refusal_is_said_if_nothing_else_runs(machine, bundles):
     machine(AMX, permitted=False)
     with pytest.raises(BundleError, match="the system refuses tile registers"):
-        choose(bundles(("cpu:x86-64-amx",)), None)
+        choose_variant(bundles(("cpu:x86-64-amx",)), None)
 
 
 def test_the_permission_is_asked_for_once_and_only_with_the_unit(machine, bundles, monkeypatch):
@@ -227,7 +227,7 @@ def test_the_permission_is_asked_for_once_and_only_with_the_unit(machine, bundle
     asked = []
     machine(BF16)
     monkeypatch.setattr(vmfb_machine, "tiles_permitted", lambda: asked.append(1) or True)
-    choose(bundles(EVERY), None)
+    choose_variant(bundles(EVERY), None)
     assert not asked
 
 

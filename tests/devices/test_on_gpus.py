@@ -29,7 +29,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.semantics.run import interpret
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.profile.cost_record import problem
+from aotc.vmfb.profile.cost_record import record_problem
 
 pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(driver.missing()), reason="no GPU")]
@@ -310,7 +310,7 @@ def test_profiles(halves):
     text = stages()
     module = aotc.load(aotc.compile(text, devices=HALVES[halves]))
     record = module.profile("main", *inputs_of(module))
-    assert problem(record) == ""
+    assert record_problem(record) == ""
     homes = {"cpu": ("cpu",), "d0": ("cuda", "d0"), "d1": ("cuda", "d1")}
     want = {homes["cpu" if target == "cpu" else name] for name, target in HALVES[halves].items()}
     assert {tuple(row["ns"]) for row in record["kernels"]} == want

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from aotc.diagnostics import SHOWN_LINE, SHOWN_LINES, SHOWN_MESSAGE, CompileError, Finding, shortened
+from aotc.diagnostics import SHOWN_LINE, SHOWN_LINES, SHOWN_MESSAGE, CompileError, Finding, shorten_message
 from aotc.frontend.importer import import_model
 
 pytestmark = pytest.mark.ir
@@ -271,12 +271,12 @@ def test_a_long_snippet_is_cut_around_its_caret():
 
 
 def test_long_messages_keep_their_ends_and_first_lines():
-    assert shortened("ok\n" + "x" * SHOWN_MESSAGE) == "ok\n" + "x" * SHOWN_MESSAGE
-    short = shortened("found " + "x" * 9999 + ", expected y")
+    assert shorten_message("ok\n" + "x" * SHOWN_MESSAGE) == "ok\n" + "x" * SHOWN_MESSAGE
+    short = shorten_message("found " + "x" * 9999 + ", expected y")
     assert len(short) <= SHOWN_MESSAGE
     assert short.startswith("found ")
     assert short.endswith(", expected y")
-    assert shortened(short) == short
-    many = shortened("line\n" * 1000).splitlines()
+    assert shorten_message(short) == short
+    many = shorten_message("line\n" * 1000).splitlines()
     assert len(many) == SHOWN_LINES
     assert many[-1] == "... and 978 lines more"

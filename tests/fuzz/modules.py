@@ -18,7 +18,7 @@ from aotc.frontend.importer import import_model
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import host
+from aotc.targets import host_target
 
 PATIENCE = 20.0  # seconds: a case takes hundredths
 DTYPES = [*sorted(set(MLIR.values())), "i8", "ui8", "i16", "bf16", "f16", "i4", "complex<f64>"]
@@ -121,7 +121,7 @@ def case(number: int) -> str:
     text = mutant(number)
     options = Options(verify_each=True, cache=False, jobs=1)
     try:
-        lower(run_passes(import_model(text), options), host(), options)
+        lower(run_passes(import_model(text), options), host_target(), options)
     except CompileError:
         return "refused"
     return "accepted"

@@ -15,7 +15,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.targets import TARGETS
-from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 
 pytestmark = pytest.mark.cudasim
@@ -72,7 +72,7 @@ def test_what_a_form_takes(name):
     assert image.resources["spills"] <= SPILLED.get(name, 0)
     assert image.resources["registers"] * threads <= 65536
     row = {"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch}
-    assert fits(row)
+    assert fits_gpu_limits(row)
     assert all(map_fits(m, 4) for m in launch["maps"])
 
 
@@ -95,7 +95,7 @@ def test_a_form_is_launched_of_any_sizes(name):
     """Of two heads that share keys too, whose number is always 0."""
     for sizes in SIZES:
         threads, launch = template_launch(parse_kernel(text_of(name, sizes)))
-        assert fits({"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch})
+        assert fits_gpu_limits({"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch})
 
 
 BOUND = {"bf16": 6e-3, "f16": 1e-3, "f32": 1e-3}

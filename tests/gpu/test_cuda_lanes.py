@@ -6,12 +6,12 @@ import pytest
 
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
-PTX = resolve("cuda:compute_80")[0]
+PTX = resolve_targets("cuda:compute_80")[0]
 
 
 def instructions(text):

@@ -7,7 +7,14 @@ import pytest
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.commands import LaunchCommand
-from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED, LaunchShape, fits, launch_of
+from aotc.vmfb.devices.cuda.launch import (
+    MAX_BLOCKS_ACROSS,
+    MAX_CLUSTER,
+    MAX_SHARED,
+    LaunchShape,
+    fits_gpu_limits,
+    launch_of,
+)
 from aotc.vmfb.devices.cuda.libcuda import library as driver_library
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.kernel_interface import MAP_ELEMENT_BYTES, Interface, Invalid
@@ -53,8 +60,8 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_no_gpu_does_is_refused(name):
-    assert fits(kernel())
-    assert not fits(kernel(**WRONG[name]))
+    assert fits_gpu_limits(kernel())
+    assert not fits_gpu_limits(kernel(**WRONG[name]))
 
 
 @pytest.mark.parametrize(

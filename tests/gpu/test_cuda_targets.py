@@ -15,7 +15,7 @@ from vmfb.test_cuda import CASES, gpu
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.kernels.cuda.nvvm import driver_of
-from aotc.targets import TARGETS, resolve
+from aotc.targets import TARGETS, resolve_targets
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import device as cuda
 from aotc.vmfb.errors import BundleError
@@ -111,7 +111,7 @@ def test_which_gpus_run_it(name):
 @pytest.mark.ir
 @pytest.mark.parametrize("name", ["cuda", "cuda:sm_90", "cuda:sm_90a", "cuda, cuda:sm_90,cuda:sm_90a"])
 def test_one_target_of_capability_9_0(name):
-    assert resolve(name) == (TARGETS["cuda:sm_90a"],)
+    assert resolve_targets(name) == (TARGETS["cuda:sm_90a"],)
 
 
 @pytest.mark.ir

@@ -16,7 +16,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
 from aotc.targets import TARGETS
-from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 
 pytestmark = pytest.mark.cudasim
@@ -92,7 +92,7 @@ def test_what_a_form_takes(name):
     assert image.resources["spills"] == image.resources["stack"] == 0
     assert image.resources["registers"] * tiles.threads <= 65536
     row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": launch_entry(kernel)}
-    assert fits(row)
+    assert fits_gpu_limits(row)
     assert all(map_fits(m, 4) for m in row["launch"]["maps"])
 
 

@@ -10,7 +10,7 @@ import aotc
 from aotc.targets import TARGETS
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 
 
 @pytest.mark.ir
@@ -44,7 +44,7 @@ def test_rows_that_ask_for_shared_memory(target):
     (asks,) = entries(jax.nn.softmax, (256, 40_960), target=target)
     assert 40_960 * 4 < asks["launch"]["shared"] == asks["resources"]["shared"] <= most
     assert asks["launch"]["blocks"] == [256, 1, 1]
-    assert fits(asks)
+    assert fits_gpu_limits(asks)
     assert asks["resources"]["blocks"] == 1
     for limit in (48 << 10, 4096):
         kernels = entries(jax.nn.softmax, (256, 40_960), target=target, shared_memory_limit=limit)

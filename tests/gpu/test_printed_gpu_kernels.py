@@ -25,7 +25,7 @@ from aotc.kernels.numba_front.gpu_compile import compile_kernel
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.gpu_trial import call_simulated
 from aotc.kernels.numba_front.module_text import module_text, template_tiles
-from aotc.kernels.numba_front.trial import NoTrial, difference, random_arguments
+from aotc.kernels.numba_front.trial import NoTrial, output_difference, random_arguments
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver
@@ -111,7 +111,7 @@ def check_simulated(kernel, target):
     run_kernel(kernel, typed(kernel, expected), dict(zip(kernel.dims, arguments.dims)))
     function = function_of(gpu_source(kernel, target).module, kernel.name)
     call_simulated(function, kernel, target, found)
-    problem = difference(kernel, expected, found)
+    problem = output_difference(kernel, expected, found)
     assert not problem, f"{kernel.name}: {problem}"
 
 

@@ -11,7 +11,7 @@ from support.growth import check_linear
 
 from aotc.ir.dims.algebra import floordiv, minimum, mod, sym
 from aotc.ir.loop import ir
-from aotc.ir.loop.access import imports
+from aotc.ir.loop.access import imported_functions
 from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
@@ -286,7 +286,7 @@ def test_a_library_call_reads_back_and_runs():
     kernel = parse_kernel(LIBRARY_CALL)
     assert print_kernel(kernel) == LIBRARY_CALL
     assert verify_kernel(kernel) == []
-    assert imports(kernel) == ("dgetrf",)
+    assert imported_functions(kernel) == ("dgetrf",)
     a = np.random.default_rng(0).standard_normal((2, 4, 4))
     out, places, status = np.zeros_like(a), np.zeros((2, 4), "int64"), np.ones(2, "int64")
     run_kernel(kernel, [a, out, places, status], {"n": 4})

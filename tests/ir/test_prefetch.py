@@ -11,7 +11,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.targets import TARGETS, resolve
+from aotc.targets import TARGETS, resolve_targets
 
 TEXT = '''def k(a: "f32[64]", /, o: "f32[64]", *, grid: "1", aliases: "[(0, 0)]"):
     for i in range(0, 64):
@@ -60,4 +60,4 @@ def test_a_gpu_drops_it():
     pytest.importorskip("numba_cuda")
     from aotc.kernels.cuda.compile import ptx
 
-    assert "prefetch" not in ptx(parse_kernel(TEXT), resolve("cuda:compute_80")[0])
+    assert "prefetch" not in ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])

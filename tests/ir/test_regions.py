@@ -2,7 +2,7 @@
 
 import pytest
 
-from aotc.ir.tensor.ir import Module, Op, captured, reads_none, renamed, uses, walk
+from aotc.ir.tensor.ir import Module, Op, captured, reads_none, replaced_values, uses, walk
 from aotc.ir.tensor.text import parse_module
 
 TEXT = """
@@ -93,8 +93,8 @@ def test_what_is_not_changed_stays_the_same_object(body):
     assert module.with_functions({}) is module.with_functions({"main": own}) is module
     assert module.with_functions({"main": function}).functions["main"] is function
     assert [*module.with_functions({"other": own}).functions] == ["main", "other"]
-    assert renamed((x, n), {}) == (x, n) == renamed((x, n), {a.result: x})
-    assert renamed((x, n), {n: a.result}) == (x, a.result)
+    assert replaced_values((x, n), {}) == (x, n) == replaced_values((x, n), {a.result: x})
+    assert replaced_values((x, n), {n: a.result}) == (x, a.result)
 
 
 def test_ops_without_results_have_no_more_than_their_name():

@@ -7,7 +7,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 TEXT = '''def k(a: "u32[64]", /, o: "u32[64]", *, grid: "1"):
     x = private("u32[64]")
@@ -49,6 +49,6 @@ def test_a_match_is_ballots():
     pytest.importorskip("numba_cuda")
     from aotc.kernels.cuda.compile import ptx
 
-    text = ptx(parse_kernel(TEXT), resolve("cuda:compute_80")[0])
+    text = ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])
     assert text.count("vote.sync.ballot.b32") == 3
     assert "bar.warp.sync" in text

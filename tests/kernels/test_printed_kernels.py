@@ -19,8 +19,8 @@ import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
 from aotc.kernels.numba_front.source import numba_source
-from aotc.kernels.numba_front.trial import NoTrial, difference, random_arguments
-from aotc.targets import host
+from aotc.kernels.numba_front.trial import NoTrial, output_difference, random_arguments
+from aotc.targets import host_target
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import DTYPES
 from aotc_cli.main import app
@@ -81,7 +81,7 @@ def test_the_text_casts_integers_and_renames_what_hides_a_function():
 )
 def test_a_function_that_is_refused(text, reason):
     with pytest.raises(KernelRefused, match=f"(?s){reason}"):
-        compile_kernel(parse_kernel(GATHER), host(), text, "gather")
+        compile_kernel(parse_kernel(GATHER), host_target(), text, "gather")
 
 
 def test_random_arguments_stay_in_bounds():
@@ -97,9 +97,9 @@ def test_moved_elements_must_have_equal_bits():
     kernel = parse_kernel(GATHER)
     one = random_arguments(kernel)
     other = one.copied()
-    assert not difference(kernel, one, other)
+    assert not output_difference(kernel, one, other)
     other.arrays[2][1] = np.nextafter(np.float32(0), np.float32(1))
-    assert "1 of 3 elements differ, the first at [1]" in difference(kernel, one, other)
+    assert "1 of 3 elements differ, the first at [1]" in output_difference(kernel, one, other)
 
 
 @pytest.fixture(scope="module")

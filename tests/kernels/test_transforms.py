@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import aotc
-from aotc.ir.loop.forms.fft import Transform, run_transform, stages
+from aotc.ir.loop.forms.fft import Transform, fft_stages, run_transform
 from aotc.ir.loop.forms.records import read_record
 from aotc.kernels.emit.vector.fft import TransformFunction
-from aotc.kernels.emit.vector.fft_passes import shared, walk
+from aotc.kernels.emit.vector.fft_passes import group_passes, walk
 
 TARGETS = ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu"]
 ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (2048,), (4096,), (4000,), (32768,)]
@@ -69,7 +69,7 @@ def test_vectors_are_no_longer_than_the_machine_has_them_but_for_pairs():
     ],
 )
 def test_passes_of_radix_8_share_a_butterfly(radices, passes):
-    assert [len(together) for together in shared(stages(radices))] == passes
+    assert [len(together) for together in group_passes(fft_stages(radices))] == passes
     text = written(Transform("f32", radices, False, 1.0), vector_bytes=64)
     assert text.count("switch") == 2 * sum(n > 1 for n in passes)
 
@@ -79,7 +79,7 @@ def test_passes_of_radix_8_share_a_butterfly(radices, passes):
 def test_vectors_of_passes_that_share_are_whole(lanes):
     for first in range(2, 14):
         for radices in ((first, 8, 8), (first, 8, 8, 8), (first, 8, 8, 2)):
-            together = next(found for found in shared(stages(radices)) if len(found) > 1)
+            together = next(found for found in group_passes(fft_stages(radices)) if len(found) > 1)
             assert {walk(stage, lanes).lanes for stage in together} == {lanes}
 
 

@@ -13,7 +13,7 @@ from aotc.frontend.importer import import_model
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.ir
 
@@ -44,7 +44,7 @@ STEPS = {
 @pytest.mark.parametrize("after", ["an argument", "a product", "a sum"])
 @pytest.mark.parametrize("name", STEPS)
 def test_time_of_a_chain_is_linear(name, after):
-    (target,) = resolve(OPTIONS.target)
+    (target,) = resolve_targets(OPTIONS.target)
 
     def text(length):
         def function(x, i):

@@ -15,14 +15,14 @@ from aotc.lowering.plans.matmul import (
     conv_strategy,
     is_tiny,
     matmul_strategy,
-    streams,
+    reads_operand_once,
 )
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.ir
 
-CPU, GPU = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
-PAIRS = resolve("cpu:x86-64-v4-bf16")[0]
+CPU, GPU = (resolve_targets(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+PAIRS = resolve_targets("cpu:x86-64-v4-bf16")[0]
 B = sym("b")
 STRATEGIES = {
     "constant-weights": ((128, 64, 768), "f32", False, True, "packed"),
@@ -127,9 +127,9 @@ def test_tiny_groups_stay_loops():
 
 
 def test_an_unknown_size_is_large():
-    assert streams(STREAM_ROWS.value)
-    assert not streams(STREAM_ROWS.value + 1)
-    assert not streams(B)
+    assert reads_operand_once(STREAM_ROWS.value)
+    assert not reads_operand_once(STREAM_ROWS.value + 1)
+    assert not reads_operand_once(B)
     assert is_tiny((1, 1), TINY_FLOPS.value // 2)
     assert not is_tiny((1, 1), TINY_FLOPS.value // 2 + 1)
     assert not is_tiny((1, B), 1)

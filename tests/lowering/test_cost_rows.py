@@ -18,7 +18,7 @@ from aotc.lowering.placement.host_only import imply_host
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.cpu
 OTHERS = (cost_cases_attention, cost_cases_columns, cost_cases_gpu)
@@ -57,7 +57,7 @@ def answers(monkeypatch):
 
 def lowered(case):
     """The kernels of a case, verified."""
-    (target,) = resolve(case.target)
+    (target,) = resolve_targets(case.target)
     options = Options(
         target=case.target, opt_level=case.level, memory_limit=case.memory_limit, quantize_weights=case.quantize,
         verify_each=True,

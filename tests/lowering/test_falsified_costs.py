@@ -15,7 +15,7 @@ from aotc.pipeline import run_passes
 from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
+from aotc.vmfb.profile.stored_records import PROFILE, stored_record, with_profile
 
 pytestmark = pytest.mark.cpu
 
@@ -164,7 +164,7 @@ def test_explain_shows_the_profile_before_the_costs():
     data = aotc.compile(jnp.tanh, x, costs=record)
     assert rows(data)[0].measured == 100
     again = with_profile(open_bundle(data), aotc.load(data, threads=1).profile("main", x, repeat=1))
-    assert rows(again)[0].measured == stored(open_bundle(again), PROFILE)["kernels"][0]["ns"]["cpu"]
+    assert rows(again)[0].measured == stored_record(open_bundle(again), PROFILE)["kernels"][0]["ns"]["cpu"]
 
 
 # ---------------------------------------------------------------- orders

@@ -23,15 +23,18 @@ from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.plans.plan_region import PLANNERS, PLANNERS_OF_OPS
 from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.regions.lower_region import lower_region
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.ir
 
 CASES = sorted((FOLDER / "lower").glob("*/*.txt"))
 ELSEWHERE = {"custom_call"}  # its function is the user's: tests/vmfb/test_custom_calls.py
-CPU, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
-OTHER_CPUS = {"pairs_": resolve("cpu:x86-64-v4-bf16")[0], "matrix_": resolve("cpu:x86-64-amx")[0]}  # by cases' names
+CPU, CUDA = (resolve_targets(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+OTHER_CPUS = {
+    "pairs_": resolve_targets("cpu:x86-64-v4-bf16")[0],
+    "matrix_": resolve_targets("cpu:x86-64-amx")[0],
+}  # by cases' names
 
 
 def positive_definite(op, arrays):

@@ -18,7 +18,7 @@ from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.assembly import disassemble
 from aotc.vmfb.commands import read_commands
 from aotc_cli.commands.dump import node_lines
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ir
 
 CASES = sorted((FOLDER / "program").glob("*.txt"))
 OPTIONS = Options(target="cpu:x86-64-v4", verify_each=True)
-(TARGET,) = resolve(OPTIONS.target)
+(TARGET,) = resolve_targets(OPTIONS.target)
 
 
 def text_of(variant: Variant) -> str:

@@ -14,13 +14,13 @@ from aotc.lowering.cost_model.op_time import move_nanoseconds, op_nanoseconds, s
 from aotc.lowering.placement.heft import heft
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS, resolve
+from aotc.targets import TARGETS, resolve_targets
 from aotc.tools.explain.affinity import explain_affinity
 
 pytestmark = pytest.mark.ir
 
 T = "tensor<512x512xf32>"
-(HOST,) = resolve("cpu")
+(HOST,) = resolve_targets("cpu")
 GPU = TARGETS["cuda:sm_90a"]
 COSTS = Costs(HOST)
 CPUS = {"d0": "cpu", "d1": "cpu"}

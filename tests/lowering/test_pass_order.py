@@ -17,7 +17,7 @@ from aotc.ir.tensor.ir import walk
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import MUST_PRECEDE, PASSES, run_passes
-from aotc.targets import combine, resolve
+from aotc.targets import resolve_targets, variant_targets
 
 pytestmark = pytest.mark.ir
 
@@ -353,7 +353,7 @@ def _holds(module, good, options):
     """Does ``module`` pass all passes and lowering, and is ``good`` true of what the passes make?"""
     try:
         fused = run_passes(module, options)
-        lower(fused, combine(resolve(options.target), options.devices)[0], options)
+        lower(fused, variant_targets(resolve_targets(options.target), options.devices)[0], options)
     except (CompileError, InternalError):
         return False
     return good(fused, Counter(op.name for f in fused.functions.values() for op in walk(f.body)))

@@ -18,7 +18,7 @@ from aotc.lowering.passes.fuse.fuse import fuse_recorded
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
@@ -32,7 +32,7 @@ def lowered(model, arguments=(), **flags):
     """The kernels of a model, and what fusion decided."""
     options = Options(**flags)
     module = run_passes(import_raw(fetch(model, tuple(arguments), {}), options=options), options)
-    return lower(module, resolve(options.target)[0], options).kernels
+    return lower(module, resolve_targets(options.target)[0], options).kernels
 
 
 def taken(kernel, space):
@@ -69,9 +69,9 @@ def test_random_rows_fit_any_limits(seed, target):
     shared, stack = (int(rng.choice([0, 1, 64, 1000, 4096, 40_000])) for _ in range(2))
     kernels = lowered(function, arguments, target=target, shared_memory_limit=shared, stack_limit=stack)
     for kernel in kernels:
-        assert taken(kernel, "shared") <= min(shared or OPT_IN, resolve(target)[0].shared_memory)
+        assert taken(kernel, "shared") <= min(shared or OPT_IN, resolve_targets(target)[0].shared_memory)
         if target.startswith("cpu"):
-            assert taken(kernel, "private") <= (stack or resolve(target)[0].stack)
+            assert taken(kernel, "private") <= (stack or resolve_targets(target)[0].stack)
 
 
 @pytest.mark.ir
@@ -98,7 +98,7 @@ def test_the_refusal_names_both_sizes(target):
     record = FusionRecord()
     fuse_recorded(before, options, record)
     (refused,) = [v for v in record.verdicts if not v.taken and "bytes of a row" in v.reason]
-    limit = resolve(target)[0].shared_memory
+    limit = resolve_targets(target)[0].shared_memory
     assert f"1,048,576 bytes of a row > {limit - 256:,} bytes of shared memory" in refused.reason
     assert [op.name for op in refused.ops] == ["div"]
 

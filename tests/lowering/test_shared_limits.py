@@ -14,7 +14,7 @@ from aotc.lowering.lower import lower
 from aotc.lowering.plans.gpu_scatters import CROWDED_UPDATES
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 STATIC, OPT_IN = 48 << 10, 227 << 10
 TARGETS = ("cuda:sm_80", "cuda:sm_86", "cuda:sm_90", "cuda:sm_90a")
@@ -24,7 +24,7 @@ DTYPES = ("bfloat16", "float16", "float32", "int8")
 def kernels(function, arguments, **flags):
     options = Options(**flags)
     module = run_passes(import_raw(fetch(jax.jit(function), tuple(arguments), {}), options=options), options)
-    return lower(module, resolve(options.target)[0], options).kernels
+    return lower(module, resolve_targets(options.target)[0], options).kernels
 
 
 def shared(kernel):
@@ -93,7 +93,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
 def test_no_kernel_takes_more(name, target):
     for limit in (0, OPT_IN, STATIC, 4096, 300, 33, 1):
-        most = min(limit or OPT_IN, resolve(target)[0].shared_memory)
+        most = min(limit or OPT_IN, resolve_targets(target)[0].shared_memory)
         for kernel in kernels(*{**PRODUCTS, **OTHERS}[name], target=target, shared_memory_limit=limit):
             assert shared(kernel) <= most, limit
 
@@ -141,7 +141,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_a_byte_less_than_used_is_obeyed(name, target):
     """Arrays are padded to whole vectors: a plan that counts their elements alone exceeds such a limit."""
-    used = limit = resolve(target)[0].shared_memory
+    used = limit = resolve_targets(target)[0].shared_memory
     while used > 1:
         used = max(shared(kernel) for kernel in kernels(*ODD[name], target=target, shared_memory_limit=limit))
         assert used <= limit

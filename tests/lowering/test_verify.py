@@ -15,13 +15,13 @@ from aotc.lowering import lower as stages
 from aotc.lowering.program import dependences
 from aotc.lowering.program.schedule import CommandBuffer, Scheduler
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.isa import BY_NAME
 
 pytestmark = pytest.mark.ir
 
 OPTIONS = Options(target="cpu:x86-64-v4", verify_each=True)
-(TARGET,) = resolve(OPTIONS.target)
+(TARGET,) = resolve_targets(OPTIONS.target)
 
 
 def lower(case, **options):

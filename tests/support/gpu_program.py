@@ -14,7 +14,7 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from support.differential import close
 from support.program_run import run_program
 
@@ -29,7 +29,7 @@ def gpu_program(
     raw = fetch(jax.jit(model) if callable(model) else model, args, {})
     module = run_passes(import_raw(raw, options=chosen, platform="cpu"), chosen)
     (function,) = (f for f in module.functions.values() if f.public)
-    return function, lower(module, resolve(target)[0], chosen)
+    return function, lower(module, resolve_targets(target)[0], chosen)
 
 
 def run_gpu_program(function: Function, variant: Variant, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -14,7 +14,19 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.symbols import evaluate, symbols
 from aotc.ir.loop.ir import Buffer
 from aotc.ir.loop.run import run_kernel
-from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage, placed
+from aotc.ir.program.ir import (
+    Bind,
+    Branch,
+    Buffered,
+    Check,
+    Constants,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    storages_with_offsets,
+)
 from aotc.ir.semantics.run import bind_arguments
 from aotc.ir.tensor.ir import Function
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -104,7 +116,9 @@ class _Run:
             match step:
                 case Launch(kernel):
                     buffers = (*kernel.inputs, *kernel.outputs)
-                    arrays = [self.array(*part, b) for part, b in zip(placed(step), buffers, strict=True)]
+                    arrays = [
+                        self.array(*part, b) for part, b in zip(storages_with_offsets(step), buffers, strict=True)
+                    ]
                     run_kernel(kernel, arrays, {name: self.dims[name] for name in kernel.dims})
                 case Copy(source, target, size):
                     count = self.number(size)

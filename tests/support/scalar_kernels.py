@@ -14,7 +14,7 @@ from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.custom import MATH_SYMBOLS
 from aotc.kernels.cpu.link import link
 from aotc.kernels.formulas.math import MAX_ULP
-from aotc.targets import host
+from aotc.targets import host_target
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 
@@ -23,7 +23,7 @@ def run(kernel, arrays, grid, dims=(), begin=0, target=None, by=compile_kernel):
 
     ``by`` is its compiler, which may use the C math library if it is not the default.
     """
-    target = target or host()
+    target = target or host_target()
     library = loaded(link([by(kernel, target)], target, () if by is compile_kernel else MATH_SYMBOLS))
     pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
     numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)

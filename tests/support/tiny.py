@@ -17,7 +17,7 @@ from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.commands import encode
-from aotc.vmfb.verify.kernel_interface import digest
+from aotc.vmfb.verify.kernel_interface import interface_digest
 
 EXECUTOR = r"""
 #include <stdint.h>
@@ -126,7 +126,7 @@ def shared_object(source: str) -> bytes:
 
 def sealed(source: str, variant: dict) -> bytes:
     """C source of kernels as the library that a variant describes."""
-    numbers = ", ".join(map(str, digest(variant)))
+    numbers = ", ".join(map(str, interface_digest(variant)))
     return shared_object(f"{source}\nconst unsigned char {INTERFACE_SYMBOL}[32] = {{{numbers}}};\n")
 
 

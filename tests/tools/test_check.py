@@ -19,7 +19,7 @@ from aotc.ir.tensor.ir import Region
 from aotc.lowering import lower as stage
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass
-from aotc.tools.agreement import compare_op, compare_results, deviation
+from aotc.tools.agreement import array_deviation, compare_op, compare_results
 from aotc.tools.check import Checker
 from aotc.vmfb import custom_calls
 from aotc_cli import main as cli_main
@@ -208,13 +208,13 @@ def test_faults_are_seen_beside_rounded_weights(wrong_kernels):
 
 def test_how_far_a_result_is_off():
     want = np.array([3.0, -4.0, np.inf, np.nan], np.float32)
-    found = deviation(np.array([3.0, -4.5, np.inf, 1.0], np.float32), want)
+    found = array_deviation(np.array([3.0, -4.5, np.inf, 1.0], np.float32), want)
     assert (found.relative, found.largest, found.size) == (pytest.approx(0.1), 0.5, 4.0)
-    assert deviation(np.array([1]), np.array([2])) is None
+    assert array_deviation(np.array([1]), np.array([2])) is None
     nothing = np.zeros(3, np.float32)
-    assert deviation(nothing, nothing).relative == 0
-    assert deviation(nothing + 1, nothing).relative == np.inf
-    assert deviation(nothing[:0], nothing[:0]).largest == 0
+    assert array_deviation(nothing, nothing).relative == 0
+    assert array_deviation(nothing + 1, nothing).relative == np.inf
+    assert array_deviation(nothing[:0], nothing[:0]).largest == 0
 
 
 def test_custom_calls_take_part(monkeypatch):

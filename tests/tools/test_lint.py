@@ -177,7 +177,7 @@ def test_compile_agrees(name, target):
     from aotc.lowering.lower import lower
     from aotc.options import Options
     from aotc.pipeline import run_passes
-    from aotc.targets import resolve
+    from aotc.targets import resolve_targets
 
     model, *args = MODELS[name]
     if callable(model):
@@ -185,7 +185,7 @@ def test_compile_agrees(name, target):
     (report,) = lint(model, target=target)
     findings = []
     try:
-        lower(run_passes(import_model(model), Options(target=target)), *resolve(target), Options(target=target))
+        lower(run_passes(import_model(model), Options(target=target)), *resolve_targets(target), Options(target=target))
     except aotc.CompileError as error:
         findings = error.findings
     assert report.compiles == (not findings)

@@ -11,9 +11,9 @@ from jax import lax
 import aotc
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, CallError
-from aotc.vmfb.profile.cost_record import digest_of, problem, read_record, record_text
+from aotc.vmfb.profile.cost_record import digest_of, read_record, record_problem, record_text
 from aotc.vmfb.profile.measure import Profiler
-from aotc.vmfb.profile.stored_records import PROFILE, stored, with_profile
+from aotc.vmfb.profile.stored_records import PROFILE, stored_record, with_profile
 
 pytestmark = pytest.mark.cpu
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
@@ -27,7 +27,7 @@ def profiled(function, *arguments, **flags):
 
 def test_each_kernel_has_a_row():
     module, record = profiled(lambda x: jax.nn.softmax(x @ x, 1), X)
-    assert problem(record) == ""
+    assert record_problem(record) == ""
     assert len(record["kernels"]) == module.stats()["kernels"] == 2
     for row, (name, text, loc, ops, _) in zip(record["kernels"], module._executable.kernel_texts()):
         assert (row["name"], row["digest"], row["loc"], row["ops"]) == (name, digest_of(text), loc, ops)
@@ -130,19 +130,19 @@ def test_records_are_text_that_reads_back():
 def test_a_record_that_is_none_is_refused(change, message):
     _, record = profiled(jnp.sin, X)
     change(record)
-    assert message in problem(record)
+    assert message in record_problem(record)
     with pytest.raises(aotc.CompileError, match="the costs are no record"):
         aotc.compile(jnp.sin, X, costs=record)
 
 
 def test_a_bundle_keeps_its_profile():
     data = aotc.compile(jnp.sin, X)
-    assert stored(open_bundle(data), PROFILE) == {}
+    assert stored_record(open_bundle(data), PROFILE) == {}
     first, second = (aotc.load(data).profile("main", X, repeat=1) for _ in range(2))
     once = with_profile(open_bundle(data), first)
     twice = with_profile(open_bundle(once), second)
-    assert stored(open_bundle(once), PROFILE) == first
-    assert stored(open_bundle(twice), PROFILE) == second
+    assert stored_record(open_bundle(once), PROFILE) == first
+    assert stored_record(open_bundle(twice), PROFILE) == second
     assert len(open_bundle(twice).manifest["segments"]) == len(open_bundle(data).manifest["segments"]) + 1
     np.testing.assert_array_equal(aotc.load(twice, verify=True).invoke("main", X)[0], aotc.load(data)(X))
     assert aotc.upgrade(twice) == data
@@ -151,7 +151,7 @@ def test_a_bundle_keeps_its_profile():
 def test_a_damaged_profile_is_no_record():
     data = with_profile(open_bundle(aotc.compile(jnp.sin, X)), {"kernels": []})
     with pytest.raises(BundleError, match="the profile of the bundle are no record: record has no 'format'"):
-        stored(open_bundle(data), PROFILE)
+        stored_record(open_bundle(data), PROFILE)
 
 
 def test_many_runs_of_a_short_kernel_are_one_call(monkeypatch):

@@ -12,7 +12,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.check_bundle import check_bundle
 from aotc.vmfb.weights import differences as codec
-from aotc.vmfb.weights.differences import differences, expand, from_differences
+from aotc.vmfb.weights.differences import differences, expand_differences, from_differences
 
 pytestmark = pytest.mark.ir
 
@@ -34,7 +34,7 @@ def test_differences_are_undone(word, row_words, monkeypatch):
             monkeypatch.setattr(codec, "READ_BYTES", int(rng.integers(1, 30)))
             elements = rng.integers(0, 256, count * word).astype(np.uint8)
             into = np.zeros(elements.size, np.uint8)
-            expand(zlib.compress(differences(elements, word, distance)), word, distance, into)
+            expand_differences(zlib.compress(differences(elements, word, distance)), word, distance, into)
             assert into.tobytes() == elements.tobytes()
 
 
@@ -48,7 +48,7 @@ def test_streams_that_are_damaged():
             from_differences(stream, 4, size)
     for word, distance in ((0, 1), (3, 1), (16, 1), (4, -1)):
         with pytest.raises(ValueError, match="words of"):
-            expand(packed, word, distance, np.zeros(4096, np.uint8))
+            expand_differences(packed, word, distance, np.zeros(4096, np.uint8))
 
 
 def bundle(change=lambda entry: None, stored=STREAM + RAW):

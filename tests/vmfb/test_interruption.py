@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba")
 
 import aotc
-from aotc.vmfb.host.interruption import notice
+from aotc.vmfb.host.interruption import raise_if_interrupted
 
 pytestmark = [pytest.mark.cpu]
 
@@ -127,7 +127,7 @@ def test_a_deadline_of_asyncio_ends_a_call_in_a_thread(bundle, name):
 def test_a_shielded_call_goes_on():
     async def main():
         loop, go = asyncio.get_running_loop(), threading.Event()
-        inner = loop.run_in_executor(None, lambda: (go.wait(60), notice(), 5)[-1])
+        inner = loop.run_in_executor(None, lambda: (go.wait(60), raise_if_interrupted(), 5)[-1])
         outer = asyncio.shield(inner)
         outer.cancel()
         go.set()

@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 
 from aotc.kernels.cpu.build import build_executor
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import host_target
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.module import load
 
@@ -26,7 +26,7 @@ Y = np.full(4, 10, np.float32)
 @pytest.fixture(scope="module")
 def bundle():
     manifest, segments = tiny.parts()
-    segments[0] = ("executor", build_executor(host(), Options()))
+    segments[0] = ("executor", build_executor(host_target(), Options()))
     return write_bundle(None, manifest, segments)
 
 

@@ -12,7 +12,7 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.commands import encode
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.module import load
-from aotc.vmfb.verify.kernel_interface import Invalid, digest, evaluate
+from aotc.vmfb.verify.kernel_interface import Invalid, evaluate, interface_digest
 
 pytestmark = pytest.mark.ir
 
@@ -229,7 +229,7 @@ def test_the_digest_covers_what_a_call_depends_on():
         {"kernels": variant["kernels"][1:]},
         *({"kernels": [{**variant["kernels"][0], key: 9}]} for key in ("inputs", "dims", "grid", "extents", "aliases")),
     ]
-    found = {digest({**variant, **change}) for change in [{}, *changed]}
+    found = {interface_digest({**variant, **change}) for change in [{}, *changed]}
     assert len(found) == len(changed) + 1
 
 

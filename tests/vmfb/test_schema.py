@@ -7,7 +7,7 @@ from support import tiny
 
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.manifest import SCHEMA, problem
-from aotc.vmfb.verify.schema import ANY, NONE, acceptor, problems
+from aotc.vmfb.verify.schema import ANY, NONE, problems, schema_acceptor
 
 pytestmark = pytest.mark.ir
 
@@ -45,7 +45,7 @@ def test_of_a_manifest_changed_anywhere():
         for other in (*OTHERS, ANY) if path else OTHERS:
             found = changed(manifest, path, other)
             wrong = any(True for _ in problems(found, SCHEMA, "manifest"))
-            assert acceptor(SCHEMA)(found) is not wrong, (path, other)
+            assert schema_acceptor(SCHEMA)(found) is not wrong, (path, other)
             refused += wrong
     assert refused > 1000
 
@@ -58,7 +58,7 @@ SCHEMAS = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema).replace(str(ANY), "ANY"))
 def test_of_small_schemas(schema):
-    accepts = acceptor(schema)
+    accepts = schema_acceptor(schema)
     for one in OTHERS:
         for value in (one, [one], [one, 1], {"name": one}, {"name": "x", "sizes": [], "at": one}, {"n": [one]}):
             assert accepts(value) is (next(problems(value, schema, "it"), None) is None), value

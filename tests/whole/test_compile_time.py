@@ -14,7 +14,7 @@ from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.cpu
 
@@ -55,7 +55,7 @@ def program(lines, result):
 
 def seconds(text):
     """Return the time that this thread computes from text to kernels in loop IR and command buffers."""
-    options, (target,) = Options(), resolve("cpu")
+    options, (target,) = Options(), resolve_targets("cpu")
     begin = time.thread_time()
     lower(run_passes(import_model(text.encode()), options), target, options)
     return time.thread_time() - begin

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.mlir_types import config_of, entries, leaf_types
+from aotc.frontend.mlir_types import config_of, dictionary_entries, leaf_types
 from aotc.frontend.session import State
 from aotc.ir.dims.algebra import product
 from aotc.ir.tensor.ir import TensorType, Value
-from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
 from aotc.vmfb.messages import shown_as
 
@@ -83,7 +83,7 @@ def _bits(state: State, x: Value, dtype: str) -> Value:
 
 def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
     """Return the record that describes the callback's function: from the op, or from the session by number."""
-    held = entries(config_of(op))
+    held = dictionary_entries(config_of(op))
     if target == TARGET:
         record: Mapping[str, Any] = json.loads(held["record"].value)
         return record
@@ -101,7 +101,7 @@ def _users(
     A callback without a registered function is dropped if the options allow that, and otherwise an error.
     """
     name, what = record["name"], f"{record['kind']} of {record['name']!r}"
-    if registered(name) is not None:
+    if registered_call(name) is not None:
         if record.get("ordered"):
             hint = "ordered=False, and results that the next call takes, if the order matters"
             state.fail(f"{what} is ordered, and a bundle orders calls by their data only", hint)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.lapack import into_memory, options_of, out_of_memory, unpacked, without_factors
+from aotc.frontend.calls.lapack import into_memory, options_of, out_of_memory, unpack_eigenvectors, without_factors
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
@@ -86,7 +86,7 @@ def _geev(state: State, op: Any) -> None:
 def _hybrid_eig(state: State, op: Any) -> None:
     results = _call(state, "geev", into_memory(state, op), _eig_letters(op))
     if len(results) == 5:
-        results[2:4] = (unpacked(state, results[1], v) for v in results[2:4])
+        results[2:4] = (unpack_eigenvectors(state, results[1], v) for v in results[2:4])
     out_of_memory(state, op, results)
 
 

@@ -17,13 +17,13 @@ from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
-from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types, numbers
+from aotc.frontend.mlir_types import array_numbers, config_of, dictionary_entries, get_value, integer_tuple, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims.algebra import Expr
 from aotc.ir.opset.control import REFUSED_ON_GPUS
 from aotc.ir.tensor.ir import TensorType
-from aotc.vmfb.custom_calls import PER_ELEMENT, PER_LAUNCH, PER_ROW, GpuFunction, registered
+from aotc.vmfb.custom_calls import PER_ELEMENT, PER_LAUNCH, PER_ROW, GpuFunction, registered_call
 
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"
@@ -103,7 +103,7 @@ def _users(state: State, op: Any, target: str) -> None:
         "aliases": _aliases(op),
     }
     operands, types = state.data_operands(op), _result_types(state, op)
-    known = registered(target)
+    known = registered_call(target)
     if known is not None and known.gpu is not None:
         try:
             attrs["gpu"] = _on_gpus(state, f"custom call @{target}", known.gpu, [v.type for v in operands], types)
@@ -161,7 +161,7 @@ def _result_types(state: State, op: Any) -> list[TensorType]:
     if "indices_of_shape_operands" not in op.attributes:
         return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
     operands = state.operands(op)
-    shapes = [operands[n] for n in integers(op.attributes["indices_of_shape_operands"])]
+    shapes = [operands[n] for n in integer_tuple(op.attributes["indices_of_shape_operands"])]
     dims = [state.dims_of(v, "the shape of a custom call's result") for v in shapes]
     return [state.type_with(r.type, d) for r, d in zip(op.results, dims, strict=True)]
 
@@ -178,11 +178,11 @@ def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
 def _plain(attribute: Any) -> Any:
     """Return an attribute as plain data; attributes without a plain form as text."""
     if isinstance(attribute, ir.DictAttr):
-        return {name: _plain(a) for name, a in entries(attribute).items()}
+        return {name: _plain(a) for name, a in dictionary_entries(attribute).items()}
     if isinstance(attribute, ir.ArrayAttr):
         return tuple(_plain(a) for a in attribute)
     if isinstance(attribute, ir.DenseElementsAttr):
-        return tuple(numbers(attribute).reshape(-1).tolist())
+        return tuple(array_numbers(attribute).reshape(-1).tolist())
     if hasattr(attribute, "__len__"):  # array<i64: 1, 2>
         return tuple(attribute)
     if isinstance(attribute, ir.StringAttr):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.affinity import check_declared, device_of, placement_of
-from aotc.frontend.importers.random import generate
-from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, leaf_types
+from aotc.frontend.importers.random import bind_random_bits
+from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 def _attribute(op: Any, name: str) -> Any:
     """Return ``name`` from the FFI configuration or MHLO attributes of a custom call; None if it is missing."""
-    held = entries(op.attributes.get("mhlo.attributes")) | entries(config_of(op))
+    held = dictionary_entries(op.attributes.get("mhlo.attributes")) | dictionary_entries(config_of(op))
     return held[name].value if name in held else None
 
 
@@ -121,7 +121,7 @@ def _dynamic_reduce_window(state: State, op: Any) -> None:
 def _dynamic_rng_bit_generator(state: State, op: Any) -> None:
     held, size = state.operands(op)
     dims = state.dims_of(size, "the shape of rng_bit_generator")
-    generate(state, op, held, state.type_with(op.results[1].type, dims))
+    bind_random_bits(state, op, held, state.type_with(op.results[1].type, dims))
 
 
 def _buffer(state: State, op: Any) -> None:

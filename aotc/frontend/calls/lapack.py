@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, integers
+from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, integer_tuple
 from aotc.frontend.session import Importer, State
-from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, symbol
+from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, lapack_symbol
 from aotc.ir.tensor.ir import TensorType, Value
 
 _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
@@ -30,7 +30,7 @@ class LapackOptions(dict[str, Any]):
 
 def options_of(op: Any) -> LapackOptions:
     """Return the options of an FFI call by name; characters are stored as unsigned 8-bit numbers."""
-    held = entries(config_of(op)).items()
+    held = dictionary_entries(config_of(op)).items()
     return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
 
 
@@ -43,7 +43,7 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
     """Return the layout of each value of attribute ``name``: its dims, the slowest in memory first."""
     if name not in op.attributes:
         return [list(range(rank)) for rank in ranks]
-    layouts = [integers(layout) for layout in op.attributes[name]]
+    layouts = [integer_tuple(layout) for layout in op.attributes[name]]
     return [list(reversed(layout)) for layout in layouts[: len(ranks)]]
 
 
@@ -86,10 +86,10 @@ def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Va
 def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
     """Return results with complex eigenvectors: of real matrices, LAPACK stores a conjugate pair as two real ones."""
     real, imag, left, right, status = results
-    return real, imag, *(unpacked(state, imag, v) for v in (left, right)), status
+    return real, imag, *(unpack_eigenvectors(state, imag, v) for v in (left, right)), status
 
 
-def unpacked(state: State, imag: Value, packed: Value) -> Value:
+def unpack_eigenvectors(state: State, imag: Value, packed: Value) -> Value:
     """Return the complex eigenvectors, one per row, from LAPACK's real ``packed`` form.
 
     ``imag`` are the imaginary parts of the eigenvalues, positive for the first of a conjugate pair.
@@ -147,5 +147,5 @@ def _trsm(state: State, op: Any) -> None:
 LAPACK: dict[str, Importer] = {
     **{f"lapack_{t}potrf_ffi": _potrf for t in "sdcz"},
     **{f"lapack_{t}trsm_ffi": _trsm for t in "sdcz"},
-    **{f"lapack_{symbol(routine, t)}_ffi": partial(_lapack, routine) for routine in ROUTINES for t in LETTERS},
+    **{f"lapack_{lapack_symbol(routine, t)}_ffi": partial(_lapack, routine) for routine in ROUTINES for t in LETTERS},
 }

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
-from aotc.frontend.mlir_types import config_of, discardable_integer, entries, numbers
+from aotc.frontend.mlir_types import array_numbers, config_of, dictionary_entries, discardable_integer
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor.ir import TensorType
@@ -25,7 +25,7 @@ def _exchange(name: str, count: int) -> str:
 def _rows(state: State, attribute: Any) -> Groups:
     if not isinstance(attribute, ir.DenseElementsAttr):
         state.fail(f"groups {attribute} are not numbers of processes", hint="write them as dense<[[0, 1]]>")
-    return tuple(tuple(int(i) for i in row) for row in numbers(attribute))
+    return tuple(tuple(int(i) for i in row) for row in array_numbers(attribute))
 
 
 _MOST_REPLICAS = 1 << 16  # their numbers are listed: a damaged count must not fill the memory
@@ -111,7 +111,7 @@ def _replica_id(state: State, op: Any) -> None:
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
     """Import ``ragged_all_to_all``, a custom call with the process groups in its configuration."""
-    config = entries(config_of(op))
+    config = dictionary_entries(config_of(op))
     rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
     attrs = {"groups": _groups(state, op, rows), "channel": channel, "global_ids": True}

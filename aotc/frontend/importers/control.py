@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.affinity import moved
-from aotc.frontend.entry_attrs import affinities
-from aotc.frontend.importers.elementwise import COMPOSITES, expands
+from aotc.frontend.affinity import transferred_to_devices
+from aotc.frontend.entry_attrs import argument_affinities
+from aotc.frontend.importers.elementwise import COMPOSITES, is_complex_only
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import leaf_types
@@ -70,10 +70,10 @@ def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Valu
 
 
 def _case(state: State, op: Any) -> None:
-    branch(state, op, state.value(op.operands[0]), list(op.regions))
+    import_branch(state, op, state.value(op.operands[0]), list(op.regions))
 
 
-def branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
+def import_branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
     """Import a branch: bind the results of region number ``index``, or of the last one if that is out of range.
 
     A region without a block has no results.
@@ -113,7 +113,7 @@ def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]
 def _if(state: State, op: Any) -> None:
     """Import ``if`` as a case whose branch 0 is the true branch."""
     (pred,) = state.operands(op)
-    branch(state, op, state.convert(state.one("not", [pred]), "i32"), list(op.regions))
+    import_branch(state, op, state.convert(state.one("not", [pred]), "i32"), list(op.regions))
 
 
 def _call(state: State, op: Any) -> None:
@@ -124,11 +124,11 @@ def call_function(state: State, op: Any, callee: str) -> None:
     """Emit a call of the clone of ``callee`` for the operands of ``op``, moved to the devices that ``callee`` names."""
     operands: Sequence[Value] = state.operands(op)
     homes = _homes(state, callee)
-    operands = moved(state, operands, homes["arguments"]) if homes else operands
+    operands = transferred_to_devices(state, operands, homes["arguments"]) if homes else operands
     clone = state.session.clone(state, callee, operands)
     results = state.emit("call", operands, {"callee": clone.name}, [v.type for v in clone.results])
     state.known.update((r, k) for r, k in zip(results, clone.known) if k is not None)
-    state.bind(op, moved(state, results, homes["results"]) if homes else results)
+    state.bind(op, transferred_to_devices(state, results, homes["results"]) if homes else results)
 
 
 def _homes(state: State, callee: str) -> dict[str, list[str]]:
@@ -136,7 +136,9 @@ def _homes(state: State, callee: str) -> dict[str, list[str]]:
     function = state.session.symbols.get(callee)
     if function is None:
         return {}
-    found = affinities(function, state.session.devices, to_loc(function.operation.location, state.session.path))
+    found = argument_affinities(
+        function, state.session.devices, to_loc(function.operation.location, state.session.path)
+    )
     if state.by_element and any(map(any, found.values())):
         state.fail(f"{callee}, which is called in the computation of another op, names devices")
     return found if any(map(any, found.values())) else {}
@@ -158,7 +160,7 @@ def _composite(state: State, op: Any) -> None:
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
         state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
-    elif name in COMPOSITES and not expands(op, name):
+    elif name in COMPOSITES and not is_complex_only(op, name):
         COMPOSITES[name](state, op)
     else:
         call_function(state, op, op.attributes["decomposition"].value)

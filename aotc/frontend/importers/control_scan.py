@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.mlir_types import get_value, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.spec import SIZES_DIFFER
@@ -46,7 +46,7 @@ def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
 
 def _scan(state: State, op: Any) -> None:
     """Import a scan: each step reads one row of each input, from the last to the first with ``is_reverse``."""
-    count, stacked = (integers(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
+    count, stacked = (integer_tuple(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
     values = state.operands(op)
     inputs, inits = values[:count], values[count:]
     dim, index = op.attributes["dimension"].value, TensorType("i64")

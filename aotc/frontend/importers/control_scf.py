@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.importers.control import assert_test, branch
-from aotc.frontend.mlir_types import integers
+from aotc.frontend.importers.control import assert_test, import_branch
+from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
@@ -111,14 +111,14 @@ def _refuse_by_element(state: State) -> None:
 def _index_switch(state: State, op: Any) -> None:
     """Import a branch on an index; the first region is the default, for values without a case."""
     (value,) = state.operands(op)
-    cases = integers(op.attributes["cases"])
+    cases = integer_tuple(op.attributes["cases"])
     t = TensorType("i32", value.type.shape)
     number = state.constant(np.array(len(cases), np.int32), t)
     for k, case in enumerate(cases):
         is_case = state.one("eq", [value, state.constant(np.array(case, to_numpy(value.type.dtype)), value.type)])
         number = state.one("select", [is_case, state.constant(np.array(k, np.int32), t), number])
     default, *regions = op.regions
-    branch(state, op, number, [*regions, default])
+    import_branch(state, op, number, [*regions, default])
 
 
 def _execute_region(state: State, op: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.constants import elements
+from aotc.frontend.constants import constant_elements
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
@@ -40,7 +40,7 @@ COMPLEX_CHLO = {
 """CHLO ops that have an importer for complex numbers; jaxlib expands them for real ones."""
 
 
-def expands(op: Any, name: str) -> bool:
+def is_complex_only(op: Any, name: str) -> bool:
     """Return True if ``name`` is imported for complex numbers only and the operands of ``op`` are real."""
     return name in COMPLEX_CHLO and "complex<" not in str(op.operands[0].type)
 
@@ -99,7 +99,7 @@ def _reduce_precision(state: State, op: Any) -> None:
 def _constant(state: State, op: Any) -> None:
     t = state.static_type(op.results[0].type)
     try:
-        array = elements(op, t)
+        array = constant_elements(op, t)
     except ValueError as error:
         state.fail(str(error))
     state.bind(op, [state.constant(array, t)])

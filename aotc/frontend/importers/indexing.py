@@ -6,13 +6,13 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.mlir_types import get_value, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Expr
 
 
 def _dynamic_slice(state: State, op: Any) -> None:
-    attrs = {"sizes": integers(op.attributes["slice_sizes"])}
+    attrs = {"sizes": integer_tuple(op.attributes["slice_sizes"])}
     state.bind(op, [state.one("dynamic_slice", state.operands(op), attrs)])
 
 
@@ -37,7 +37,7 @@ def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
 
 
 def _gather(state: State, op: Any) -> None:
-    attrs = _gather_attrs(op, integers(op.attributes["slice_sizes"]))
+    attrs = _gather_attrs(op, integer_tuple(op.attributes["slice_sizes"]))
     state.bind(op, [state.one("gather", state.operands(op), attrs)])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.importers.reduction import padding_pairs
-from aotc.frontend.mlir_types import get_integers, get_value, integers
+from aotc.frontend.mlir_types import get_integers, get_value, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
@@ -96,7 +96,7 @@ def _convolution(state: State, op: Any) -> None:
 
 def _fft(state: State, op: Any) -> None:
     kind = stablehlo.FftTypeAttr(op.attributes["fft_type"]).value
-    attrs = {"kind": kind, "length": integers(op.attributes["fft_length"])}
+    attrs = {"kind": kind, "length": integer_tuple(op.attributes["fft_length"])}
     state.bind(op, [state.one("fft", state.operands(op), attrs)])
 
 

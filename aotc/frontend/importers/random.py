@@ -20,10 +20,10 @@ GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the ke
 
 def _rng_bit_generator(state: State, op: Any) -> None:
     (held,) = state.operands(op)
-    generate(state, op, held, state.static_type(op.results[1].type))
+    bind_random_bits(state, op, held, state.static_type(op.results[1].type))
 
 
-def generate(state: State, op: Any, held: Value, result: TensorType) -> None:
+def bind_random_bits(state: State, op: Any, held: Value, result: TensorType) -> None:
     """Bind the results of a bit generator: the new state, and bits of type ``result``; ``held`` is the old state.
 
     All integer types use the same bits, in the order in which JAX packs them.

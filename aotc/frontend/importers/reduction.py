@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.mlir_types import get_integers, integers
+from aotc.frontend.mlir_types import get_integers, integer_tuple
 from aotc.frontend.requirements import require_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import ACCUMULATED
@@ -22,7 +22,7 @@ def _combiner_types(state: State, op: Any) -> list[str]:
 
 def _reduce(state: State, op: Any) -> None:
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
-    dims = tuple(sorted(integers(op.attributes["dimensions"])))
+    dims = tuple(sorted(integer_tuple(op.attributes["dimensions"])))
     region = state.scalar_region(op.regions[0].blocks[0])
     if _accumulates_short(region):
         dtype = region.params[0].type.dtype
@@ -63,7 +63,7 @@ def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
 
 def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
     """Return a ``rank x 2`` padding attribute as pairs (low, high)."""
-    values = integers(attribute)
+    values = integer_tuple(attribute)
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
         values = tuple(int(x) for x in np.broadcast_to(np.array(attribute), (rank, 2)).reshape(-1))
     return tuple(zip(values[::2], values[1::2]))
@@ -74,7 +74,7 @@ def _reduce_window(state: State, op: Any) -> None:
     rank = operands[0].type.rank
     ones = (1,) * rank
     attrs = {
-        "window": integers(op.attributes["window_dimensions"]),
+        "window": integer_tuple(op.attributes["window_dimensions"]),
         "strides": get_integers(op, "window_strides", ones),
         "base_dilations": get_integers(op, "base_dilations", ones),
         "window_dilations": get_integers(op, "window_dilations", ones),

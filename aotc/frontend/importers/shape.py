@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integers
+from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integer_tuple
 from aotc.frontend.requirements import require_stated_sizes
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
@@ -30,7 +30,7 @@ def _dynamic_iota(state: State, op: Any) -> None:
 
 def _broadcast_in_dim(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    t, dims = op.results[0].type, integers(op.attributes["broadcast_dimensions"])
+    t, dims = op.results[0].type, integer_tuple(op.attributes["broadcast_dimensions"])
     sizes = dict(zip(dims, x.type.shape))
     _, shape = state.session.parts(t)
     if any(n == DYNAMIC and sizes.get(d, 1) == 1 for d, n in enumerate(shape)):
@@ -42,7 +42,7 @@ def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
     kept = get_integers(op, "known_nonexpanding_dimensions", ())
-    state.bind(op, [broadcasted(state, x, integers(op.attributes["broadcast_dimensions"]), t, kept)])
+    state.bind(op, [broadcasted(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, kept)])
 
 
 def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
@@ -86,7 +86,7 @@ def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
 
 def _broadcast(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    sizes = integers(op.attributes["broadcast_sizes"])
+    sizes = integer_tuple(op.attributes["broadcast_sizes"])
     dims = tuple(range(len(sizes), len(sizes) + x.type.rank))
     state.bind(op, [state.one("broadcast", [x], {"dims": dims}, [TensorType(x.type.dtype, (*sizes, *x.type.shape))])])
 
@@ -119,17 +119,17 @@ def _dynamic_reshape(state: State, op: Any) -> None:
 
 
 def _transpose(state: State, op: Any) -> None:
-    state.bind(op, [state.one("transpose", state.operands(op), {"perm": integers(op.attributes["permutation"])})])
+    state.bind(op, [state.one("transpose", state.operands(op), {"perm": integer_tuple(op.attributes["permutation"])})])
 
 
 def _reverse(state: State, op: Any) -> None:
-    state.bind(op, [state.one("reverse", state.operands(op), {"dims": integers(op.attributes["dimensions"])})])
+    state.bind(op, [state.one("reverse", state.operands(op), {"dims": integer_tuple(op.attributes["dimensions"])})])
 
 
 def _slice(state: State, op: Any) -> None:
     """Import a slice; a dim that is dynamic in the result is not cut: its limit is the dim's bound."""
     (x,) = state.operands(op)
-    start, limit, stride = (integers(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
+    start, limit, stride = (integer_tuple(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
     _, shape = state.session.parts(op.results[0].type)
     bounds = bounds_of(op.operands[0].type)
     ends: list[Dim] = list(limit)
@@ -201,7 +201,9 @@ def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
 
 def _pad(state: State, op: Any) -> None:
     names = {"low": "edge_padding_low", "high": "edge_padding_high", "interior": "interior_padding"}
-    state.bind(op, [state.one("pad", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+    state.bind(
+        op, [state.one("pad", state.operands(op), {k: integer_tuple(op.attributes[n]) for k, n in names.items()})]
+    )
 
 
 def _dynamic_pad(state: State, op: Any) -> None:

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError
 from aotc.frontend.importers.shape import broadcasted
 from aotc.frontend.locations import to_loc
-from aotc.frontend.mlir_types import integers
+from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, maximum, minimum
 from aotc.ir.tensor.ir import TensorType
@@ -105,7 +105,7 @@ def _together(state: State, op: Any) -> None:
     rank = max(v.type.rank for v in operands)
     given = op.attributes.get("broadcast_dimensions")
     places = [
-        integers(given) if given is not None and v.type.rank < rank else tuple(range(rank - v.type.rank, rank))
+        integer_tuple(given) if given is not None and v.type.rank < rank else tuple(range(rank - v.type.rank, rank))
         for v in operands
     ]
     shape = tuple(

@@ -14,8 +14,8 @@ import numpy as np
 
 from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.shape_broadcasting import common_size
-from aotc.frontend.importers.shape_tensor import dim_of, index_constant, joined
-from aotc.frontend.mlir_types import integers
+from aotc.frontend.importers.shape_tensor import dim_of, index_constant, tensor_of_scalars
+from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import decide
@@ -26,7 +26,7 @@ from aotc.vmfb.messages import literal
 def _vector(state: State, values: Sequence[Value]) -> Value:
     """Return scalars as a shape vector."""
     wide = [state.convert(v, "i64") for v in values]
-    return joined(state, wide, TensorType("i64", (len(wide),)))
+    return tensor_of_scalars(state, wide, TensorType("i64", (len(wide),)))
 
 
 def _of_dims(state: State, dims: Sequence[Dim]) -> Value:
@@ -55,7 +55,7 @@ def _shape_of(state: State, op: Any) -> None:
 
 
 def _const_shape(state: State, op: Any) -> None:
-    sizes = integers(op.attributes["shape"])
+    sizes = integer_tuple(op.attributes["shape"])
     state.bind(op, [state.constant(np.array(sizes, np.int64), TensorType("i64", (len(sizes),)))])
 
 

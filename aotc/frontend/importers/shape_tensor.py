@@ -10,7 +10,7 @@ import numpy as np
 from aotc.frontend.importers.shape import from_values
 from aotc.frontend.importers.shape_arith import bitcast
 from aotc.frontend.limits import SIZE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, integers
+from aotc.frontend.mlir_types import DYNAMIC, integer_tuple
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, product
@@ -40,7 +40,7 @@ def dim_of(state: State, op: Any, x: Value, where: Value) -> Value:
 
 
 def _from_elements(state: State, op: Any) -> None:
-    state.bind(op, [joined(state, state.operands(op), state.static_type(op.results[0].type))])
+    state.bind(op, [tensor_of_scalars(state, state.operands(op), state.static_type(op.results[0].type))])
 
 
 def _extract(state: State, op: Any) -> None:
@@ -129,7 +129,7 @@ def _generate(state: State, op: Any) -> None:
     dtype = state.dtype(op.results[0].type)
     if len(shape) == 1 and isinstance(shape[0], int) and kind_of(dtype) in "iu" and shape[0] <= SIZE_ELEMENTS:
         elements = [_body(state, block, [index_constant(state, n)]) for n in range(shape[0])]
-        state.bind(op, [joined(state, elements, TensorType(dtype, shape))])
+        state.bind(op, [tensor_of_scalars(state, elements, TensorType(dtype, shape))])
         return
     t = TensorType("i64", shape)
     state.by_element += 1
@@ -151,7 +151,7 @@ def index_constant(state: State, n: int) -> Value:
     return state.constant(np.array(n, np.int64), TensorType("i64"))
 
 
-def joined(state: State, elements: Sequence[Value], t: TensorType) -> Value:
+def tensor_of_scalars(state: State, elements: Sequence[Value], t: TensorType) -> Value:
     """Return the tensor of type ``t`` with the scalars ``elements`` in row-major order."""
     if not elements:
         return state.constant(np.zeros((), to_numpy(t.dtype)), t)
@@ -162,15 +162,15 @@ def joined(state: State, elements: Sequence[Value], t: TensorType) -> Value:
 
 def _collapse_shape(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    groups = [integers(group) for group in op.attributes["reassociation"]]
+    groups = [integer_tuple(group) for group in op.attributes["reassociation"]]
     state.bind(op, [_reshaped(state, x, [product([x.type.shape[d] for d in group]) for group in groups])])
 
 
 def _expand_shape(state: State, op: Any) -> None:
     x, *values = state.operands(op)
-    shape = _sizes(state, op, values, integers(op.attributes["static_output_shape"]))
+    shape = _sizes(state, op, values, integer_tuple(op.attributes["static_output_shape"]))
     for own, group in zip(x.type.shape, op.attributes["reassociation"], strict=True):
-        total = product([shape[d] for d in integers(group)])
+        total = product([shape[d] for d in integer_tuple(group)])
         state.require("eq", own, total, "tensor.expand_shape of size {0} to {1} elements")
     state.bind(op, [_reshaped(state, x, shape)])
 
@@ -182,7 +182,7 @@ def _mixed(state: State, op: Any, first: int, names: Sequence[str]) -> list[list
     """
     rest = iter(state.operands(op)[first:])
     return [
-        [next(rest) if n == DYNAMIC else index_constant(state, n) for n in integers(op.attributes[name])]
+        [next(rest) if n == DYNAMIC else index_constant(state, n) for n in integer_tuple(op.attributes[name])]
         for name in names
     ]
 
@@ -197,7 +197,7 @@ def _without_ones(state: State, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...
     """Return ``sizes`` without the sizes of 1 that the result type drops; if ambiguous, the first ones are dropped."""
     shape = state.session.parts(op.results[0].type)[1]
     kept: list[Dim] = []
-    for stated, size in zip(integers(op.attributes["static_sizes"]), sizes, strict=True):
+    for stated, size in zip(integer_tuple(op.attributes["static_sizes"]), sizes, strict=True):
         if len(kept) < len(shape) and stated == shape[len(kept)]:
             kept.append(size)
         elif stated != 1:
@@ -270,7 +270,7 @@ def _concat(state: State, op: Any) -> None:
 def _gather(state: State, op: Any) -> None:
     """Import ``tensor.gather``: slices of size 1 along the indexed dims, which the result may omit."""
     x, places = state.operands(op)
-    axes = integers(op.attributes["gather_dims"])
+    axes = integer_tuple(op.attributes["gather_dims"])
     sizes = tuple(1 if d in axes else n for d, n in enumerate(x.type.shape))
     batch = places.type.shape[:-1]
     rest = tuple(n for d, n in enumerate(sizes) if d not in axes)

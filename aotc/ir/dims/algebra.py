@@ -282,7 +282,7 @@ def _called(fn: str, x: Interval, y: Interval) -> Interval:
     return None, None
 
 
-def alone(atom: Atom) -> Expr:
+def expr_of_atom(atom: Atom) -> Expr:
     """Return the expression that is a single atom."""
     return Expr(0, (((atom,), 1),))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, alone, bounds, floordiv, maximum, minimum, product
+from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, bounds, expr_of_atom, floordiv, maximum, minimum, product
 from aotc.ir.dims.symbols import symbols
 
 
@@ -68,7 +68,7 @@ def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
         return e
     total: Dim = e.const
     for monomial, coefficient in e.terms:
-        atoms: list[Dim] = [alone(atom) for atom in monomial]
+        atoms: list[Dim] = [expr_of_atom(atom) for atom in monomial]
         if any(_varies(atom, extents) for atom in atoms):
             grows = coefficient > 0 and (len(atoms) == 1 or all(certain("ge", atom, 0) for atom in atoms))
             tops = [_largest_atom(atom, extents) for atom in monomial]
@@ -85,7 +85,7 @@ def _varies(e: Dim, extents: Mapping[str, Dim]) -> bool:
 
 def _largest_atom(atom: Atom, extents: Mapping[str, Dim]) -> Dim | None:
     if isinstance(atom, Sym):
-        return extents[atom.name] - 1 if atom.name in extents else alone(atom)
+        return extents[atom.name] - 1 if atom.name in extents else expr_of_atom(atom)
     a, b = (largest(x, extents) for x in (atom.a, atom.b))
     match atom:
         case Call(fn="min"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, alone, floordiv, maximum, minimum, mod, product
+from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, expr_of_atom, floordiv, maximum, minimum, mod, product
 from aotc.support.memoize import memoized
 
 _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
@@ -31,7 +31,7 @@ def _mentioned(e: Expr) -> frozenset[Sym]:
     return frozenset(found)
 
 
-def calls(e: Dim) -> tuple[Call, ...]:
+def calls_in(e: Dim) -> tuple[Call, ...]:
     """Return the calls (``//``, ``%``, ``max``, ``min``) in ``e``, including nested ones."""
     return _written_with(e) if isinstance(e, Expr) else ()
 
@@ -86,7 +86,7 @@ def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
 def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if isinstance(atom, Sym):
         value = value_of(atom)
-        return alone(atom) if value is None else value
+        return expr_of_atom(atom) if value is None else value
     return _CALLS[atom.fn](_replace(atom.a, value_of), _replace(atom.b, value_of))
 
 

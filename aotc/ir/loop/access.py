@@ -93,11 +93,11 @@ def dims_of(stmt: Stmt) -> Iterator[Dim]:
     yield from bounds_of(stmt)
     if isinstance(stmt, Store | Prefetch):
         yield from stmt.index
-    for leaf in leaves(operands(stmt)):
+    for leaf in loads_and_indices(operands(stmt)):
         yield from leaf.index if isinstance(leaf, Load) else (leaf.expr,)
 
 
-def imports(kernel: Kernel) -> tuple[str, ...]:
+def imported_functions(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
     called = {s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}
     return tuple(sorted(name for name in called if isinstance(name, str)))
@@ -149,7 +149,7 @@ def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
     return list(found.values())
 
 
-def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
+def loads_and_indices(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
     """Yield every load and every index expression in ``scalars``."""
     stack = list(scalars)
     while stack:
@@ -192,7 +192,7 @@ def accesses(
 
 
 def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
-    for leaf in leaves(operands(stmt)):
+    for leaf in loads_and_indices(operands(stmt)):
         if isinstance(leaf, Load):
             yield Access(leaf.buffer, leaf.index, False, loops, arms)
     match stmt:
@@ -303,7 +303,7 @@ class AccessWalker(ABC, Generic[Scope]):
     def block(self, body: Sequence[Stmt], scope: Scope) -> None:
         """Visit the accesses of a block's statements."""
         for stmt in body:
-            for leaf in leaves(operands(stmt)):
+            for leaf in loads_and_indices(operands(stmt)):
                 if isinstance(leaf, Load):
                     self.element(leaf.buffer, leaf.index, scope)
             match stmt:

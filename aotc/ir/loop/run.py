@@ -26,7 +26,7 @@ from aotc.ir.loop.parser import RECORDS, parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
-from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
+from aotc.ir.opset.elementwise_quick import quick_convert, quick_precision, quick_scalar
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
@@ -251,7 +251,7 @@ def _scalar(row: ScalarOp) -> Callable:
         kinds = (*map(type, arguments),)
         function = known.get(kinds)
         if function is None:
-            function = known[kinds] = quick(row, kinds, exact)
+            function = known[kinds] = quick_scalar(row, kinds, exact)
         return function(*arguments)
 
     def given(x: Any, dtype: str) -> Any:

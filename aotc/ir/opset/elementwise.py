@@ -16,7 +16,7 @@ from aotc.ir.opset.spec import (
     declared_type,
     merge,
     need,
-    sizes,
+    static_sizes,
     table,
 )
 from aotc.ir.tensor.ir import TensorType
@@ -144,10 +144,10 @@ def _reference_bitcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Type
     source, target = np.ascontiguousarray(arrays[0]), to_numpy(types[0].dtype)
     bits = DTYPES[types[0].dtype].bits
     if bits < 8 and source.dtype.itemsize * 8 >= 8 and source.dtype != target:
-        return [_unpack_bits(source, bits).astype(np.uint8).view(target).reshape(sizes(types[0]))]
+        return [_unpack_bits(source, bits).astype(np.uint8).view(target).reshape(static_sizes(types[0]))]
     if source.dtype == bool and bits > 1:
-        return [np.packbits(source.reshape(-1), bitorder="little").view(target).reshape(sizes(types[0]))]
-    shape = sizes(types[0]) if types[0].rank != arrays[0].ndim else arrays[0].shape
+        return [np.packbits(source.reshape(-1), bitorder="little").view(target).reshape(static_sizes(types[0]))]
+    shape = static_sizes(types[0]) if types[0].rank != arrays[0].ndim else arrays[0].shape
     return [source.reshape(-1).view(target).reshape(shape)]
 
 

@@ -22,7 +22,7 @@ _INTEGERS = {np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint
 _F32_EXPONENT, _F32_MANTISSA = 8, 23
 
 
-def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callable:
+def quick_scalar(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callable:
     """Return a faster ``scalar`` for operands of these NumPy types; ``exact`` itself if there is none."""
     if scalar.name == "select" and kinds[0] is np.bool_ and kinds[1] is kinds[2]:
         return lambda which, a, b: a if which else b

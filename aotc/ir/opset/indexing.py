@@ -21,9 +21,9 @@ from aotc.ir.opset.spec import (
     first_in_place,
     need,
     same_shape,
-    sizes,
+    static_sizes,
     table,
-    within,
+    within_extent,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
@@ -53,7 +53,7 @@ def _window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -
 
 def _slice_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, extent in zip(dims_of(attrs, "sizes"), types[0].shape):
-        yield from within(size, extent, "a slice of {0} elements from {1}")
+        yield from within_extent(size, extent, "a slice of {0} elements from {1}")
 
 
 def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -113,7 +113,7 @@ def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
     x, indices = types
     vector_dim = attrs["index_vector_dim"]
     for size, extent in zip(dims_of(attrs, "slice_sizes"), x.shape):
-        yield from within(size, extent, "a slice of {0} elements from {1}")
+        yield from within_extent(size, extent, "a slice of {0} elements from {1}")
     sizes = dims_of(attrs, "slice_sizes")
     for d in (*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]):
         yield Constraint("le", sizes[d], 1, "a slice of {0} elements along a dim that is dropped")
@@ -156,7 +156,7 @@ def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
             axis = next(windows)
             place = place + np.arange(widths[d]).reshape([-1 if i == axis else 1 for i in range(rank)])
         places.append(place)
-    return [np.broadcast_to(x[tuple(places)] if places else x, sizes(types[0]))]
+    return [np.broadcast_to(x[tuple(places)] if places else x, static_sizes(types[0]))]
 
 
 def _infer_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

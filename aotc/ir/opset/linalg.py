@@ -15,7 +15,7 @@ from aotc.ir.opset.dim_attributes import number_pairs_of, pairs_of
 from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, static_sizes, table
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import COMPLEX_OF, kind_of, real_of, to_numpy
 
@@ -91,7 +91,7 @@ def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     inner = [d - 1 for d in attrs["lhs_dilation"]]
     x = pad_array(lhs, np.zeros((), lhs.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *inner))
     order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
-    shape = [sizes(types[0])[d] for d in order]
+    shape = [static_sizes(types[0])[d] for d in order]
     result = np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped(x, rhs, attrs, shape, types[0].dtype)
     return [cast(result, types[0].dtype).transpose(np.argsort(order))]
 
@@ -142,7 +142,7 @@ def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
     axes = tuple(range(-len(length), 0))
     call: Any = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
     if arrays[0].size == 0:
-        return [np.zeros(sizes(types[0]), to_numpy(types[0].dtype))]
+        return [np.zeros(static_sizes(types[0]), to_numpy(types[0].dtype))]
     return [cast(call(arrays[0], s=length, axes=axes), types[0].dtype)]
 
 
@@ -235,7 +235,7 @@ def _infer_csr_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
 
 def _csr_dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     data, starts, columns, dense = arrays
-    out = np.zeros(sizes(types[0]), data.dtype)
+    out = np.zeros(static_sizes(types[0]), data.dtype)
     with np.errstate(all="ignore"):
         for row in range(out.shape[0]):
             for p in range(int(starts[row]), int(starts[row + 1])):

@@ -342,7 +342,7 @@ ROUTINES: dict[str, Routine] = {
 }  # fmt: skip
 
 
-def symbol(routine: str, dtype: str) -> str:
+def lapack_symbol(routine: str, dtype: str) -> str:
     """Return the name of a routine for an element type, e.g. ``dgetrf``."""
     row = ROUTINES[routine]
     complex_ = kind_of(dtype) == "c"

@@ -10,8 +10,8 @@ import numpy as np
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.opset.linalg_lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
-from aotc.ir.opset.linalg_lapack import symbol as symbol_of
-from aotc.ir.opset.spec import Arrays, Attrs, Types, sizes
+from aotc.ir.opset.linalg_lapack import lapack_symbol as symbol_of
+from aotc.ir.opset.spec import Arrays, Attrs, Types, static_sizes
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
@@ -44,7 +44,7 @@ def call(name: str, arrays: list[np.ndarray]) -> None:
 def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Return the results of one ``lapack`` op; see :class:`OpSpec`."""
     row = ROUTINES[attrs["routine"]]
-    results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
+    results = [np.zeros(static_sizes(t), to_numpy(t.dtype)) for t in types]
     for n, operand in enumerate(row.updates):
         results[n] = arrays[operand].copy()
     rank = arrays[0].ndim - row.ranks[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, static_sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
 # Rotation distances of Threefry-2x32 for even and odd blocks of four rounds, and the constant that is mixed into its
@@ -113,12 +113,12 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
     (state,), result = arrays, types[1]
     dtype = to_numpy(result.dtype)
     generate = _three_fry_words if attrs["algorithm"] == "THREE_FRY" else _philox_words
-    words, moved = generate(state, sizes(result), dtype.itemsize == 8)
+    words, moved = generate(state, static_sizes(result), dtype.itemsize == 8)
     after = np.array(state)
     with np.errstate(over="ignore"):
         after[1] += np.uint64(moved)
     unsigned = words.astype(f"u{dtype.itemsize}")
-    return [after, unsigned.view(dtype).reshape(sizes(result))]
+    return [after, unsigned.view(dtype).reshape(static_sizes(result))]
 
 
 RANDOM = table(

@@ -22,7 +22,7 @@ from aotc.ir.opset.spec import (
     equal_shapes,
     need,
     same_shape,
-    sizes,
+    static_sizes,
     table,
 )
 from aotc.ir.tensor.ir import TensorType
@@ -121,7 +121,7 @@ def _window_views(
 
 
 def _reduce_window(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    half, shape = len(arrays) // 2, sizes(types[0])
+    half, shape = len(arrays) // 2, static_sizes(types[0])
     low, high = zip(*number_pairs_of(attrs)) if number_pairs_of(attrs) else ((), ())
     interior = tuple(b - 1 for b in attrs["base_dilations"])
     padded = [pad_array(x, init, low, high, interior) for x, init in zip(arrays[:half], arrays[half:])]

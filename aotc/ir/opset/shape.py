@@ -23,7 +23,7 @@ from aotc.ir.opset.spec import (
     may_equal,
     need,
     same_shape,
-    sizes,
+    static_sizes,
     table,
 )
 from aotc.ir.tensor.ir import TensorType
@@ -43,7 +43,7 @@ def _infer_constant(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
 
 
 def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [np.broadcast_to(attrs["value"], sizes(types[0]))]
+    return [np.broadcast_to(attrs["value"], static_sizes(types[0]))]
 
 
 def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -54,7 +54,7 @@ def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 
 
 def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    (result,), dim, shape = types, attrs["dim"], sizes(types[0])
+    (result,), dim, shape = types, attrs["dim"], static_sizes(types[0])
     line = np.arange(shape[dim]).astype(to_numpy(result.dtype))
     return [np.broadcast_to(line.reshape([-1 if d == dim else 1 for d in range(result.rank)]), shape)]
 
@@ -87,7 +87,7 @@ def _broadcast_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Const
 
 
 def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    (x,), shape = arrays, sizes(types[0])
+    (x,), shape = arrays, static_sizes(types[0])
     spread = [1] * len(shape)
     for i, d in enumerate(attrs["dims"]):
         spread[d] = x.shape[i]
@@ -108,7 +108,7 @@ def _reshape_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constra
 
 
 def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [arrays[0].reshape(sizes(types[0]))]
+    return [arrays[0].reshape(static_sizes(types[0]))]
 
 
 def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -20,7 +20,7 @@ from aotc.ir.opset.spec import (
     need,
     same_shape,
     table,
-    within,
+    within_extent,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of
@@ -164,7 +164,7 @@ def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
 
 def _top_k_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for extent in types[0].shape[-1:]:
-        yield from within(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
+        yield from within_extent(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
 
 
 def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

@@ -243,7 +243,7 @@ def all_alike(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from equal_shapes(types)
 
 
-def within(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
+def within_extent(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
     """Yield the constraints that ``size`` is at least 0 and at most ``extent``."""
     yield Constraint("le", size, extent, what)
     yield Constraint("le", 0, size, "a slice of {1} elements")
@@ -255,7 +255,7 @@ def at_least_one(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
         yield Constraint("le", 1, v, what + " of {1}, expected at least 1")
 
 
-def sizes(t: TensorType) -> tuple[int, ...]:
+def static_sizes(t: TensorType) -> tuple[int, ...]:
     """Return the dims of a type whose dims are all numbers, as in references."""
     return cast_type("tuple[int, ...]", t.shape)
 

@@ -118,7 +118,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
                 stack += reversed([inner for branch in branches for inner in branch])
 
 
-def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
+def split_at_host_reads(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
     """Split ``steps`` where the host reads memory, into pairs: commands to submit together, then checks and binds."""
     cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
     for step in steps:
@@ -131,7 +131,7 @@ def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind
     return cut if not cut[-1][1] else [*cut, ([], [])]
 
 
-def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+def accessed_storages(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
     """Return the storages that a step itself reads, and those that it writes, without the steps in a loop or branch."""
     match step:
         case Launch(reads=reads, writes=writes):
@@ -144,9 +144,9 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
             return (predicate, *(s for s, _ in values)), ()
 
 
-def placed(step: Step) -> list[tuple[Storage, int]]:
+def storages_with_offsets(step: Step) -> list[tuple[Storage, int]]:
     """Return the storages that a step itself reads, then those that it writes, each with a byte offset."""
-    reads, writes = touched(step)
+    reads, writes = accessed_storages(step)
     begins = (step.begins if isinstance(step, Launch) else ()) or (0,) * len(reads)
     return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
 
@@ -154,8 +154,8 @@ def placed(step: Step) -> list[tuple[Storage, int]]:
 def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
     """Return the storages that a step reads, and those that it writes, including the steps in a loop or branch."""
     if not isinstance(step, Loop | Branch):
-        return touched(step)
-    both = [touched(inner) for inner in walk([step])]
+        return accessed_storages(step)
+    both = [accessed_storages(inner) for inner in walk([step])]
     reads, writes = (dict.fromkeys(s for pair in both for s in pair[n]) for n in range(2))
     return tuple(reads), tuple(writes)
 
@@ -182,9 +182,9 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     return begin + (room - held) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
 
 
-def taken(steps: Sequence[Step]) -> dict[int, int]:
+def reused_arguments(steps: Sequence[Step]) -> dict[int, int]:
     """Return the number of the donated argument whose memory a result reuses, by the number of the result."""
-    every = {s for step in walk(steps) for part in touched(step) for s in part}
+    every = {s for step in walk(steps) for part in accessed_storages(step) for s in part}
     return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
 
@@ -241,7 +241,7 @@ def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 def space_of(step: Launch | Copy) -> int:
     """Return the number of the memory space that a step accesses, or -1 if it accesses two."""
-    spaces = {s.space for part in touched(step) for s in part}
+    spaces = {s.space for part in accessed_storages(step) for s in part}
     return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0
 
 

@@ -33,13 +33,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from aotc.diagnostics import UNKNOWN
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel
-from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage, taken, touched, walk
+from aotc.ir.program.ir import (
+    Bind,
+    Branch,
+    Buffered,
+    Check,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    accessed_storages,
+    reused_arguments,
+    walk,
+)
 from aotc.ir.tensor.text import parse_dim
 
 
 def print_program(program: Buffered, name: str = "main") -> str:
     """Return ``program`` as text, with a final newline."""
-    places = [*program.arena, *(s for step in walk(program.steps) for part in touched(step) for s in part)]
+    places = [*program.arena, *(s for step in walk(program.steps) for part in accessed_storages(step) for s in part)]
     names = {s: f"%{n}" for n, s in enumerate(dict.fromkeys(places))}
     lines = [f"program @{name} {{"]
     lines += [f"  {text} = {_storage(s)}" for s, text in names.items()]
@@ -84,7 +97,7 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
                 yield f"{indent}check {names[predicate]} {json.dumps(message)} ({shown})"
 
 
-def title(step: Step) -> str:
+def step_title(step: Step) -> str:
     """Return a short description of a step for messages."""
     match step:
         case Launch(kernel):
@@ -135,7 +148,7 @@ def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
         raise ValueError(f"line {at + 2}: expected }} and the end, found {lines[at]}")
     arena = [s for s in reader.storages.values() if s.kind == "arena"]
     used = {s.kernel.name: s.kernel for s in walk(steps) if isinstance(s, Launch)}
-    return Buffered(steps, arena, used, taken=taken(steps))
+    return Buffered(steps, arena, used, taken=reused_arguments(steps))
 
 
 class _ProgramReader:

@@ -26,11 +26,11 @@ from aotc.ir.program.ir import (
     Loop,
     Step,
     Storage,
-    stretches,
-    touched,
+    accessed_storages,
+    split_at_host_reads,
     walk,
 )
-from aotc.ir.program.text import name_of, title
+from aotc.ir.program.text import name_of, step_title
 from aotc.ir.tensor.ir import Function
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
@@ -100,7 +100,7 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
 
 def storages(program: Buffered) -> list[Storage]:
     """Return all storages that steps of a program access, in the order of first use."""
-    return list(dict.fromkeys(s for step in walk(program.steps) for part in touched(step) for s in part))
+    return list(dict.fromkeys(s for step in walk(program.steps) for part in accessed_storages(step) for s in part))
 
 
 @dataclass(slots=True)
@@ -118,22 +118,22 @@ class _Steps:
 
     def steps(self, steps: Sequence[Step], depth: int) -> None:
         for step in steps:
-            for s in (s for part in touched(step) for s in part):
-                self.storage(s, title(step))
+            for s in (s for part in accessed_storages(step) for s in part):
+                self.storage(s, step_title(step))
             match step:
                 case Launch():
                     self.launch(step)
                 case Copy(source, target, size):
                     for end in (source, target):
-                        self.same(end.size, size, f"{title(step)}: of {name_of(end)} it copies")
+                        self.same(end.size, size, f"{step_title(step)}: of {name_of(end)} it copies")
                 case Loop(predicate, cond, body):
-                    self.same(predicate.size, 1, f"{title(step)}: its predicate has")
+                    self.same(predicate.size, 1, f"{step_title(step)}: its predicate has")
                     self.steps(cond, depth + 1)
                     self.steps(body, depth + 1)
                 case Branch(index, branches):
-                    self.same(index.size, 4, f"{title(step)}: its index has")
+                    self.same(index.size, 4, f"{step_title(step)}: its index has")
                     if not branches:
-                        self.findings.append(f"{title(step)}: there is no branch")
+                        self.findings.append(f"{step_title(step)}: there is no branch")
                     for branch in branches:
                         self.steps(branch, depth + 1)
                 case Bind() | Check():
@@ -141,14 +141,14 @@ class _Steps:
 
     def judged(self, step: Bind | Check, depth: int) -> None:
         if depth:
-            self.findings.append(f"{title(step)}: it stands inside a loop or branch, where no host program is")
+            self.findings.append(f"{step_title(step)}: it stands inside a loop or branch, where no host program is")
         if isinstance(step, Bind):
-            self.same(step.value.size, size_of(step.dtype), f"{title(step)}: its value has")
+            self.same(step.value.size, size_of(step.dtype), f"{step_title(step)}: its value has")
             self.known |= {s.name for s in symbols(step.dim)}
         else:
-            self.same(step.predicate.size, 1, f"{title(step)}: its predicate has")
+            self.same(step.predicate.size, 1, f"{step_title(step)}: its predicate has")
             for s, dtype in step.values:
-                self.same(s.size, size_of(dtype), f"{title(step)}: a value has")
+                self.same(s.size, size_of(dtype), f"{step_title(step)}: a value has")
 
     def storage(self, s: Storage, where: str) -> None:
         if s.kind == "arena" and s not in self.arena:
@@ -181,7 +181,7 @@ class _Steps:
             self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
 
     def launch(self, step: Launch) -> None:
-        kernel, where = step.kernel, title(step)
+        kernel, where = step.kernel, step_title(step)
         self.sizes([kernel.grid], where)
         unknown = sorted(set(kernel.dims) - self.known)
         if unknown:
@@ -228,7 +228,7 @@ def verify_plan(
     program, function, updates
         As for :func:`verify_steps`.
     totals : sequence of sequence of Dim
-        The bytes of each memory space's arena in each stage, see :func:`~aotc.ir.program.ir.stretches`.
+        The bytes of each memory space's arena in each stage, see :func:`~aotc.ir.program.ir.split_at_host_reads`.
     """
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
@@ -262,9 +262,9 @@ class _Plan:
 
     def places(self, totals: Sequence[Sequence[Dim]]) -> Iterator[str]:
         """Check the alignment and the bounds of each storage."""
-        for sizes, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
+        for sizes, (steps, judged) in zip(totals, split_at_host_reads(self.program.steps), strict=True):
             every_total = [number(size, self.values) for size in sizes]
-            every = (s for step in walk([*steps, *judged]) for part in touched(step) for s in part)
+            every = (s for step in walk([*steps, *judged]) for part in accessed_storages(step) for s in part)
             for s in (s for s in every if s in self.spans):
                 begin, end = (at - s.space * SPACE_BYTES for at in self.spans[s])
                 total = every_total[s.space]
@@ -288,11 +288,11 @@ class _Plan:
         """Check that no step writes a storage that overlaps in memory with another one that it accesses."""
         for step in walk(self.program.steps):
             if isinstance(step, Launch | Copy):
-                reads, writes = touched(step)
+                reads, writes = accessed_storages(step)
                 for n, target in enumerate(writes):
                     for other in (*reads, *writes[:n]):
                         if other is not target and self._meet(target, other):
-                            yield f"{title(step)}: {name_of(target)} is written over {name_of(other)}"
+                            yield f"{step_title(step)}: {name_of(target)} is written over {name_of(other)}"
 
     def _meet(self, a: Storage, b: Storage) -> bool:
         if a not in self.spans or b not in self.spans:
@@ -357,33 +357,33 @@ class _Flow:
                 case Launch(kernel, _, writes):
                     held = (writes[n] for n in self.held.get(kernel.name, ()))
                     for s in (*step.reads, *writes[: self.updates(kernel.name)], *held):
-                        self.read(s, title(step))
+                        self.read(s, step_title(step))
                     for s in writes:
                         self.write(s)
                 case Copy(source, target):
-                    self.read(source, title(step))
+                    self.read(source, step_title(step))
                     self.write(target)
                 case Loop():
                     self.loop(step)
                 case Branch():
                     self.branch(step)
                 case Bind() | Check():
-                    for s in touched(step)[0]:
-                        self.read(s, title(step))
+                    for s in accessed_storages(step)[0]:
+                        self.read(s, step_title(step))
 
     def loop(self, step: Loop) -> None:
         for inner in walk([*step.cond, *step.body]):
-            for s in touched(inner)[1]:
+            for s in accessed_storages(inner)[1]:
                 cells = self.owner[self.cells[s]]
                 cells[cells != self.number[s]] = _NOBODY
         self.steps(step.cond)
-        self.read(step.predicate, title(step))
+        self.read(step.predicate, step_title(step))
         done = self.owner.copy()
         self.steps(step.body)
         self.owner = done
 
     def branch(self, step: Branch) -> None:
-        self.read(step.index, title(step))
+        self.read(step.index, step_title(step))
         before, after = self.owner, None
         for branch in step.branches:
             self.owner = before.copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aotc.ir.tensor.ir import Op, Region, Value, renamed
+from aotc.ir.tensor.ir import Op, Region, Value, replaced_values
 
 
 class Names:
@@ -46,12 +46,12 @@ def copy_ops(region: Region, values: Sequence[Value], names: Names) -> tuple[lis
     """Return copies of the ops of ``region`` with ``values`` for its parameters, and the values of its results."""
     mapped = dict(zip(region.params, values, strict=True))
     ops = [_copy_op(op, names, mapped) for op in region.ops]
-    return ops, renamed(region.results, mapped)
+    return ops, replaced_values(region.results, mapped)
 
 
 def _copy_op(op: Op, names: Names, mapped: dict[Value, Value]) -> Op:
     regions = tuple([_copy_region(r, names, mapped) for r in op.regions])
-    operands = renamed(op.operands, mapped)
+    operands = replaced_values(op.operands, mapped)
     mapped.update((v, _copy_value(v, names)) for v in op.results)
     return replace(op, operands=operands, results=tuple([mapped[v] for v in op.results]), regions=regions)
 
@@ -59,7 +59,7 @@ def _copy_op(op: Op, names: Names, mapped: dict[Value, Value]) -> Op:
 def _copy_region(region: Region, names: Names, mapped: dict[Value, Value]) -> Region:
     mapped.update((v, _copy_value(v, names)) for v in region.params)
     ops = tuple([_copy_op(op, names, mapped) for op in region.ops])
-    return Region(tuple([mapped[v] for v in region.params]), ops, renamed(region.results, mapped))
+    return Region(tuple([mapped[v] for v in region.params]), ops, replaced_values(region.results, mapped))
 
 
 def _copy_value(v: Value, names: Names) -> Value:

@@ -159,7 +159,7 @@ def walk(region: Region) -> Iterator[Op]:
             stack.pop()
 
 
-def renamed(values: tuple[Value, ...], mapped: Mapping[Value, Value]) -> tuple[Value, ...]:
+def replaced_values(values: tuple[Value, ...], mapped: Mapping[Value, Value]) -> tuple[Value, ...]:
     """Return ``values`` with those in ``mapped`` replaced; the same tuple if there are none."""
     if not mapped or mapped.keys().isdisjoint(values):
         return values

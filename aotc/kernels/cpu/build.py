@@ -10,16 +10,16 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.loop.access import imports
+from aotc.ir.loop.access import imported_functions
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.scratch import scratch_bytes
-from aotc.kernels.interface import interface, seal
+from aotc.kernels.interface import interface, interface_seal
 from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.worker import target_fields
 from aotc.options import NUMBA, Options
-from aotc.progress import begin
+from aotc.progress import begin_stage
 from aotc.targets import Target
 
 
@@ -142,7 +142,7 @@ class Build:
             self._linker.start()
             return self._table(described)
 
-        begin(self._options, COMPILING)
+        begin_stage(self._options, COMPILING)
         try:
             objects = self._compilation.finish(rest)
         except Refusal as refusal:
@@ -150,7 +150,7 @@ class Build:
             error = _refused(refused, refusal.reason) if refused else replacement_error(refusal.symbol, refusal.reason)
             raise error from None
         executors = [objects.pop(0) for _ in self._first]
-        begin(self._options, "linking")
+        begin_stage(self._options, "linking")
         infos, table = rest()
         self._linker.give([*objects, table])
         self._compilation.keep()
@@ -164,8 +164,8 @@ class Build:
 
         infos = tuple(_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
         own = {c.symbol for c in self._custom}
-        seals = seal(infos, self._target, described)
-        return infos, function_table(self._symbols, self._target, imported(self._kernels, ()), own, seals)
+        seals = interface_seal(infos, self._target, described)
+        return infos, function_table(self._symbols, self._target, imported_symbols(self._kernels, ()), own, seals)
 
     def _calls_math(self) -> bool:
         """May the library call the C math library? Kernels that are emitted directly do not."""
@@ -180,10 +180,10 @@ def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
     return KernelInfo(kernel.name, scratch_bytes(kernel), interface(kernel), kernel.flops, kernel.bytes, name)
 
 
-def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
+def imported_symbols(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
     """Return the functions that kernels import and that their library, which contains ``custom``, does not define."""
     own = {c.symbol for c in custom}
-    return sorted({name for k in kernels for name in imports(k)} - own)
+    return sorted({name for k in kernels for name in imported_functions(k)} - own)
 
 
 def check_native(native: NativeCall, target: Target, options: Options) -> None:
@@ -209,12 +209,12 @@ def math_library_symbols() -> frozenset[str]:
 
 
 def _custom_request(native: NativeCall, fields: list[Any]) -> dict[str, Any]:
-    from aotc.kernels.cpu.custom import Refused, pickled, values_of
+    from aotc.kernels.cpu.custom import Refused, pickle_function, values_of
 
     arrays = [list(pair) for pair in native.arrays]
     try:
         values = values_of(native.function, len(arrays), native.attributes)
-        data = pickled(native.function)
+        data = pickle_function(native.function)
     except Refused as error:
         raise _refused(native, str(error)) from None
     return {"custom": data, "symbol": native.symbol, "arrays": arrays, "values": values, "target": fields}

@@ -21,7 +21,7 @@ from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile
 from aotc.kernels.emit.body import Emitter, emit_body
 from aotc.kernels.emit.metadata import fills_registers
 from aotc.kernels.emit.poll import annotate_polls
-from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, define
+from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, link_rare_functions
 from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, needs_no_llvm_passes, unrolls
 from aotc.kernels.emit.vector.sve import with_length
 from aotc.kernels.emit.vector.vector_emitter import VectorEmitter
@@ -158,7 +158,7 @@ def _optimized(emitted: Emitted) -> Library:
         library.simplify(unrolls(kernel))
     else:
         library.optimize(level=1 if PREFIX in emitted.finished else 3)
-    if calls_rarely(emitted.text) and define(library, target):
+    if calls_rarely(emitted.text) and link_rare_functions(library, target):
         library.inline_late()
     if stores_narrow(emitted.text):
         remove_one_lane_stores(library)

@@ -73,7 +73,7 @@ def values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list
     return list(bound.arguments.values())[arrays:]
 
 
-def pickled(function: Any) -> bytes:
+def pickle_function(function: Any) -> bytes:
     """Return ``function`` as bytes for the compiler process.
 
     Raises

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels.back_end import emit_data
-from aotc.targets import Target, host
+from aotc.targets import Target, host_target
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.host.files import work_folder, work_path
 from aotc.vmfb.host.install import install_command
@@ -38,7 +38,7 @@ _WAITING: set[subprocess.Popen[bytes]] = set()
 
 @cache
 def _own_machine() -> str:
-    return host().triple.split("-")[0]
+    return host_target().triple.split("-")[0]
 
 
 @cache

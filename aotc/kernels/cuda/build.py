@@ -16,10 +16,10 @@ from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.cuda.shared_memory import block_launch, resources_of
 from aotc.kernels.cuda.templates.launches import template_launch
-from aotc.kernels.interface import interface, seal
+from aotc.kernels.interface import interface, interface_seal
 from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
-from aotc.progress import begin
+from aotc.progress import begin_stage
 from aotc.targets import Target
 
 
@@ -112,10 +112,10 @@ def build_images(
     Call :func:`aotc.kernels.cuda.nvvm.need_packages` first.
     """
     symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler, sources)
-    begin(options, COMPILING)
+    begin_stage(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))
-    begin(options, "linking")
+    begin_stage(options, "linking")
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []
@@ -127,7 +127,7 @@ def build_images(
         )
         row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
-    data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])
+    data = b"".join([*(image.data for image in images.values()), interface_seal(found, target, described)])
     drivers = [driver_of(image.data) for image in images.values()] if target.portable else []
     return Images(data, tuple(found), max(drivers, default=()))
 

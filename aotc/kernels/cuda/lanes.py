@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import Dim, Expr, static
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import leaves, operands, scalars_in
+from aotc.ir.loop.access import loads_and_indices, operands, scalars_in
 from aotc.ir.loop.ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.kernels.cuda.short_pairs import PAIRED, halves, joined, pairs_of, round_pair
 from aotc.kernels.emit import memory
@@ -155,7 +155,7 @@ class LanesEmitter(BodyEmitter):
     ) -> list[dict[int, Register]]:
         """Load contiguous elements of several lanes by vector loads; return for each lane the registers by load."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
-        for load in leaves(operands(stmt)):
+        for load in loads_and_indices(operands(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
             flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})
@@ -201,7 +201,7 @@ def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
                 return True
             case Load(buffer=buffer) if buffer.name in written:
                 return True
-    dims = [e for leaf in leaves([value]) for e in (leaf.index if isinstance(leaf, Load) else (leaf.expr,))]
+    dims = [e for leaf in loads_and_indices([value]) for e in (leaf.index if isinstance(leaf, Load) else (leaf.expr,))]
     return any(s.name in varying for e in dims for s in symbols(e))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.emit.small_float import rounded_magnitude
-from aotc.kernels.llvm_types import F32, HALF, I16, I32, i32, lacks
+from aotc.kernels.llvm_types import F32, HALF, I16, I32, i32, lacks_instruction
 from aotc.vmfb.float_formats import FloatFormat
 
 _F16 = FloatFormat(5, 10, 15, "ieee")
@@ -20,7 +20,7 @@ _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     """Return the f32 of the f16 in an i16 register; exact."""
-    if not lacks(builder, "f16"):
+    if not lacks_instruction(builder, "f16"):
         return builder.fpext(builder.bitcast(bits, HALF), F32)
     wide = builder.zext(bits, I32)
     magnitude = builder.and_(wide, i32(_F16.sign - 1))
@@ -40,7 +40,7 @@ def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 
 def from_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the i16 of an f32 rounded to f16, to nearest, ties to even."""
-    if not lacks(builder, "f16"):
+    if not lacks_instruction(builder, "f16"):
         return builder.bitcast(builder.fptrunc(value, HALF), I16)
     bits = builder.bitcast(value, I32)
     magnitude = builder.and_(bits, i32(_MAGNITUDE))

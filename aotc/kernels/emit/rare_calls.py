@@ -2,8 +2,8 @@
 
 A formula calls a function of a flag, the usual result and the arguments, e.g. ``aotc.rarely.remainder``. During
 optimization the function is a declaration without effects that has a vector variant for each width (``LANES``), so that
-LLVM vectorizes loops that call it. The definitions come afterwards (:func:`define`): a branch, taken only if a lane is
-rare, around a call that processes the lanes one by one.
+LLVM vectorizes loops that call it. The definitions come afterwards (:func:`link_rare_functions`): a branch, taken only
+if a lane is rare, around a call that processes the lanes one by one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def calls_rarely(text: str) -> bool:
     return CHOICE in text
 
 
-def define(library: Library, target: Target) -> bool:
+def link_rare_functions(library: Library, target: Target) -> bool:
     """Link the functions for rare arguments that ``library`` calls, in all variants; return True if there are any."""
     module = library.module
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}

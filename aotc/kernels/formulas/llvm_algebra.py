@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic
 from aotc.kernels.formulas.software_fma import fma32, fma64
-from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, has_reciprocals, lacks
+from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, has_reciprocals, lacks_instruction
 
 
 class Algebra:
@@ -55,13 +55,13 @@ class Algebra:
     def fma(self, a: ScalarValue, b: ScalarValue | float, c: ScalarValue | float) -> ScalarValue:
         """Return ``a * b + c`` with one rounding."""
         args = [x.raw if isinstance(x, ScalarValue) else ir.Constant(self.float_type, x) for x in (a, b, c)]
-        if lacks(self.builder, "fma"):
+        if lacks_instruction(self.builder, "fma"):
             return self._wrap((fma32 if self.bits == 32 else fma64)(self.builder, *args))
         return self._wrap(call_intrinsic(self.builder, f"llvm.fma.f{self.bits}", self.float_type, args))
 
     def multiply_add(self, a: ScalarValue, b: ScalarValue, c: ScalarValue) -> ScalarValue:
         """Return ``a * b + c``, with one rounding if the machine has FMA, else with two."""
-        return a * b + c if lacks(self.builder, "fma") else self.fma(a, b, c)
+        return a * b + c if lacks_instruction(self.builder, "fma") else self.fma(a, b, c)
 
     def ratio(self, a: ScalarValue, b: ScalarValue) -> ScalarValue:
         """Return the rounded ``a / b`` of numbers far from the ends of their range.

@@ -14,7 +14,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.kernels.jobs import cache
 from aotc.kernels.jobs.pool import POOL
-from aotc.kernels.jobs.run import CompilerRun, nothing
+from aotc.kernels.jobs.run import CompilerRun, do_nothing
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.worker import begin_kernel, target_fields
 from aotc.options import DIRECT, NUMBA, Options
@@ -139,7 +139,7 @@ class Compilation:
         """
         self._run.begin_ahead()
 
-    def finish(self, meanwhile: Callable[[], object] = nothing) -> list[bytes]:
+    def finish(self, meanwhile: Callable[[], object] = do_nothing) -> list[bytes]:
         """Wait for all objects and return them; ``meanwhile`` is called while kernels compile, if any do."""
         found, count = len(self._finished), len(self._keys)
 

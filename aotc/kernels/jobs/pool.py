@@ -165,7 +165,7 @@ def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
     )
 
 
-def ask(
+def ask_compiler_process(
     process: subprocess.Popen[bytes], request: dict[str, Any], errors: Sequence[object]
 ) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
     """Send a request to a compiler process; return the answer, and the process that gave it.

@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import Any, TypeAlias
 
 from aotc.diagnostics import CallbackFailed, InternalError
-from aotc.kernels.jobs.pool import CompilerPool, ask, default_jobs
+from aotc.kernels.jobs.pool import CompilerPool, ask_compiler_process, default_jobs
 from aotc.kernels.worker import target_from
 from aotc.options import DIRECT
 
@@ -28,7 +28,7 @@ Begin: TypeAlias = Callable[[dict[str, Any]], Finish]
 """The Python part of answering a request."""
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing: the default for ``meanwhile``."""
 
 
@@ -122,7 +122,7 @@ class Waiting:
     def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
         """Let ``process`` answer a request; return the process that did, which may be a replacement."""
         self.busy[get_ident()] = process
-        answer, process = ask(process, {**self.requests[n], "id": n}, self.errors)
+        answer, process = ask_compiler_process(process, {**self.requests[n], "id": n}, self.errors)
         self.record(n, answer)
         return process
 
@@ -183,7 +183,7 @@ class CompilerRun:
         """Start the processes and threads that have enough to do before the caller helps."""
         self._start(self._processes, [self._helps] * min(self._work.helpers(), self._threads - 1))
 
-    def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = nothing) -> list[bytes]:
+    def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = do_nothing) -> list[bytes]:
         """Wait for all answers and return them; ``done`` is called with the number of answers so far.
 
         A helper thread, if one has not started yet, runs ``meanwhile`` before it helps. Exceptions of ``meanwhile`` are
@@ -205,7 +205,7 @@ class CompilerRun:
         calls = [first, *[self._helps] * (left - 1)] if left > 0 else []
         self._start(self._processes - len(self._servers), calls)
         if not calls:
-            _both(meanwhile, nothing)
+            _both(meanwhile, do_nothing)
         if self._threads:
             self._helps()
         _await(self._helping)

@@ -12,8 +12,8 @@ from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cpu.custom import MATH_SYMBOLS
 from aotc.kernels.cpu.link import link
 from aotc.kernels.numba_front.compile import compile_kernel
-from aotc.kernels.numba_front.trial import NoTrial, call_native, difference, random_arguments
-from aotc.targets import host
+from aotc.kernels.numba_front.trial import NoTrial, call_native, output_difference, random_arguments
+from aotc.targets import host_target
 from aotc.vmfb.host.files import work_folder
 
 # Random arguments on which a function must agree with the kernel that it replaces.
@@ -21,7 +21,7 @@ TRIALS = 3
 _PRINTED, _OWN = "printed", "own"
 
 
-def problem(kernel: Kernel, source: str, name: str) -> str:
+def replacement_difference(kernel: Kernel, source: str, name: str) -> str:
     """Return the difference between function ``name`` of the module ``source`` and ``kernel``, or an empty string.
 
     Raises
@@ -29,7 +29,7 @@ def problem(kernel: Kernel, source: str, name: str) -> str:
     KernelRefused
         If Numba cannot compile the function.
     """
-    target = host()
+    target = host_target()
     objects = [
         compile_kernel(replace(kernel, name=_PRINTED), target),
         compile_kernel(replace(kernel, name=_OWN), target, source, name),
@@ -50,6 +50,6 @@ def _difference(kernel: Kernel, library: ctypes.CDLL) -> str:
         expected, found = arguments.copied(), arguments.copied()
         call_native(printed, kernel, expected)
         call_native(own, kernel, found)
-        if said := difference(kernel, expected, found):
+        if said := output_difference(kernel, expected, found):
             return f"on random arguments, {said}"
     return ""

@@ -21,7 +21,7 @@ from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels import back_end, runtime
 from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.custom import MATH_SYMBOLS, numba_reason
-from aotc.kernels.numba_front.scalars import storage_dtype
+from aotc.kernels.numba_front.scalars import numba_storage_dtype
 from aotc.kernels.numba_front.source import numba_source
 from aotc.targets import Target
 from aotc.vmfb.abi import IMPORT_PREFIX
@@ -74,7 +74,7 @@ def shell_text(kernel: Kernel) -> str:
 def buffer_arrays(kernel: Kernel) -> list[str]:
     """Return the lines that create arrays ``x0``, ``x1``... from pointers to the kernel's buffers."""
     rows = enumerate((*kernel.inputs, *kernel.outputs))
-    return [f"    x{n} = array_at(buffers[{n}], {storage_dtype(b.dtype)}, {_shape(b)})" for n, b in rows]
+    return [f"    x{n} = array_at(buffers[{n}], {numba_storage_dtype(b.dtype)}, {_shape(b)})" for n, b in rows]
 
 
 def _shape(buffer: Buffer) -> str:

@@ -36,8 +36,8 @@ from aotc.ir.loop.ir import (
     thread_count,
 )
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes, shared_layout
-from aotc.kernels.numba_front.scalars import storage_dtype, strip_parens
-from aotc.kernels.numba_front.source import NumbaSource, SourcePrinter, grid_loop, printed, type_text
+from aotc.kernels.numba_front.scalars import numba_storage_dtype, strip_parens
+from aotc.kernels.numba_front.source import NumbaSource, SourcePrinter, grid_loop, print_without_name_clashes, type_text
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -47,7 +47,7 @@ _DYNAMIC = "shared_memory"
 
 def gpu_source(kernel: Kernel, target: Target) -> NumbaSource:
     """Return ``kernel`` as a Python function for numba.cuda, as it is launched on ``target``."""
-    return printed(partial(_GpuPrinter, kernel, target))
+    return print_without_name_clashes(partial(_GpuPrinter, kernel, target))
 
 
 class _GpuPrinter(SourcePrinter):
@@ -86,13 +86,13 @@ class _GpuPrinter(SourcePrinter):
 
     def bind_buffer(self, buffer: Buffer) -> str:
         rank = len(buffer.shape) - (buffer.name in self.parts)
-        return self.bind(buffer.name, f"{storage_dtype(buffer.dtype)}_{max(rank, 1)}")
+        return self.bind(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(rank, 1)}")
 
     def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         return super().place(buffer, index[1:] if buffer.name in self.parts else index)
 
     def _allocation(self, buffer: Buffer) -> str:
-        kind, shape = self.scalars.name(storage_dtype(buffer.dtype)), buffer.shape
+        kind, shape = self.scalars.name(numba_storage_dtype(buffer.dtype)), buffer.shape
         if buffer.space == "shared":
             if buffer.name in self.dynamic:
                 at = str(self.dynamic[buffer.name])
@@ -125,7 +125,7 @@ class _GpuPrinter(SourcePrinter):
                 self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer(counter)))
             case Shuffle(to, source, mask):
                 old, new = (f"{self.buffer(b)}[0]" for b in (source, to))
-                self.lines.append(f"{indent}{new} = {self._exchanged(old, storage_dtype(to.dtype), mask)}")
+                self.lines.append(f"{indent}{new} = {self._exchanged(old, numba_storage_dtype(to.dtype), mask)}")
             case WarpMatch(to, source, bits):
                 word = self.scalars.cast(f"{self.buffer(source)}[0] & {(1 << bits) - 1}", "i32")
                 same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")

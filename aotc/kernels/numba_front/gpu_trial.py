@@ -15,7 +15,7 @@ from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import function_of
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.simulated_cuda import run_kernel
-from aotc.kernels.numba_front.trial import Arguments, NoTrial, difference, random_arguments
+from aotc.kernels.numba_front.trial import Arguments, NoTrial, output_difference, random_arguments
 from aotc.targets import Target
 
 # Threads of a simulated launch, each of which is a thread of this process: 10,000 take about a second to start. Of a
@@ -25,7 +25,7 @@ MOST_THREADS = 20_000
 BLOCKS_TOGETHER = 3
 
 
-def problem(kernel: Kernel, source: str, target: Target) -> str:
+def gpu_trial_difference(kernel: Kernel, source: str, target: Target) -> str:
     """Return the difference between a replacement and its kernel as text; an empty string if there is none.
 
     Both run in the simulator on random arguments.
@@ -46,7 +46,7 @@ def problem(kernel: Kernel, source: str, target: Target) -> str:
                 call_simulated(own, kernel, target, found)
             except NoTrial as reason:
                 return str(reason)
-            if said := difference(kernel, expected, found):
+            if said := output_difference(kernel, expected, found):
                 return f"on random arguments, {said}"
     except NoTrial as reason:
         return f"it cannot be checked alone: {reason}"

@@ -39,10 +39,10 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
 
 
 def _text_of(name: str, function: Callable[..., Any]) -> str:
-    from aotc.kernels.cpu.custom import Refused, pickled  # imports Numba
+    from aotc.kernels.cpu.custom import Refused, pickle_function  # imports Numba
 
     try:
-        data = pickled(function)
+        data = pickle_function(function)
     except Refused as reason:
         message = f"the function in place of kernel {name} cannot be compiled: {reason}"
         raise CompileError.at(UNKNOWN, message, hint="the text of a module, or its path") from None

@@ -27,7 +27,7 @@ def is_small_float(dtype: str) -> bool:
     return kind_of(dtype) == "f" and DTYPES[dtype].bits <= 16
 
 
-def storage_dtype(dtype: str) -> str:
+def numba_storage_dtype(dtype: str) -> str:
     """Return the dtype in which Numba stores elements of ``dtype`` in memory."""
     row = DTYPES[dtype]
     if is_small_float(dtype):
@@ -275,7 +275,7 @@ class ScalarPrinter:
             return f"({text} != 0)"
         if is_small_float(target):
             bits = DTYPES[target].bits
-            return self.cast(text if bits >= 8 else f"{text} & {(1 << bits) - 1}", storage_dtype(target))
+            return self.cast(text if bits >= 8 else f"{text} & {(1 << bits) - 1}", numba_storage_dtype(target))
         return self.cast(text, target)
 
 

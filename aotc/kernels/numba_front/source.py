@@ -50,7 +50,7 @@ from aotc.ir.loop.ir import (
     is_letter,
 )
 from aotc.ir.loop.scratch import scratch_layout
-from aotc.kernels.numba_front.scalars import ScalarPrinter, storage_dtype, strip_parens
+from aotc.kernels.numba_front.scalars import ScalarPrinter, numba_storage_dtype, strip_parens
 from aotc.vmfb.dtypes import DTYPES
 
 GPU_NAMES = ("grid_barrier", "template")
@@ -99,10 +99,10 @@ def numba_source(kernel: Kernel) -> NumbaSource:
     InternalError
         If the kernel needs threads of a GPU.
     """
-    return printed(partial(SourcePrinter, kernel))
+    return print_without_name_clashes(partial(SourcePrinter, kernel))
 
 
-def printed(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
+def print_without_name_clashes(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
     """Return the text of a printer that avoids, for local names, the names of runtime functions that the text calls."""
     first = printer_of(frozenset())
     first.function()
@@ -159,7 +159,7 @@ class SourcePrinter:
         return local
 
     def bind_buffer(self, buffer: Buffer) -> str:
-        return self.bind(buffer.name, f"{storage_dtype(buffer.dtype)}_{max(len(buffer.shape), 1)}")
+        return self.bind(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(len(buffer.shape), 1)}")
 
     def buffer(self, buffer: Buffer) -> str:
         return self.names[buffer.name]
@@ -205,7 +205,8 @@ class SourcePrinter:
         match stmt:
             case Let(var, value):
                 text = self.scalar(value)
-                name = self.bind(var.name, storage_dtype(var.dtype) if DTYPES[var.dtype].kind != "f" else var.dtype)
+                is_float = DTYPES[var.dtype].kind == "f"
+                name = self.bind(var.name, var.dtype if is_float else numba_storage_dtype(var.dtype))
                 if DTYPES[var.dtype].kind in "iu":
                     self.integers[name] = var.dtype
                 self.lines.append(f"{indent}{name} = {text}")
@@ -251,7 +252,7 @@ class SourcePrinter:
                 raise InternalError(f"kernels: {type(stmt).__name__} has no text for Numba on a CPU")
 
     def _allocation(self, buffer: Buffer) -> str:
-        shape, kind = self.shape(buffer.shape), self.scalars.name(storage_dtype(buffer.dtype))
+        shape, kind = self.shape(buffer.shape), self.scalars.name(numba_storage_dtype(buffer.dtype))
         if buffer.space == "private":
             return f"{self.bind_buffer(buffer)} = {self.scalars.call('private', shape, kind)}"
         if is_static(buffer.shape):
@@ -308,7 +309,7 @@ class SourcePrinter:
 
     def _reader(self, dtype: str) -> str:
         """Return the function that reads an element of ``dtype``."""
-        return self.scalars.name(f"from_{dtype}" if storage_dtype(dtype) != dtype else dtype)
+        return self.scalars.name(f"from_{dtype}" if numba_storage_dtype(dtype) != dtype else dtype)
 
     # --- scalars ---
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, Sym
 from aotc.ir.dims.symbols import evaluate, symbols
-from aotc.ir.loop.access import dims_of, imports, operands, scalars_in
+from aotc.ir.loop.access import dims_of, imported_functions, operands, scalars_in
 from aotc.ir.loop.ir import (
     Apply,
     Buffer,
@@ -28,7 +28,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.ir.opset import SCALARS
-from aotc.kernels.numba_front.scalars import storage_dtype
+from aotc.kernels.numba_front.scalars import numba_storage_dtype
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -67,7 +67,7 @@ class Arguments:
 
 def memory_form(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return an array as Numba reads it: small floats as unsigned integers, at least one dim."""
-    kind = to_numpy(storage_dtype(dtype))
+    kind = to_numpy(numba_storage_dtype(dtype))
     return (array if array.dtype == kind else array.view(kind)).reshape(array.shape or (1,))
 
 
@@ -82,7 +82,7 @@ def random_arguments(
         If the kernel calls a library or has an empty array, or if it reads out of bounds, or does not end, on all
         arguments that were tried.
     """
-    calls = imports(kernel)
+    calls = imported_functions(kernel)
     if calls:
         raise NoTrial(f"it calls {calls[0]}")
     depends = _depends_on_data(kernel)
@@ -207,7 +207,7 @@ def call_native(address: int, kernel: Kernel, arguments: Arguments) -> None:
     _KERNEL(address)(buffers, dims, 0, arguments.grid, scratch, monitor)
 
 
-def difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
+def output_difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
     """Return how the outputs of two calls of ``kernel`` differ, or an empty string.
 
     Integers, truth values and moved elements must have equal bits; computed floats may differ by rounding.

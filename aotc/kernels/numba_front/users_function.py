@@ -33,7 +33,7 @@ def users_module(kernel: Kernel, function: Callable[..., Any], attributes: Mappi
     Refused
         If the function takes other arguments, or cannot be sent to the compiler.
     """
-    from aotc.kernels.cpu.custom import pickled, values_of  # imports Numba
+    from aotc.kernels.cpu.custom import pickle_function, values_of  # imports Numba
 
     (call,) = (s for s in walk(kernel.body) if isinstance(s, ExternalCall))
     symbol, results = str(call.function), len(kernel.outputs)
@@ -49,7 +49,7 @@ def users_module(kernel: Kernel, function: Callable[..., Any], attributes: Mappi
     source = gpu_source(kernel, target)
     parts = [
         f"from numba import cloudpickle, cuda\n\n{import_line(source.names)}",
-        f"users_function = cuda.jit(device=True)(cloudpickle.loads({pickled(function)!r}))",
+        f"users_function = cuda.jit(device=True)(cloudpickle.loads({pickle_function(function)!r}))",
         f"@cuda.jit(device=True)\ndef {symbol}({', '.join([*xs, *ys])}):\n    {body}",
         source.text,
     ]

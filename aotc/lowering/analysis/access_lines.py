@@ -19,8 +19,8 @@ from aotc.ir.dims.algebra import (
     Expr,
     Monomial,
     Sym,
-    alone,
     bounds,
+    expr_of_atom,
     floordiv,
     maximum,
     minimum,
@@ -108,7 +108,7 @@ def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
     for monomial, coefficient in e.terms:
         rest = [a for a in monomial if not (isinstance(a, Sym) and a.name == ITEM)]
         if len(rest) == len(monomial) - 1:
-            slope = slope + product(alone(a) for a in rest) * coefficient
+            slope = slope + product(expr_of_atom(a) for a in rest) * coefficient
     start = e - slope * sym(ITEM)
     return None if _has_item(start) or _has_item(slope) else ItemLine(slope, start)
 
@@ -218,7 +218,7 @@ class _LineWalker(AccessWalker[_Lines]):
 
     def monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of a product, or None: non-negative sizes stay as they are, other factors become bounds."""
-        fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(alone(a))]
+        fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(expr_of_atom(a))]
         moving = [a for a in monomial if a not in fixed]
         ends = [self.atom(a, scope, sign) for a in moving]
         if len(moving) > 1:  # only for non-negative factors is the product of the bounds a bound of the product
@@ -226,20 +226,20 @@ class _LineWalker(AccessWalker[_Lines]):
             if not all(e is not None and _never_negative(e) for e in least):
                 return None
         known = [e for e in ends if e is not None]
-        return product((*map(alone, fixed), *known)) if len(known) == len(ends) else None
+        return product((*map(expr_of_atom, fixed), *known)) if len(known) == len(ends) else None
 
     def is_fixed(self, atom: Atom) -> bool:
         """Return True if an atom consists only of sizes of the call."""
-        return {s.name for s in symbols(alone(atom))} <= self.sizes - {ITEM}
+        return {s.name for s in symbols(expr_of_atom(atom))} <= self.sizes - {ITEM}
 
     def atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of an atom, or None if none is known; record divisors of the item number in ``parts``."""
         if isinstance(atom, Sym):
             if atom.name in scope.ends:
                     return scope.ends[atom.name][sign > 0]
-            return alone(atom) if atom.name in self.sizes else None
+            return expr_of_atom(atom) if atom.name in self.sizes else None
         if self.is_fixed(atom):
-            return alone(atom)
+            return expr_of_atom(atom)
         if atom.fn in ("//", "%") and _has_item(atom.a):
             self.parts.add(atom.b)
         match atom:

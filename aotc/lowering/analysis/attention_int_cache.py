@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import Value
-from aotc.lowering.analysis.attention_masks import ElementRead, Makers, base, number_of
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, number_of
 from aotc.vmfb.dtypes import kind_of
 
 Scale = ElementRead | float
@@ -24,10 +24,10 @@ def narrow_of(
     The scale must not vary along ``axis``, the axis of the elements of a key or value. A rounding to bf16 or f16 after
     the multiplication is ignored.
     """
-    now, scale = base(read, extents, makers), None
+    now, scale = earliest_read(read, extents, makers), None
     while now is not None and (op := makers.get(now.value)) is not None:
         if op.name == "convert" and kind_of(op.result.type.dtype) == "f":
-            inner = base(replace(now, value=op.operands[0]), extents, makers)
+            inner = earliest_read(replace(now, value=op.operands[0]), extents, makers)
             if inner is not None and inner.value.type.dtype in INTEGERS:
                 return inner, scale
             if inner is None or kind_of(inner.value.type.dtype) != "f":
@@ -36,7 +36,7 @@ def narrow_of(
             continue
         if op.name != "mul" or scale is not None:
             return None
-        sides = [base(replace(now, value=v), extents, makers) for v in op.operands]
+        sides = [earliest_read(replace(now, value=v), extents, makers) for v in op.operands]
         scales = [_scale(v, x, axis, makers) for v, x in zip(op.operands, sides, strict=True)]
         at = next((n for n, x in enumerate(scales) if x is not None), None)
         if at is None:

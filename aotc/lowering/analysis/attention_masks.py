@@ -55,7 +55,7 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
     return None if number is None else float(number)
 
 
-def base(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
+def earliest_read(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
     """Follow ``read`` back through movement ops while dims are whole axes; return the earliest read, or None."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
@@ -77,7 +77,7 @@ def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> 
     stack, found = [mask], []
     while stack:
         read = stack.pop()
-        read = base(read, extents, makers) or read
+        read = earliest_read(read, extents, makers) or read
         op = makers.get(read.value)
         if op is not None and op.name == "and":
             stack += [replace(read, value=v) for v in reversed(op.operands)]

@@ -16,7 +16,7 @@ from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.attention_int_cache import Scale, narrow_of
-from aotc.lowering.analysis.attention_masks import ElementRead, Makers, base, number_of
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, number_of
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.vmfb.dtypes import DTYPES, kind_of, limits
@@ -324,7 +324,7 @@ class _AttentionMatcher:
         )  # fmt: skip
 
     def _bases(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
-        found = tuple((x, sign) for r, sign in reads if (x := base(r, self.extents, self.makers)) is not None)
+        found = tuple((x, sign) for r, sign in reads if (x := earliest_read(r, self.extents, self.makers)) is not None)
         return found if len(found) == len(reads) else None
 
     def _part(self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores) -> ElementRead | None:
@@ -334,10 +334,10 @@ class _AttentionMatcher:
 
     def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
         """Return the read of a matmul's operand before it is widened or scaled; ``found`` collects the scale."""
-        best = base(read, self.extents, self.makers)
+        best = earliest_read(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
-            if op.name == "convert" and widens(op):
+            if op.name == "convert" and is_widening_conversion(op):
                 inner = op.operands[0]
             elif scaled and (way := self._scaled(op)) is not None:
                 n, number = way
@@ -345,7 +345,7 @@ class _AttentionMatcher:
                 found.scale *= number if op.name == "mul" else 1 / number
             if inner is None:
                 return best
-            best = base(replace(best, value=inner), self.extents, self.makers)
+            best = earliest_read(replace(best, value=inner), self.extents, self.makers)
         return best
 
     def _values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
@@ -387,7 +387,7 @@ def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | Non
     return list(places), index
 
 
-def widens(op: Op) -> bool:
+def is_widening_conversion(op: Op) -> bool:
     """Return True if a conversion widens floats of at least 16 bits to at most f32."""
     source, target = op.operands[0].type.dtype, op.result.type.dtype
     floats = kind_of(source) == kind_of(target) == "f" and DTYPES[source].bits >= 16

@@ -70,7 +70,7 @@ class Stepped:
 Description: TypeAlias = Repeated | Progression | Banded | Stepped
 
 
-def describe(array: np.ndarray) -> Description | None:
+def describe_array(array: np.ndarray) -> Description | None:
     """Return a description that needs much less memory than ``array``, or None.
 
     The description reproduces the bits exactly, also those of NaN and -0.0. A small corner of the array is compared

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.loop.forms.fft import stages
+from aotc.ir.loop.forms.fft import fft_stages
 
 
 def radices(n: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def radices(n: int) -> tuple[int, ...]:
     return tuple(sorted(factors, reverse=True))
 
 
-def split(n: int) -> tuple[int, int]:
+def nearest_factors(n: int) -> tuple[int, int]:
     """Return the two factors of ``n`` that are closest to each other; ``n`` is a product of small radices."""
     best = 1
     for d in range(int(n**0.5), 0, -1):
@@ -84,7 +84,7 @@ def real_twiddles(factors: tuple[int, ...]) -> np.ndarray:
     """
     half = int(np.prod(factors, dtype=np.int64))
     rotations = -0.5j * unit_roots(np.arange(half + 1), 2 * half, False)
-    count = stages(factors)[-1].table
+    count = fft_stages(factors)[-1].table
     return np.concatenate([twiddles(factors, False)[:, :count], [rotations.real, rotations.imag]], axis=1)
 
 

@@ -39,7 +39,7 @@ def is_long(i: Dim) -> bool:
     return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
 
 
-def inside(at: Dim, extent: Dim) -> Dim:
+def clamped_inside(at: Dim, extent: Dim) -> Dim:
     """Return ``at`` clamped to ``[0, extent)``, for an element that is loaded before a test discards it.
 
     For an empty array the index is 0, which can be read safely: see ``EMPTY`` of ``aotc/vmfb/memory/pointers.py``.

@@ -100,7 +100,7 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
     first = _first_of(centre, makers) if before and centre else None
     if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
         return None
-    if unconverted(first.operands[0], makers) is not unconverted(op.operands[0], makers):
+    if before_conversions(first.operands[0], makers) is not before_conversions(op.operands[0], makers):
         return None
     return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
 
@@ -138,7 +138,7 @@ def _reduces(op: Op, name: str) -> bool:
     return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
 
 
-def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+def before_conversions(value: Value, makers: Mapping[Value, Op]) -> Value:
     """Return ``value`` before any conversions of its dtype."""
     while (op := makers.get(value)) is not None and op.name == "convert":
         value = op.operands[0]
@@ -148,10 +148,10 @@ def unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
 def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return the scalars (one per row) that ``value`` broadcasts along the reduced dims, or None for other values."""
     op = makers.get(value)
-    return op.operands[0] if op is not None and repeats_numbers(op, reduction) else None
+    return op.operands[0] if op is not None and broadcasts_row_scalar(op, reduction) else None
 
 
-def repeats_numbers(op: Op, reduction: Op) -> bool:
+def broadcasts_row_scalar(op: Op, reduction: Op) -> bool:
     """Return True if ``op`` broadcasts one scalar per row along the dims that ``reduction`` reduces."""
     if op.name != "broadcast":
         return False

@@ -20,7 +20,13 @@ from enum import IntEnum
 from aotc.ir.opset import ELEMENTWISE, NAN_KEEPING
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.long_rows import LongRow, is_reshape_like, repeats_numbers, rows_of, unconverted
+from aotc.lowering.analysis.long_rows import (
+    LongRow,
+    before_conversions,
+    broadcasts_row_scalar,
+    is_reshape_like,
+    rows_of,
+)
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.vmfb.dtypes import kind_of
 
@@ -81,7 +87,7 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
     """
     if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
-    rows = {op.operands[0], unconverted(op.operands[0], makers)}
+    rows = {op.operands[0], before_conversions(op.operands[0], makers)}
     known = dict.fromkeys(rows, _ValueFacts(nan=_Nan.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
         given = [known.get(v, _ValueFacts()) for v in other.operands]
@@ -95,14 +101,14 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
 def _stays_in_rows(op: Op, row: Op) -> bool:
     """Return True if ``op`` computes its results for each row that ``row`` reduces from values of this row only."""
     whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
-    return op.name in ELEMENTWISE or is_reshape_like(op) or repeats_numbers(op, row) or whole
+    return op.name in ELEMENTWISE or is_reshape_like(op) or broadcasts_row_scalar(op, row) or whole
 
 
 def _facts_of(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
     """Return the facts about the results of ``op`` from those about its operands."""
     exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
-    if (op.name in NAN_KEEPING and floats) or is_reshape_like(op) or repeats_numbers(op, row):
+    if (op.name in NAN_KEEPING and floats) or is_reshape_like(op) or broadcasts_row_scalar(op, row):
         return _ValueFacts(exact, nan)
     summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
     return _ValueFacts(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

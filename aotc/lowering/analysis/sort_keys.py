@@ -99,11 +99,11 @@ def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
 
 def _sides(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
     """Return the elements of the pairs, 0 or 1, on which ``value`` depends."""
-    needed = behind(value, makers)
+    needed = values_behind(value, makers)
     return {n % 2 for n, p in enumerate(region.params) if p in needed}
 
 
-def behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
+def values_behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
     """Return ``value`` and all values from which it is computed."""
     stack, found = [value], {value}
     while stack:

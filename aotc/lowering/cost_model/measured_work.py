@@ -13,15 +13,15 @@ from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor.ir import Module, Op, Region
 from aotc.lowering.cost_model.model import Costs
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 
 def with_measured_work(module: Module, options: Options) -> Module:
     """Return ``module`` with the attribute ``work`` on each op that the profile of ``options`` measured."""
     if not options.costs:
         return module
-    named = {name: Costs(resolve(target)[0], options.costs) for name, target in options.devices.items()}
-    costs = Costs(resolve(options.target)[0], options.costs)
+    named = {name: Costs(resolve_targets(target)[0], options.costs) for name, target in options.devices.items()}
+    costs = Costs(resolve_targets(options.target)[0], options.costs)
     changed = {n: replace(f, body=_region(f.body, costs, named)) for n, f in module.functions.items()}
     return module.with_functions(changed)
 

@@ -35,7 +35,7 @@ from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.analysis.softmax_facts import softmax_facts
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.elements.elements import Elements, all_of, provide
+from aotc.lowering.elements.elements import Elements, all_of, provide_scalar
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -157,7 +157,7 @@ def grid_item(items: Dim, name: str = "p") -> Dim:
     return sym(name, 0, items) if items != 1 else 0
 
 
-def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
+def serial_nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
     """Return serial loops around ``body``: pairs of name and extent, the outermost first."""
     for name, extent in reversed(levels):
         body = [For(name, 0, extent, tuple(body))]
@@ -207,7 +207,7 @@ def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], ind
     """Make ``e`` read the results of reductions from element ``index`` of their accumulators from now on."""
     for op, buffers in accumulators.items():
         for v, buffer in zip(op.results, buffers, strict=True):
-            e.anchor(v, provide(Load(buffer, index)))
+            e.anchor(v, provide_scalar(Load(buffer, index)))
 
 
 def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
@@ -237,7 +237,7 @@ def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
 
 
-def combine(
+def store_combined(
     b: RegionBuilder, e: Elements, op: Op, accs: Sequence[Buffer], values: Sequence[Scalar], tests: Sequence[Scalar],
     at: Index = (),
 ) -> None:  # fmt: skip
@@ -245,7 +245,7 @@ def combine(
     block = e.block
     if tests:
         inner = e.new_block()
-        combine(b, e, op, accs, values, [], at)
+        store_combined(b, e, op, accs, values, [], at)
         block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return

@@ -11,8 +11,8 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.contractions import conv_padding, sum_dtype
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder, store_results
-from aotc.lowering.elements.elements import Elements, constant_scalar, provide
-from aotc.lowering.elements.nests import Emit, NestAxis, serial
+from aotc.lowering.elements.elements import Elements, constant_scalar, provide_scalar
+from aotc.lowering.elements.nests import Emit, NestAxis, append_serial_loops
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 Term = Callable[[Sequence[Dim]], Scalar]
@@ -39,13 +39,13 @@ def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero
         e.enter(block)
         axes, term = terms(e, op, at)
         total = _written_out(e, op, axes, term, from_zero) if unrolled else _summed(e, op, axes, term)
-        e.anchor(op.result, provide(rounded(op, total)))
+        e.anchor(op.result, provide_scalar(rounded_sum(op, total)))
         store_results(b, e, at)
 
     return emit
 
 
-def rounded(op: Op, total: Scalar) -> Scalar:
+def rounded_sum(op: Op, total: Scalar) -> Scalar:
     """Return a sum in the dtype of the result of ``op``."""
     dtype = op.result.type.dtype
     return total if total.dtype == dtype else Apply("convert", (total,), dtype)
@@ -83,7 +83,7 @@ def _summed(e: Elements, op: Op, axes: list[NestAxis], term: Term) -> Scalar:
         x = term(at)
         block.append(Store(acc, (), x, reduce) if reduce else Store(acc, (), Apply("or", (Load(acc, ()), x), dtype)))
 
-    serial(axes, [], emit, outer)
+    append_serial_loops(axes, [], emit, outer)
     e.enter(outer)
     return Load(acc, ())
 

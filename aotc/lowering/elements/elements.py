@@ -22,7 +22,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor.ir import Op, Region, Value, captured
-from aotc.lowering.analysis.index_maps import Index, backward, inside, is_long
+from aotc.lowering.analysis.index_maps import Index, backward, clamped_inside, is_long
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
@@ -48,7 +48,7 @@ def real_and_imaginary(x: Scalar) -> tuple[Scalar, Scalar]:
 Provide = Callable[[Index], Scalar | None]
 
 
-def provide(scalar: Scalar, at: Index | None = None) -> Provide:
+def provide_scalar(scalar: Scalar, at: Index | None = None) -> Provide:
     """Return a function for :meth:`Elements.anchor` that returns ``scalar``, at any index or only at ``at``."""
     return lambda index: scalar if at is None or index == at else None
 
@@ -185,13 +185,13 @@ class Elements:
         """Return the results of a region on scalars (a combiner or comparator)."""
         inner = Elements({v: op for op in region.ops for v in op.results}, self.buffers, self.names)
         inner.block = self.block
-        inner.anchored.update({p: provide(s) for p, s in zip(region.params, arguments, strict=True)})
+        inner.anchored.update({p: provide_scalar(s) for p, s in zip(region.params, arguments, strict=True)})
         for value, make in self.anchored.items():
             inner.anchored.setdefault(value, make)
         for value in captured(region):
             if value not in inner.anchored and value not in inner.buffers:
                 scalar = self.at(value, ())
-                inner.anchored[value] = provide(scalar)
+                inner.anchored[value] = provide_scalar(scalar)
         return tuple(inner.at(v, ()) for v in region.results)
 
 
@@ -291,7 +291,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
         tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
-        inner.append(self.short(inside(at, d)))
+        inner.append(self.short(clamped_inside(at, d)))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0
@@ -334,7 +334,7 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         above = test_index(index[axis], end, "lt")
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
-        at = inside(index[axis] - begin, extent)
+        at = clamped_inside(index[axis] - begin, extent)
         x, d = self._at(v, (*index[:axis], at, *index[axis + 1 :]))
         if not below and not above:
             return x, d

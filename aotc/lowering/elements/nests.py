@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims.algebra import Dim, Expr, Sym, alone, minimum, product, sym
+from aotc.ir.dims.algebra import Dim, Expr, Sym, expr_of_atom, minimum, product, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import bounds_of, leaves, operands
+from aotc.ir.loop.access import bounds_of, loads_and_indices, operands
 from aotc.ir.loop.ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -53,7 +53,7 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
                 found.append(linearize(index, buffer.shape))
             case ExternalCall(args=places):
                 found += [linearize(index, buffer.shape) for buffer, index in places]
-    for leaf in leaves(scalars):
+    for leaf in loads_and_indices(scalars):
         found.append(linearize(leaf.index, leaf.buffer.shape) if isinstance(leaf, Load) else leaf.expr)
     return found
 
@@ -66,10 +66,10 @@ def coefficient(e: Dim, axis: Sym) -> Dim | None:
     for monomial, c in e.terms:
         rest = [a for a in monomial if a != axis]
         if len(rest) == len(monomial):
-            if any(axis in symbols(alone(a)) for a in monomial):
+            if any(axis in symbols(expr_of_atom(a)) for a in monomial):
                 return None
             continue
-        if len(rest) < len(monomial) - 1 or any(axis in symbols(alone(a)) for a in rest):
+        if len(rest) < len(monomial) - 1 or any(axis in symbols(expr_of_atom(a)) for a in rest):
             return None
         total = total + Expr(0, ((tuple(rest), c),)) if rest else total + c
     return total
@@ -104,7 +104,7 @@ def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: s
     return [NestAxis(g, product(shape[k] for k in g), name) for g, name in zip(groups, names, strict=True)]
 
 
-def place(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols: Sequence[Dim]) -> Index:
+def substitute_loops(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols: Sequence[Dim]) -> Index:
     """Return ``space`` with the loop symbols of ``axes`` substituted for its own."""
     at = list(space)
     for axis, s in zip(axes, symbols, strict=True):
@@ -113,7 +113,7 @@ def place(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols:
     return tuple(at)
 
 
-def serial(
+def append_serial_loops(
     axes: Sequence[NestAxis],
     symbols: list[Dim],
     emit: Callable[[list[Stmt], list[Dim]], None],
@@ -126,7 +126,7 @@ def serial(
         return
     axis = axes[0]
     inner: list[Stmt] = []
-    serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
+    append_serial_loops(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
     kind: LoopKind = "unroll" if unroll(axis.extent) else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 

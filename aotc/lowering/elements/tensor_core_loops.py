@@ -9,8 +9,8 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Load, Scalar, Stmt
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.contractions import Contraction, contraction_of, conv_padding
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, nest, store_results
-from aotc.lowering.elements.elements import Elements, constant_scalar, provide
+from aotc.lowering.elements.builder import RegionBuilder, serial_nest, store_results
+from aotc.lowering.elements.elements import Elements, constant_scalar, provide_scalar
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -22,7 +22,7 @@ def tensor_core_loops(b: RegionBuilder, e: Elements, dtype: str) -> tuple[Stmt, 
     loops = list(zip(names, extents, strict=True))
     *batch, row, column = (sym(name, 0, extent) for name, extent in loops)
     element = _element(b, e, c, (tuple(batch), row, column), sym(e.names("k"), 0, c.k), dtype)
-    return tuple(nest(loops, element))
+    return tuple(serial_nest(loops, element))
 
 
 def _element(
@@ -41,7 +41,7 @@ def _element(
     e.enter(body)
     found: Scalar = Load(total, ())
     result = op.result.type.dtype
-    e.anchor(op.result, provide(found if result == dtype else Apply("convert", (found,), result)))
+    e.anchor(op.result, provide_scalar(found if result == dtype else Apply("convert", (found,), result)))
     store_results(b, e, c.result(*at))
     return body
 

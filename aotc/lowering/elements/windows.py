@@ -6,10 +6,10 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Alloc, Buffer, Load, Scalar, Stmt, Store
 from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.index_maps import Index, inside
-from aotc.lowering.elements.builder import RegionBuilder, combine, store_results
-from aotc.lowering.elements.elements import Elements, provide, test_index
-from aotc.lowering.elements.nests import Emit, NestAxis, serial
+from aotc.lowering.analysis.index_maps import Index, clamped_inside
+from aotc.lowering.elements.builder import RegionBuilder, store_combined, store_results
+from aotc.lowering.elements.elements import Elements, provide_scalar, test_index
+from aotc.lowering.elements.nests import Emit, NestAxis, append_serial_loops
 from aotc.lowering.threshold import Limit
 
 
@@ -28,7 +28,7 @@ def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
     for op in b.function.body.ops:
         if op.name == "reduce_window":
             for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
-                e.anchor(v, provide(scalar))
+                e.anchor(v, provide_scalar(scalar))
 
 
 UNROLLED_WINDOW = Limit(
@@ -59,9 +59,9 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
             extent = op.operands[0].type.shape[d]
             where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
         values = [e.at(v, tuple(where)) for v in op.inputs]
-        combine(b, e, op, accs, values, tests)
+        store_combined(b, e, op, accs, values, tests)
 
-    serial(axes, [], emit, outer, UNROLLED_WINDOW.holds)
+    append_serial_loops(axes, [], emit, outer, UNROLLED_WINDOW.holds)
     e.enter(outer)
     return [Load(acc, ()) for acc in accs]
 
@@ -71,4 +71,4 @@ def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> D
         tests += test_index(pos % dilation, 0, "eq")
         pos = pos // dilation
     tests += test_index(pos, 0, "ge") + test_index(pos, extent, "lt")
-    return inside(pos, extent)
+    return clamped_inside(pos, extent)

@@ -26,11 +26,19 @@ from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
-from aotc.lowering.placement.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named_devices, place, replicated
+from aotc.lowering.placement.devices import (
+    DEFAULTED,
+    OF_RESULT,
+    OF_TARGET,
+    Placement,
+    named_devices,
+    place_function,
+    replicated,
+)
 from aotc.lowering.placement.host_only import IMPLIED, host_only
 from aotc.lowering.placement.host_side import host_side
 from aotc.options import AUTO, DEVICE, HOST, Options
-from aotc.targets import check_mix, resolve
+from aotc.targets import check_mix, resolve_targets
 
 _ASKED = "the model says so"
 
@@ -86,18 +94,18 @@ def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
     if not known:  # other functions name devices
         return function
-    targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
+    targets = {name: resolve_targets(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
     if IMPLIED in function.attrs:
         known, default = [DEVICE, HOST], DEVICE
         by_model = Costs(targets[DEVICE], options.costs)
         decided = host_side(function, targets[DEVICE], targets[HOST], by_model)
-        solution = place(function, DEVICE, decided=decided)
+        solution = place_function(function, DEVICE, decided=decided)
     else:
-        costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
+        costs = Costs(resolve_targets(options.target)[0], options.costs) if options.place == AUTO else None
         arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
-        solution = place(function, default, targets, costs, arguments)
+        solution = place_function(function, default, targets, costs, arguments)
     mover = _Mover(function, solution, default or known[0])
     unplaced = [_unplaced(thing, function, known) for thing in solution.unplaced]
     unplaced += [_free(n, function, known) for n in mover.free_results() if not default]

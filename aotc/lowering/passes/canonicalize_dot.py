@@ -20,7 +20,7 @@ from functools import partial
 from aotc.ir.dims.algebra import product
 from aotc.ir.dims.compare import certain
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, uses, walk
-from aotc.lowering.passes.canonicalize.one_hot_products import selected
+from aotc.lowering.passes.canonicalize.one_hot_products import selection_for_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.thresholds import STRIDED_BYTES
@@ -53,7 +53,7 @@ def _rule(
 ) -> Sequence[Value] | None:
     if op.name != "dot_general":
         return None
-    value = selected(op, b)
+    value = selection_for_product(op, b)
     if value is not None:
         return (value,)
     lhs, rhs = op.operands

@@ -25,7 +25,7 @@ import numpy as np
 from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import LOOPED, MOVES, SCALARS
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, Stepped, describe
+from aotc.lowering.analysis.computable import Banded, Description, Progression, Repeated, Stepped, describe_array
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.plans.thresholds import FOLDED_BYTES
@@ -71,7 +71,7 @@ def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bo
 
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     type_ = op.result.type
-    found = describe(op.attrs["value"])
+    found = describe_array(op.attrs["value"])
     return None if found is None else (_array_ops(found, type_, b),)
 
 

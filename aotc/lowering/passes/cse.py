@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Expr
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, renamed
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, replaced_values
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 
@@ -64,7 +64,7 @@ class _ValueNumbering:
         ops = []
         for op in region.ops:
             regions = tuple([self.region(r, known) for r in op.regions]) if op.regions else ()
-            op = op.on(renamed(op.operands, self.mapped), regions)
+            op = op.on(replaced_values(op.operands, self.mapped), regions)
             if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
@@ -76,7 +76,7 @@ class _ValueNumbering:
                 self.mapped.update(zip(op.results, earlier))
         while len(known) > outer:
             known.popitem()
-        return region.holding(ops, renamed(region.results, self.mapped))
+        return region.holding(ops, replaced_values(region.results, self.mapped))
 
     def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
         operands = tuple([numbers.get(v, v) for v in op.operands]) if numbers else op.operands

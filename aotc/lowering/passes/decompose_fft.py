@@ -18,17 +18,17 @@ from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.fft_tables import (
     chirp,
     chirp_spectrum,
+    nearest_factors,
     radices,
     real_twiddles,
     smooth_size,
-    split,
     twiddles,
     unit_roots,
 )
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 
 DFT_POINTS = Limit(
@@ -40,7 +40,7 @@ DFT_POINTS = Limit(
 
 def decompose_fft(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``fft`` as ``dft`` ops, elementwise ops and movement ops."""
-    packs = any(target.kind != "cpu" for target in resolve(options.target))
+    packs = any(target.kind != "cpu" for target in resolve_targets(options.target))
     return rewrite_module(module, lambda op, b: _rule(op, b, packs), ("fft",))
 
 
@@ -89,7 +89,7 @@ def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: B
     The columns are transformed, multiplied by twiddle factors, and then the rows are transformed. The result is the
     transpose of the matrix.
     """
-    rows, columns = split(n)
+    rows, columns = nearest_factors(n)
     shape = x.type.shape
     matrix = b.reshape(x, (*shape[:axis], rows, columns, *shape[axis + 1 :]))
     matrix = _transform(matrix, axis, rows, inverse, 1.0, b)

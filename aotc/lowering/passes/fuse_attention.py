@@ -22,8 +22,8 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.attention_masks import ElementRead, base, causal_offset, conjuncts
-from aotc.lowering.analysis.attention_pattern import Attention, attention_of, widens
+from aotc.lowering.analysis.attention_masks import ElementRead, causal_offset, conjuncts, earliest_read
+from aotc.lowering.analysis.attention_pattern import Attention, attention_of, is_widening_conversion
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder
@@ -212,9 +212,9 @@ class _Writer:
     def _narrow(self, bias: ElementRead) -> ElementRead:
         """Return the bias before it is widened: kernels widen its elements when they add them."""
         made = self.b.definitions.get(bias.value)
-        if made is None or made.name != "convert" or not widens(made):
+        if made is None or made.name != "convert" or not is_widening_conversion(made):
             return bias
-        return base(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
+        return earliest_read(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
 
     def _all(self) -> ElementRead | None:
         parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]

@@ -34,7 +34,7 @@ from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.passes.pack_contractions.pack_contractions import pack_panels
-from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix
+from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
@@ -121,7 +121,7 @@ class _Packing:
 
     def repacked(self, table: Value, b: Builder) -> tuple[Value, int, int]:
         """Append the packing ops; return the panels, the number of terms of a step, and the number of table rows."""
-        rhs = table if self.is_transposed else b.transpose(table, swapped(2))
+        rhs = table if self.is_transposed else b.transpose(table, swap_permutation(2))
         return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
 
 

@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_none, renamed, walk
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_none, replaced_values, walk
 from aotc.ir.tensor.substitute_dims import with_dims_in
 from aotc.options import Options
 
@@ -123,7 +123,7 @@ class _Inliner:
                 stack.append(self._enter(op, frame))
             else:
                 ops.append(self.copied_op(op, frame, own and len(stack) == 1))
-        results = renamed(region.results, mapped)
+        results = replaced_values(region.results, mapped)
         return region.holding(ops, results) if own else Region(params, tuple(ops), results)
 
     def _enter(self, call: Op, caller: _Frame) -> _Frame:
@@ -144,7 +144,7 @@ class _Inliner:
         """Return a copy of ``op`` on the values and symbols of ``frame``."""
         mapped, dims = frame.mapped, frame.dims
         regions = tuple([self.copied(r, frame, own) for r in op.regions]) if op.regions else ()
-        operands = renamed(op.operands, mapped)
+        operands = replaced_values(op.operands, mapped)
         if own:
             return op.on(operands, regions)
         results = tuple(self.value(v, mapped, dims) for v in op.results)

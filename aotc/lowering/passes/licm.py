@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.opset import SCALARS, SOURCES
-from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_none, renamed
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_none, replaced_values
 from aotc.lowering.passes.dce import has_effect
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -33,7 +33,7 @@ def _region(region: Region, mapped: dict[Value, Value]) -> Region:
         return region
     ops: list[Op] = []
     for op in region.ops:
-        op = op.on(renamed(op.operands, mapped), op.regions)
+        op = op.on(replaced_values(op.operands, mapped), op.regions)
         if op.name == "while":
             op = _capture_constant_carries(op, mapped)
         if op.regions:
@@ -41,7 +41,7 @@ def _region(region: Region, mapped: dict[Value, Value]) -> Region:
         if op.name == "while":
             op = _hoist(op, ops)
         ops.append(op)
-    return region.holding(ops, renamed(region.results, mapped))
+    return region.holding(ops, replaced_values(region.results, mapped))
 
 
 def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:

@@ -16,7 +16,7 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor.copies import Names, copy_ops
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, renamed
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, replaced_values
 from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
@@ -184,14 +184,14 @@ def _rewrite_region(
     for op in region.ops:
         regions = tuple([_rewrite_region(r, rule, names, mapped, builder) for r in op.regions]) if op.regions else ()
         if mapped or regions:
-            op = op.on(renamed(op.operands, mapped), regions)
+            op = op.on(replaced_values(op.operands, mapped), regions)
         builder.loc = op.loc
         replacements = rule(op, builder) if not names or op.name in names else None
         if replacements is None:
             builder.append(op)
         else:
             mapped.update(zip(op.results, replacements))
-    return region.holding(builder.ops, renamed(region.results, mapped))
+    return region.holding(builder.ops, replaced_values(region.results, mapped))
 
 
 def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:

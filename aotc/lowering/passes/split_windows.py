@@ -32,7 +32,7 @@ from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Value
 from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan_of, starts_neutral
-from aotc.lowering.passes.canonicalize.pool_gradients import gathered
+from aotc.lowering.passes.canonicalize.pool_gradients import gather_for_pool_gradient
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.gpu_column_scans import plan_column_scan
@@ -49,7 +49,7 @@ def split_windows(module: Module, options: Options) -> Module:
 
 def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
     if op.name == "select_and_scatter":
-        return gathered(op, kind, b)
+        return gather_for_pool_gradient(op, kind, b)
     if op.name != "reduce_window" or not _elementwise(op):
         return None
     widths = (*dims_of(op.attrs, "window"), *(p for pair in pairs_of(op.attrs) for p in pair))

@@ -46,7 +46,7 @@ from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.array_passes import is_small_part
 from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
 from aotc.lowering.passes.canonicalize.inner_sums import add_inner_sums
-from aotc.lowering.passes.canonicalize.negative_zeros import combined, padded_starts, track_negative_zeros
+from aotc.lowering.passes.canonicalize.negative_zeros import combined_slice, padded_starts, track_negative_zeros
 from aotc.lowering.passes.canonicalize.slice_updates import update_slices
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
 from aotc.lowering.passes.canonicalize.state_branches import branch_on_states
@@ -142,7 +142,7 @@ class _UpdateRewriter:
             case "pad":
                 return _padded(name, update, x, b) if x in self.state else None
         _, part, *starts = update.operands
-        return combined(name, part, b.reshape(x, update.result.type.shape), starts, b)
+        return combined_slice(name, part, b.reshape(x, update.result.type.shape), starts, b)
 
 
 def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
@@ -159,4 +159,4 @@ def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     """Return ``x`` with a padded part combined into it, or None if the part is too large for that to pay."""
     if not is_small_part(op):
         return None
-    return combined(name, op.operands[0], b.reshape(x, op.result.type.shape), padded_starts(op, b), b)
+    return combined_slice(name, op.operands[0], b.reshape(x, op.result.type.shape), padded_starts(op, b), b)

@@ -53,7 +53,7 @@ class Placement:
     unplaced: tuple[Op | Value, ...]
 
 
-def place(
+def place_function(
     function: Function, default: str = "", targets: Mapping[str, Target] | None = None, costs: Costs | None = None,
     arguments: str = "", decided: Mapping[Op | Value, tuple[str, str]] = MappingProxyType({}),
 ) -> Placement:  # fmt: skip

@@ -37,7 +37,7 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     names: dict[str, None] = {}
     for function in module.functions.values():
         if "devices" in function.attrs:
-            names.update(dict.fromkeys(homes(function).values()))
+            names.update(dict.fromkeys(value_devices(function).values()))
     own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
     cpus = [t for t in own.values() if t.kind == "cpu"]
     found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
@@ -51,7 +51,7 @@ def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
     return spaces if spaces[0].target.kind == "cpu" else (Space("", baseline_cpu_target()), *spaces)
 
 
-def homes(function: Function) -> dict[Value, str]:
+def value_devices(function: Function) -> dict[Value, str]:
     """Return the device of each value of a function that names devices, as ``assign_devices`` chose it."""
     found: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
     _spread(function.body, found)
@@ -86,7 +86,7 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
     """Return a function from a value of ``function`` to the number of its space."""
     if len(spaces) == 1:
         return lambda value: 0
-    found, known = homes(function), function.attrs["devices"]["known"]
+    found, known = value_devices(function), function.attrs["devices"]["known"]
     places = {space.device: n for n, space in enumerate(spaces)}
     own = {name: "" if target.of(name).kind == "cpu" else name for name in known} | {SPILLED: ""}
     numbers = {name: places[space] for name, space in own.items() if space in places}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aotc.ir.tensor.ir import Module, Op, Value, walk
 from aotc.options import Options
-from aotc.targets import Target, resolve
+from aotc.targets import Target, resolve_targets
 
 
 def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target], frozenset[str]]:
@@ -16,7 +16,7 @@ def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target]
     """
 
     def limited(target: str) -> Target:
-        return resolve(target)[0].limited(options.stack_limit, options.shared_memory_limit)
+        return resolve_targets(target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
     first = limited(options.target)
     known = {name: limited(target) for name, target in options.devices.items()}

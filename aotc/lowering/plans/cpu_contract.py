@@ -13,7 +13,7 @@ from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
 from aotc.lowering.cost_model.machines import MATRIX_WORK
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
 from aotc.lowering.plans.region_plan import RegionPlan
@@ -128,7 +128,7 @@ def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:
     outer = tuple(delinearize(grid_item(product(p.outer)), p.outer))
     block = e.new_block()
     tile_of_sums = Buffer("tile", p.form.out, (rows.most, p.cols), "private")
-    e.anchor(b.root.result, provide(Load(tile_of_sums, (r, c))))
+    e.anchor(b.root.result, provide_scalar(Load(tile_of_sums, (r, c))))
     store_results(b, e, p.place(outer, rows.start(tile) + r, panel * p.cols + c))
     stores = [s for s in block if isinstance(s, Store)]
     return bool(stores) and all(_is_along_rows(s) for s in stores)

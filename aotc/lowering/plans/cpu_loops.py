@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aotc.ir.dims.algebra import Dim, bounds, product, static
-from aotc.ir.loop.access import leaves, operands, scalars_in
+from aotc.ir.loop.access import loads_and_indices, operands, scalars_in
 from aotc.ir.loop.ir import Apply, For, Let, Load, Stmt, Store, walk
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import COMPARISONS, FREE
@@ -16,7 +16,15 @@ from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.cost_model.work import work_of
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, place, split_grid
+from aotc.lowering.elements.nests import (
+    Emit,
+    NestAxis,
+    coefficient,
+    make_axes,
+    merged_loops,
+    split_grid,
+    substitute_loops,
+)
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, plan_blocks
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
@@ -95,7 +103,9 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
         cuts = []
     if cuts:
         space = b.anchors.space
-        cuts = _ends_of(_cut_loop(last, cuts, lambda inside, i: emit(inside, place(space, b.shape, [last], [i]))))
+        cuts = _ends_of(
+            _cut_loop(last, cuts, lambda inside, i: emit(inside, substitute_loops(space, b.shape, [last], [i])))
+        )
     return LoopPlan(groups, len(inner), chunk, rows, is_across and bool(rows), tuple(cuts))
 
 
@@ -197,7 +207,7 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
     before, rows = (axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
     if before is None or rows is None:
         return False
-    read = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+    read = [x for s in walk(tuple(trial)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
     places = [linearize(x.index, x.buffer.shape) for x in read]
     steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
     moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_QUADS, TileForm
-from aotc.lowering.plans.matmul import streams
+from aotc.lowering.plans.matmul import reads_operand_once
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -117,7 +117,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: TileForm, target: Target, pitch: Dim
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
     if form.unit in target.matrices:
         return _matrix_tile(m, needed, lanes)
-    if not isinstance(m, Expr) and streams(m):
+    if not isinstance(m, Expr) and reads_operand_once(m):
         across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
         vectors = across.value * min(target.registers, 32) // 32
         return max(m, 1), lanes * max(min(vectors, needed), 1)

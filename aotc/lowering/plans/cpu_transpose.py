@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, Sym
-from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.access import loads_and_indices, operands
 from aotc.ir.loop.ir import Let, Load, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import linearize
@@ -79,7 +79,7 @@ def _is_plain_store(stmt: Stmt) -> bool:
 
 def loads_of(body: Sequence[Stmt]) -> list[Load]:
     """Return every load of ``body``."""
-    return [x for s in walk(tuple(body)) for x in leaves(operands(s)) if isinstance(x, Load)]
+    return [x for s in walk(tuple(body)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
 
 
 def is_transposed(x: Load, along: Sym, across: Sym) -> bool:

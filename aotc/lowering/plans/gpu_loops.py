@@ -12,7 +12,7 @@ from aotc.ir.loop.ir import Buffer, Let, Stmt, Store
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, place
+from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, substitute_loops
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import LANE_BYTES, LANE_THREADS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -130,7 +130,7 @@ def _order(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit, lanes: int)
     lane = sym("u", 0, lanes)
     body: list[Stmt] = []
     at = lane_places("neighbours", sym("p", 0, items), extents, lanes, items)(lane)
-    emit(body, place(b.anchors.space, b.shape, merged, at))
+    emit(body, substitute_loops(b.anchors.space, b.shape, merged, at))
     if _are_side_by_side(body, lane, lanes):
         return "neighbours"
     return "outermost" if mod(extents[0], lanes) == 0 else "apart"
@@ -191,7 +191,7 @@ def _plan_tiles(b: RegionBuilder, merged: list[NestAxis], emit: Emit) -> GpuTran
 def contiguous_accesses(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit) -> dict[Touched, int | None]:
     """Return the accesses of an element to global memory, with the loop along which each is contiguous, or None."""
     block: list[Stmt] = []
-    emit(block, place(b.anchors.space, b.shape, merged, [a.symbol() for a in merged]))
+    emit(block, substitute_loops(b.anchors.space, b.shape, merged, [a.symbol() for a in merged]))
     lets = {s.var.name for s in block if isinstance(s, Let)}
     names = [Sym(a.name, 0, a.extent) for a in merged]
     touched: dict[Touched, int | None] = {}

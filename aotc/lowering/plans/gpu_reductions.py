@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, mod, product
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.access import loads_and_indices, operands
 from aotc.ir.loop.ir import Const, Load, Stmt, walk
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.opset import ACCUMULATED
@@ -16,7 +16,7 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder, join_transposed
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small, row_group, value_registers
 from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.row_values import (
@@ -134,13 +134,13 @@ def row_reads(
                 e.bind(e.at(v, b.anchors.reads[op]))
         for v in loop.stores:
             e.bind(e.at(v, b.index[v]))
-        for leaf in leaves(x for s in walk(tuple(trial)) for x in operands(s)):
+        for leaf in loads_and_indices(x for s in walk(tuple(trial)) for x in operands(s)):
             if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
                 row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
                 row += [n] if n not in row else []
         made.update(v for v in stored if v in loop.cone)
         for v in (*made, *(v for op in loop.ops for v in op.results)):
-            e.anchor(v, provide(Const(0, v.type.dtype)))
+            e.anchor(v, provide_scalar(Const(0, v.type.dtype)))
     return found
 
 

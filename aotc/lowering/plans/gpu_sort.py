@@ -12,7 +12,7 @@ from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_sort import MergeSortPlan, row_bytes
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.resources import counted, run_cells
+from aotc.lowering.plans.resources import run_cells, sorts_by_counting
 from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS, MERGED_EACH
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import GPU_ALIGNMENT
@@ -95,7 +95,7 @@ COUNTED_WARPS = BlockSize(
 def plan_sort_runs(b: RegionBuilder) -> RunPlan:
     """Return the plan for ``sort_runs``: a merge of sorted runs, a block per run, or counting for longer runs."""
     op = b.the_op("sort_runs")
-    if counted(op, b.target):
+    if sorts_by_counting(op, b.target):
         n = op.operands[0].type.shape[-1]
         return CountedRunPlan(COUNTED_WARPS.value, GPU_ALIGNMENT // 4 if n % (GPU_ALIGNMENT // 4) == 0 else 1)
     if op.attrs["done"] == 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.access import loads_and_indices, operands
 from aotc.ir.loop.ir import Buffer, Load, Prefetch, Scalar, Stmt, walk
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op
@@ -60,7 +60,7 @@ class Reads:
             for x in operands_at(self.b, self.e, op, here):
                 self.e.bind(x)
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
-        return [x for x in leaves(scalars) if isinstance(x, Load)]
+        return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
         """Return True if an operand varies along all the axes ``wide``, and is constant along ``k``."""

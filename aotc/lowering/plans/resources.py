@@ -100,7 +100,7 @@ def counted_width(dtypes: Collection[str], n: int, target: Target) -> int:
     return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
 
 
-def counted(op: Op, target: Target) -> bool:
+def sorts_by_counting(op: Op, target: Target) -> bool:
     """Return True if ``op`` sorts by counting: its runs are whole rows, too long for one GPU block."""
     a, n = op.attrs, op.operands[0].type.shape[-1]
     whole = isinstance(n, int) and n <= a["width"] == a["keep"] and a["done"] == 1 and not a["numbered"]

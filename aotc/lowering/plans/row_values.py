@@ -10,7 +10,7 @@ from aotc.ir.opset import ELEMENTWISE
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.elements.nests import addresses, mergeable
 from aotc.lowering.plans.region_plan import RegionPlan
 
@@ -77,7 +77,7 @@ def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
     for op in reductions:
         for v in op.results:
             acc = Buffer("acc", v.type.dtype, (), "private")
-            e.anchor(v, provide(Load(acc, ())))
+            e.anchor(v, provide_scalar(Load(acc, ())))
     for op in reductions:
         for v in op.inputs:
             e.bind(e.at(v, b.anchors.reads[op]))

@@ -44,6 +44,6 @@ class TridiagonalPlan(RegionPlan):
     """Plan in which a grid item solves a tridiagonal system for all right-hand sides."""
 
 
-def always(plan: RegionPlan) -> Callable[[RegionBuilder], RegionPlan]:
+def constant_planner(plan: RegionPlan) -> Callable[[RegionBuilder], RegionPlan]:
     """Return a planner that always returns ``plan``."""
     return lambda b: plan

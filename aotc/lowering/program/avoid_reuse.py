@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aotc.ir.program.ir import Storage, touched_within
-from aotc.lowering.program.graphs import Run, is_control, needs
+from aotc.lowering.program.graphs import Run, data_dependences, is_control
 
 COMMAND, CONTROL = range(1, 3)  # kinds of waits: a launch or copy for another one; a wait of, or for, a loop or branch
 
@@ -21,7 +21,7 @@ COMMAND, CONTROL = range(1, 3)  # kinds of waits: a launch or copy for another o
 SPREAD_COMMANDS = 2048
 
 
-def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
+def added_waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
     """Return, for each pair of storages, the kind of wait that sharing memory would add (0: none).
 
     Returns
@@ -65,7 +65,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
 def _before(run: Run) -> np.ndarray:
     """Return, for each command, a mask of the commands that it depends on, itself included."""
     before = np.eye(len(run), dtype=bool)
-    for command, some in enumerate(needs(run)):
+    for command, some in enumerate(data_dependences(run)):
         for earlier in some:
             before[command] |= before[earlier]
     return before

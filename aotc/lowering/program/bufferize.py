@@ -16,7 +16,7 @@ from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.fills import Fills
-from aotc.lowering.program.memories import Memories, bytes_of, launch
+from aotc.lowering.program.memories import Memories, bytes_of, launch_step
 from aotc.lowering.program.owners.owners import BufferOwner, describe, owners_of
 from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, persistent_memory
 from aotc.lowering.program.while_kernels.carries import Carried, first_state, in_order
@@ -177,7 +177,7 @@ class _Bufferizer:
         steps = self.moves([*zip(old, writes)])
         reads = tuple(map(self.readable, op.operands[shared:]))
         self.touch(*reads, *writes)
-        return [*steps, launch(kernel, reads, writes, op)]
+        return [*steps, launch_step(kernel, reads, writes, op)]
 
     def _while(self, op: Op) -> list[Step]:
         if found := self._one_kernel(op):
@@ -226,7 +226,7 @@ class _Bufferizer:
         self._use(op, kernel)
         index = self._allocated(4, self.space(op.results[0]))
         self.touch(index)
-        return launch(kernel, (), (index,), op)
+        return launch_step(kernel, (), (index,), op)
 
     def _one_kernel(self, op: Op) -> LoopKernel | None:
         """Return the kernel for a loop, if it is so small that one kernel is faster than many."""
@@ -268,7 +268,7 @@ class _Bufferizer:
             begin += self.moves([(self.storage(op.operands[n]), self.storage(op.results[n])) for n in found.held])
         sources, writes = tuple(map(self.readable, found.reads)), (*map(self.storage, op.results), *kept)
         self.touch(*sources, *writes)
-        return [*begin, launch(found.kernel, sources, writes, op)]
+        return [*begin, launch_step(found.kernel, sources, writes, op)]
 
     def _case(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])

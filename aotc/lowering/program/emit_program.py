@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, alone, sym
+from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, expr_of_atom, sym
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.program.ir import Bind, Check, Storage
 from aotc.ir.tensor.ir import Function
@@ -42,7 +42,7 @@ class Program:
 
     def knows(self, *dims: Dim) -> bool:
         """Return True if every symbol of ``dims`` has a value."""
-        return all(self.is_bound(alone(s)) for d in dims for s in symbols(d))
+        return all(self.is_bound(expr_of_atom(s)) for d in dims for s in symbols(d))
 
     def is_bound(self, symbol: Dim) -> bool:
         """Return True if a register contains the value of a dim."""
@@ -76,7 +76,7 @@ class Program:
         return total
 
     def _atom(self, atom: Sym | Call) -> int:
-        e = alone(atom)
+        e = expr_of_atom(atom)
         if e in self._known:
             return self._known[e]
         if isinstance(atom, Sym):
@@ -188,7 +188,7 @@ def _bind_arguments(p: Program, function: Function) -> None:
             elif names:
                 continue
             unread.remove((n, axis, d))
-            if d != alone(names[0]) if names else True:
+            if d != expr_of_atom(names[0]) if names else True:
                 later.append((n, axis, d))
     for n, axis, d in [*later, *unread]:
         p.op("check_dim", n, axis, p.value(d))
@@ -197,13 +197,13 @@ def _bind_arguments(p: Program, function: Function) -> None:
 def _factor(e: Expr, symbol: Sym) -> int:
     """Return ``k`` if ``e`` is ``k * symbol`` plus terms without it, else 0."""
     factor = dict(e.terms).get((symbol,), 0)
-    return factor if symbol not in symbols(e - factor * alone(symbol)) else 0
+    return factor if symbol not in symbols(e - factor * expr_of_atom(symbol)) else 0
 
 
 def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
     """Emit code that computes the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
     n, axis, d = place
-    lone = alone(symbol)
+    lone = expr_of_atom(symbol)
     size = p.register()
     p.op("dim", size, n, axis)
     rest = d - factor * lone

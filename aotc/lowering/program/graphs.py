@@ -27,7 +27,7 @@ def graphs(steps: Sequence[Step]) -> Iterator[Run]:
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
     """Return the graphs that several threads run, with dependences as if no two values shared memory."""
-    runs = (run for sequence in _sequences(steps) for run in runs_of(sequence, needs, costs))
+    runs = (run for sequence in _sequences(steps) for run in runs_of(sequence, data_dependences, costs))
     return [run for run in runs if not is_lone(run) and not costs.is_serial(times_of(run, costs))]
 
 
@@ -138,7 +138,7 @@ def _alone(run: Run, costs: Costs) -> float:
     if is_lone(run):
         return _shared_time(run[0], costs)
     times = times_of(run, costs)
-    return sum(times) if costs.is_serial(times) else SHARING_NS.value + _together(run, needs(run), costs)
+    return sum(times) if costs.is_serial(times) else SHARING_NS.value + _together(run, data_dependences(run), costs)
 
 
 def _together(run: Run, before: Edges, costs: Costs) -> float:
@@ -154,7 +154,7 @@ def _together(run: Run, before: Edges, costs: Costs) -> float:
 # ---------------------------------------------------------------- what overlaps
 
 
-def needs(steps: Run) -> Edges:
+def data_dependences(steps: Run) -> Edges:
     """Return the direct dependences of each command by its data: as if no two values shared memory."""
     result: Edges = []
     writer: dict[object, int] = {}

@@ -103,7 +103,7 @@ def bytes_of(type_: TensorType) -> Dim:
     return product(type_.shape) * size_of(type_.dtype)
 
 
-def launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
+def launch_step(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
     """Return the step that runs a kernel for ``op``.
 
     Raises

@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.loop.ir import Alloc, Kernel
 from aotc.ir.loop.ir import walk as walk_kernel
 from aotc.ir.loop.scratch import scratch_bytes
-from aotc.ir.program.ir import Buffered, Launch, Storage, space_of, touched, walk
+from aotc.ir.program.ir import Buffered, Launch, Storage, accessed_storages, space_of, walk
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.stack_to_scratch import stack_to_scratch
 from aotc.vmfb.dtypes import size_of
@@ -47,7 +47,7 @@ def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space])
     makers: dict[Storage, str] = {}
     places: dict[Storage, None] = {}
     for step in steps:
-        reads, writes = touched(step)
+        reads, writes = accessed_storages(step)
         places.update(dict.fromkeys((*reads, *writes)))
         for s in writes:
             makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
@@ -98,10 +98,10 @@ def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
             b = stmt.buffer
             space = "private" if threads_alone and b.space == "scratch" else b.space
             shape = ", ".join(map(str, b.shape))
-            found[b.name] = [b.name, space, f"{b.dtype}[{shape}]", plain(product(b.shape) * size_of(b.dtype))]
+            found[b.name] = [b.name, space, f"{b.dtype}[{shape}]", manifest_size(product(b.shape) * size_of(b.dtype))]
     return list(found.values())
 
 
-def plain(size: Dim) -> int | str:
+def manifest_size(size: Dim) -> int | str:
     """Return a size in the form for the manifest: an integer, or the text of an expression over dims."""
     return str(size) if isinstance(size, Expr) else int(size)

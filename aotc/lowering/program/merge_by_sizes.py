@@ -23,13 +23,13 @@ from math import gcd
 from typing import NamedTuple, TypeAlias
 
 from aotc.ir.dims.algebra import Dim, product, static, sym
-from aotc.ir.dims.symbols import calls, symbols
-from aotc.ir.loop.access import dims_of, leaves, operands
+from aotc.ir.dims.symbols import calls_in, symbols
+from aotc.ir.loop.access import dims_of, loads_and_indices, operands
 from aotc.ir.loop.ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Store, Tile, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.analysis.index_maps import linearize
-from aotc.lowering.program.while_kernels.inline_kernels import Renamer, placed
+from aotc.lowering.program.while_kernels.inline_kernels import Renamer, substitute_loop_values
 from aotc.vmfb.abi import ALIGNMENT, MAX_DIMS
 from aotc.vmfb.dtypes import DTYPES, size_of
 
@@ -100,7 +100,7 @@ def _flattened(kernel: Kernel) -> Kernel:
     after: Counter[str] = Counter()
     items = _items(kernel)
     for s in walk(kernel.body):
-        for place in (*leaves(operands(s)), *([s] if isinstance(s, Store) else ())):
+        for place in (*loads_and_indices(operands(s)), *([s] if isinstance(s, Store) else ())):
             if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
                 divided = sum(len(_divisors(e, items)) for e in place.index)
                 if divided:
@@ -155,7 +155,7 @@ def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
     rows must be equal: distances of rows are immediate operands of instructions, and would occupy registers otherwise.
     """
     inside = list(walk(loop.body))
-    read = [x for s in inside for x in leaves(operands(s)) if isinstance(x, Load)]
+    read = [x for s in inside for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
     count = Counter(name for name, _ in {(x.buffer.name, x.index) for x in read})
     several = loop.end != _vector(loop) and any(n > 1 for n in count.values())
     rows = dict.fromkeys((x.buffer.name, x.buffer.shape[1:]) for x in read if count[x.buffer.name] > 1)
@@ -177,7 +177,7 @@ def _vector(loop: For) -> int:
 
 def _divisors(e: Dim, items: set[str]) -> list[Dim]:
     """Return the divisors of ``e`` in each iteration of a loop: LLVM turns constants into multiplications."""
-    divisions = [call for call in calls(e) if call.fn in ("//", "%")]
+    divisions = [call for call in calls_in(e) if call.fn in ("//", "%")]
     return [call.b for call in divisions if not {s.name for s in symbols(call.a)} <= items]
 
 
@@ -227,7 +227,13 @@ def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
                 vector, name = _vector(stmt), f"{var}_vector"
                 iterations = static(end) // vector
                 within = sym(var, 0, vector) + sym(name, 0, iterations) * vector
-                return For(name, 0, iterations, (For(var, 0, vector, placed(stmt.body, {var: within}, "")),), stmt.kind)
+                return For(
+                    name,
+                    0,
+                    iterations,
+                    (For(var, 0, vector, substitute_loop_values(stmt.body, {var: within}, "")),),
+                    stmt.kind,
+                )
             case For():
                 return replace(stmt, body=tuple(map(changed, stmt.body)))
         return stmt

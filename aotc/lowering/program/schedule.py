@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from aotc.diagnostics import Loc
 from aotc.ir.dims.algebra import Dim, Expr, sym
-from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched_within
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, storages_with_offsets, touched_within
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
@@ -146,7 +146,7 @@ class Scheduler:
             one, size = abi.constant(1), self.operand(step.size)
             return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
-        places = [self.place(s, begin) for s, begin in placed(step)]
+        places = [self.place(s, begin) for s, begin in storages_with_offsets(step)]
         given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
         dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)

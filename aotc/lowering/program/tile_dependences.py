@@ -26,7 +26,7 @@ import numpy as np
 from aotc.ir.dims.algebra import Dim, Expr, Monomial, bounds
 from aotc.ir.dims.symbols import evaluate
 from aotc.ir.loop.ir import Kernel
-from aotc.ir.program.ir import Copy, Launch, Step, Storage, placed, touched
+from aotc.ir.program.ir import Copy, Launch, Step, Storage, accessed_storages, storages_with_offsets
 from aotc.lowering.analysis.access_intervals import ItemSpans, item_spans
 from aotc.lowering.analysis.access_lines import ItemLine, ItemLines, item_lines
 from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
@@ -138,7 +138,7 @@ class TileEdges:
             else:
                 tile = line_for_all_sizes(number, pairs)
                 if tile and isinstance(of, int) and isinstance(by, int):
-                    return by_items(tile, of, by)
+                    return edge_over_items(tile, of, by)
                 if tile and (found := in_parts(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))):
                     return found
         return None
@@ -191,7 +191,9 @@ def needs(
     return np.maximum.accumulate(np.array([0, *one.edges[1:]], np.int64)[need])
 
 
-def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
+def covers_accesses(
+    tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})
+) -> bool:
     """Return True if with ``tile`` all items of ``later`` wait for those of ``earlier`` that access the same bytes.
 
     With symbolic sizes, ``sizes`` are tested, and only a sample if there are many items: the line is valid for items,
@@ -232,8 +234,8 @@ class _ArrayAccess:
 
 
 def _touches(step: Launch | Copy) -> Iterator[_ArrayAccess]:
-    read = len(touched(step)[0])
-    for number, (s, begin) in enumerate(placed(step)):
+    read = len(accessed_storages(step)[0])
+    for number, (s, begin) in enumerate(storages_with_offsets(step)):
         if s.kind != "constant":
             yield _ArrayAccess(number, s, number >= read, begin)
 
@@ -312,7 +314,7 @@ def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) 
     return found
 
 
-def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
+def edge_over_items(tile: TileEdge, of: int, by: int) -> TileEdge:
     """Convert an edge over groups to one over items: ``of`` per group, ``by`` for the waiting command."""
     times, over = of * tile.times, by * tile.over
     plus = of * (tile.times * (by - 1) + tile.plus * by)

@@ -15,11 +15,11 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.limits import FINDINGS
-from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, placed, touched, walk
-from aotc.ir.program.text import title
+from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, accessed_storages, storages_with_offsets, walk
+from aotc.ir.program.text import step_title
 from aotc.ir.program.verify import number, samples
 from aotc.lowering.program.schedule import CommandBuffer, place_of
-from aotc.lowering.program.tile_dependences import covers
+from aotc.lowering.program.tile_dependences import covers_accesses
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.commands import read_commands
 from aotc.vmfb.dtypes import size_of
@@ -47,7 +47,8 @@ def verify_schedule(
         _pair(read_commands(buffer.code), steps, iter(buffer.orders), pairs)
     except ValueError as error:
         return [str(error)]
-    places = [s for step in walk(steps) if isinstance(step, Launch | Copy) for part in touched(step) for s in part]
+    leaves = [step for step in walk(steps) if isinstance(step, Launch | Copy)]
+    places = [s for step in leaves for part in accessed_storages(step) for s in part]
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
     for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
@@ -82,7 +83,7 @@ def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequenc
             _pair_inside(node, some[0], orders, pairs)
     if rest:
         more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
-        raise ValueError(f"{title(rest[0])} has no command{more}")
+        raise ValueError(f"{step_title(rest[0])} has no command{more}")
 
 
 def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
@@ -92,7 +93,7 @@ def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[i
         case Case(), Branch(branches=branches) if len(branches) == len(node.branches):
             bodies = list(zip(node.branches, branches))
         case _:
-            raise ValueError(f"{title(step)}: the node is a {type(node).__name__}")
+            raise ValueError(f"{step_title(step)}: the node is a {type(node).__name__}")
     for inner, steps in bodies:
         _pair(inner, steps, orders, pairs)
 
@@ -141,12 +142,12 @@ class _ScheduleCheck:
         """Yield the differences of a command from its step; contents of loops and branches are compared separately."""
         if isinstance(command, Control) or isinstance(step, Loop | Branch):
             if not isinstance(command, Control) or not isinstance(step, Loop | Branch):
-                yield f"{title(step)}: the command is a {type(command).__name__}"
+                yield f"{step_title(step)}: the command is a {type(command).__name__}"
             return
-        places = [self.place(*part) for part in placed(step)]
+        places = [self.place(*part) for part in storages_with_offsets(step)]
         words = [(slot, self.word(offset)) for slot, offset in command.places]
         if words != places:
-            yield f"{title(step)}: its places are {words}, expected {places}"
+            yield f"{step_title(step)}: its places are {words}, expected {places}"
         if isinstance(step, Copy):
             numbers: tuple[int, list[Dim]] = (1, [step.size])
             same = command.kind == COPY
@@ -156,9 +157,9 @@ class _ScheduleCheck:
             same = command.kind != COPY and command.kernel == self.kernel_number(step.kernel.name)
         dims = [number(e, self.values) for e in numbers[1]]
         if not same:
-            yield f"{title(step)}: the command is of kind {command.kind} and kernel {command.kernel}"
+            yield f"{step_title(step)}: the command is of kind {command.kind} and kernel {command.kernel}"
         if self.word(command.items) != numbers[0] or [self.word(w) for w in command.dims] != dims:
-            yield f"{title(step)}: its grid or dims are not {numbers[0]} and {dims}"
+            yield f"{step_title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
     def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
         """Yield an error for two commands that access a common byte, one of them writing, without an order."""
@@ -174,8 +175,9 @@ class _ScheduleCheck:
                 if other == here or before[here] >> other & 1:
                     continue
                 tiles = [t for t in graph[here].tiles if t.producer == other]
-                if not any(covers(t, steps[other], steps[here], self.values) for t in tiles):
-                    yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
+                if not any(covers_accesses(t, steps[other], steps[here], self.values) for t in tiles):
+                    late, early = step_title(steps[here]), step_title(steps[other])
+                    yield f"{late} does not wait for {early}, and both touch slot {place}"
 
     def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield, for each array of a command: command number, slot, first byte, end, and whether it is written."""
@@ -188,8 +190,8 @@ class _ScheduleCheck:
                     sizes = [size, size]
                 case _:
                     sizes = [size_of("i32") if isinstance(inner, Branch) else 1]
-            read = len(touched(inner)[0])
-            for k, (part, size) in enumerate(zip(placed(inner), sizes)):
+            read = len(accessed_storages(inner)[0])
+            for k, (part, size) in enumerate(zip(storages_with_offsets(inner), sizes)):
                 slot, begin = self.place(*part)
                 yield n, slot, begin, begin + number(size, self.values), int(k >= read)
 

@@ -17,7 +17,7 @@ from aotc.ir.opset.control import REFUSED_ON_GPUS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.plans.single_ops import CustomCallPlan, DeviceCallPlan
-from aotc.lowering.regions.common.library_call import LibraryCall, over
+from aotc.lowering.regions.common.library_call import LibraryCall, loops_over
 from aotc.lowering.threshold import Estimate
 
 PREFIX = "custom_"
@@ -94,7 +94,7 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
 
 
 def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
-    call.before += over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))
+    call.before += loops_over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))
 
 
 def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
@@ -130,4 +130,4 @@ def _work(buffers: Sequence[Buffer]) -> Dim:
 
 def _prefilled_row(b: RegionBuilder, result: Buffer, operand: Buffer, at: tuple[Dim, ...]) -> list[Stmt]:
     rest = result.shape[len(at) :]
-    return over(b, rest, lambda inner: Store(result, (*at, *inner), Load(operand, (*at, *inner))))
+    return loops_over(b, rest, lambda inner: Store(result, (*at, *inner), Load(operand, (*at, *inner))))

@@ -14,12 +14,12 @@ from math import prod
 
 from aotc.ir.dims.algebra import Dim, product, static, sym
 from aotc.ir.loop.forms.butterflies import Butterfly, Pair
-from aotc.ir.loop.forms.fft import FftStage, Transform, stages
+from aotc.ir.loop.forms.fft import FftStage, Transform, fft_stages
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import DFT_WORK
-from aotc.lowering.elements.builder import RegionBuilder, nest
+from aotc.lowering.elements.builder import RegionBuilder, serial_nest
 from aotc.lowering.elements.elements import Elements, all_of, test_index
 from aotc.lowering.elements.row_axis import RowBlocks, rows_of
 from aotc.lowering.plans.linalg.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
@@ -44,7 +44,7 @@ class _Dft:
         self.b, self.attrs = b, b.the_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
         self.n = static(self.x.shape[self.attrs["axis"]])
-        self.steps = stages(self.attrs["radices"])
+        self.steps = fft_stages(self.attrs["radices"])
         self.work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
 
     def _butterflies(self, e: Elements) -> Butterfly:
@@ -163,7 +163,7 @@ class _ThreadDft(_Dft):
         e = self.b.elements()
         block = e.new_block()
         self._butterfly(e, stage, number, last, (t, q, v))
-        return nest(loops, block)
+        return serial_nest(loops, block)
 
     def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
         t, q, v = at

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.errors import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown_value
 from aotc.serve.generate.sampling import Sampling, integer_of, parse_sampling
 from aotc.serve.limits import MOST_TOKENS
 from aotc.serve.protocol import timeout_of
@@ -86,10 +86,10 @@ def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
-        raise RequestFault(BAD, where, "sequence_id is not a name", shown(name), expected)
+        raise RequestFault(BAD, where, "sequence_id is not a name", shown_value(name), expected)
     marks = [document.get(key, False) for key in ("sequence_start", "sequence_end")]
     if not all(isinstance(mark, bool) for mark in marks):
-        raise RequestFault(BAD, where, "sequence_start and sequence_end are true or false", shown(marks))
+        raise RequestFault(BAD, where, "sequence_start and sequence_end are true or false", shown_value(marks))
     if any(marks) and not name:
         raise RequestFault(BAD, where, "a sequence has no name", expected='"sequence_id": 7')
     return str(name) if name else "", marks[0], marks[1]
@@ -99,7 +99,7 @@ def _integers(found: Any, key: str, where: str) -> np.ndarray:
     if isinstance(found, np.ndarray):
         return found
     if not isinstance(found, list) or not set(map(type, found)) <= {int}:
-        raise RequestFault(BAD, where, f"{key} is not a list of integers", shown(found), f'"{key}": [1, 2, 3]')
+        raise RequestFault(BAD, where, f"{key} is not a list of integers", shown_value(found), f'"{key}": [1, 2, 3]')
     try:
         return np.array(found, np.int64)
     except OverflowError:

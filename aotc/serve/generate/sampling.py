@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.errors import BAD, RequestFault, shown
+from aotc.serve.errors import BAD, RequestFault, shown_value
 
 # Upper bound of a requested temperature. JSON integers may exceed the range of a float; all tokens are equally likely
 # far below this.
@@ -45,7 +45,7 @@ def parse_sampling(document: Mapping[str, Any], where: str) -> Sampling:
     temperature = document.get("temperature", 0)
     good = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not good or not 0 <= temperature < MOST_TEMPERATURE:
-        raise RequestFault(BAD, where, "temperature is not a number in range", shown(temperature), "0 or more")
+        raise RequestFault(BAD, where, "temperature is not a number in range", shown_value(temperature), "0 or more")
     top_k = integer_of(document, "top_k", 0, (0, 1 << 31), where)
     seed = integer_of(document, "seed", -1, (0, 1 << 63), where) if "seed" in document else None
     return Sampling(float(temperature), top_k, np.random.default_rng(seed))
@@ -61,7 +61,7 @@ def integer_of(document: Mapping[str, Any], key: str, default: int, limits: tupl
     """
     found, (least, most) = document.get(key, default), limits
     if type(found) is not int or not least <= found <= most:
-        raise RequestFault(BAD, where, f"{key} is not an integer in range", shown(found), f"{least} to {most}")
+        raise RequestFault(BAD, where, f"{key} is not an integer in range", shown_value(found), f"{least} to {most}")
     return found
 
 

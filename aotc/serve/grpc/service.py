@@ -26,9 +26,9 @@ from aotc.serve.errors import (
     TOO_LONG,
     UNAUTHORIZED,
     RequestFault,
-    bare,
     status_of,
     text_of,
+    without_references,
 )
 from aotc.serve.grpc.messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
 from aotc.serve.grpc.reads import MessageReads
@@ -197,7 +197,7 @@ class _Service:
                     request = decode(f"{name}Request", await self._read(context))
                     return response(**await method(request)).SerializeToString()
             except Exception as error:
-                fault = bare(error)
+                fault = without_references(error)
             await _abort(context, fault)
 
         return call
@@ -209,7 +209,7 @@ class _Service:
             try:
                 return await self._answer_health_check(context, name)
             except Exception as error:
-                fault = bare(error)
+                fault = without_references(error)
             await _abort(context, fault)
 
         return call
@@ -292,7 +292,7 @@ class _Service:
                 await self._infer(context)
             return
         except Exception as error:
-            fault = bare(error)
+            fault = without_references(error)
         await _abort(context, fault)
 
     async def _infer(self, context: Any) -> None:
@@ -325,9 +325,9 @@ class _Service:
                 await InferStream(self._engine, context, self.reads).run()
             return
         except RequestFault as error:
-            fault = bare(error)
+            fault = without_references(error)
         except ExceptionGroup as group:  # reading failed while requests were running
-            fault = bare(group.exceptions[0])
+            fault = without_references(group.exceptions[0])
         await _abort(context, fault)
 
 

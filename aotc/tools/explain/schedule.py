@@ -15,12 +15,12 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering.cost_model.model import Cost, Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds
 from aotc.lowering.program.list_schedule import critical_paths
-from aotc.targets import TARGETS, Target, common_cpu_target, host
+from aotc.targets import TARGETS, Target, common_cpu_target, host_target
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored
+from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def explain_schedule(
     """
     flow = flow_of(opened, function, sizes, target)
     kernels = _kernels(opened, flow)
-    record = stored(opened, PROFILE) or stored(opened, COSTS)
+    record = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
     own = {k["name"]: _target(k["target"]) for k in flow.variant["kernels"] if "target" in k}
     costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
     rows: list[ScheduleRow] = []
@@ -199,7 +199,7 @@ def _target(name: str) -> Target:
     """Return the target by name, with this machine's cache sizes if it is the host."""
     if "+" in name:
         return common_cpu_target(map(_target, name.split("+")))
-    return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
+    return own if name.startswith("cpu") and (own := host_target()).name == name else TARGETS[name]
 
 
 def _kernels(opened: OpenedBundle, flow: Flow) -> list[Kernel]:

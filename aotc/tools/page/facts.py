@@ -12,7 +12,7 @@ from aotc.frontend.artifact import numbered_model
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
 from aotc.recompile import model_of
-from aotc.targets import TARGETS, host
+from aotc.targets import TARGETS, host_target
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
@@ -170,6 +170,6 @@ def _segments(opened: OpenedBundle) -> list[dict[str, Any]]:
 def _roof(target: str) -> dict[str, float]:
     """Return the peak operations and memory bytes per nanosecond in the cost model, for a core or a GPU."""
     name = target.split("+")[0]
-    own = host()
+    own = host_target()
     machine = machine_of(own if own.name == name else TARGETS[name])
     return {"flops": machine.tile, "bytes": machine.levels[-1].rate}

@@ -16,7 +16,7 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.api.named_values import by_number, on_its_device
-from aotc.vmfb.api.partial_signature import without
+from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.arguments import Argument, Signature
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import ArgumentError, CallError
@@ -173,7 +173,7 @@ class OpenFunction(WrappedFunction):
         self._current = [partial]  # shared with the direct function
         self._is_direct = False
         numbers = [n for n in range(len(whole.arguments)) if n not in self.bound]
-        self.signature: Signature = without(whole.signature, self.bound, ())
+        self.signature: Signature = signature_without(whole.signature, self.bound, ())
         self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
         self.residence = _OpenResidence(whole.residence, numbers)
 

@@ -9,7 +9,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 
 
-def without(signature: Signature, arguments: Collection[int], results: Collection[int]) -> Signature:
+def signature_without(signature: Signature, arguments: Collection[int], results: Collection[int]) -> Signature:
     """Return a signature without some arguments and results, also in its pytrees."""
     in_tree, out_tree, parameters = signature.in_tree, signature.out_tree, signature.parameters
     if in_tree is not None:

@@ -12,7 +12,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.api.entry import Closed
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import PartialFunction
-from aotc.vmfb.api.partial_signature import without
+from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
@@ -50,7 +50,7 @@ class StateCall:
         self._state, self._function = held, function
         self._takes, self._gives = dict(takes), dict(gives)
         self._open = [n for n in range(len(function.arguments)) if n not in takes]
-        self.signature = without(function.signature, takes, gives)
+        self.signature = signature_without(function.signature, takes, gives)
         self._parameters = Parameters(self.signature, function.where)
         self._flatten = self._parameters.flattener()
         self._rebuild = _rebuilder(self.signature)

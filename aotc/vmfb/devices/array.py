@@ -165,9 +165,9 @@ class DeviceArray:
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)
-        from aotc.vmfb.devices.dlpack import capsule  # NumPy's exporter supports only its built-in dtypes
+        from aotc.vmfb.devices.dlpack import make_capsule  # NumPy's exporter supports only its built-in dtypes
 
-        return capsule(self, **kwargs)
+        return make_capsule(self, **kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.numpy().__dlpack_device__()

@@ -69,7 +69,7 @@ for _kept in (_delete, _drop):  # other libraries may call them until the proces
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
-def capsule(
+def make_capsule(
     array: Any, *, stream: Any = None, copy: bool | None = None, max_version: tuple[int, int] | None = None, **rest: Any
 ) -> Any:
     """Return a DLPack capsule for the memory of a C-contiguous ``DeviceArray``; the caller synchronises streams.
@@ -142,7 +142,7 @@ class Handed(NamedTuple):
         return all(n == 1 or s == w * self.dtype.itemsize for n, s, w in zip(self.shape, self.strides, wanted))
 
 
-def handed(capsule: Any) -> Handed:
+def capsule_description(capsule: Any) -> Handed:
     """Return the description of the array in a capsule.
 
     The caller must keep the capsule alive while it uses the memory.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, handed
+from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, capsule_description
 
 
 class _Shown:
@@ -36,7 +36,7 @@ def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
         kept = value.__dlpack__(max_version=(1, 0))
     except TypeError:  # the producer is older than DLPack 1.0
         kept = value.__dlpack__()
-    found = handed(kept)
+    found = capsule_description(kept)
     if writes and found.read_only:
         raise BufferError("it is read-only")
     if 0 in found.shape:

@@ -47,6 +47,6 @@ def has_digest(data: memoryview, digest: bytes) -> bool:
     return same or sha256_of(data) == digest
 
 
-def remember(data: Any, digest: bytes) -> None:
+def remember_digest(data: Any, digest: bytes) -> None:
     """Cache ``data`` with its sha256 ``digest``, for other bundles with the same bytes."""
     _KNOWN[digest] = bytes(data)

@@ -1,9 +1,9 @@
 """Interruption of running calls by signals, cancellation and deadlines; the executor checks every few milliseconds.
 
-Signals need no support here: the interpreter runs their handlers when :func:`notice` starts, on the main thread as
-usual, and an exception of a handler ends the call. asyncio cannot raise an exception in a thread that computes. On the
-event loop's own thread it only marks the task as cancelled. If a task awaits another thread, it cancels the awaited
-future. :func:`notice` tests both states, so that they end the call too.
+Signals need no support here: the interpreter runs their handlers when :func:`raise_if_interrupted` starts, on the main
+thread as usual, and an exception of a handler ends the call. asyncio cannot raise an exception in a thread that
+computes. On the event loop's own thread it only marks the task as cancelled. If a task awaits another thread, it
+cancels the awaited future. :func:`raise_if_interrupted` tests both states, so that they end the call too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ASK: list[Callable[[], None]] = []
 
 
 def on_ask(function: Callable[[], None]) -> None:
-    """Register ``function``, which must make every running call invoke :func:`notice` soon."""
+    """Register ``function``, which must make every running call invoke :func:`raise_if_interrupted` soon."""
     _ASK.append(function)
 
 
-def ask() -> None:
+def ask_running_calls() -> None:
     """Let every running call check soon for cancellation, without waiting for its interval."""
     for function in _ASK:
         function()
 
 
 @never_freed
-def notice(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+def raise_if_interrupted(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Raise the exception that is to end this thread's call, if there is one.
 
     No exception is raised once the interpreter clears its modules: a call made by a finalizer then runs to its end.
@@ -83,7 +83,7 @@ class Watch:
         end_if_stopped()
         now = monotonic_ns()
         if now >= self._due:
-            notice()
+            raise_if_interrupted()
             self._due = now + NOTICE_NANOSECONDS
 
 

@@ -28,7 +28,7 @@ def how_to_get() -> str:
     return f"{install_command('lapack')}, which brings scipy-openblas64"
 
 
-def candidates() -> list[Path]:
+def library_candidates() -> list[Path]:
     """Return the paths of LAPACK libraries to try, best first."""
     found = sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so*"))
     wheel = importlib.util.find_spec("scipy_openblas64")
@@ -119,7 +119,7 @@ def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str,
         If there is no library, or it lacks a function; the message has the searched paths and a command.
     """
     wanted = list(functions)
-    searched = candidates()
+    searched = library_candidates()
     with _LOCK:
         if not _OPEN:
             _OPEN.extend(_first_that_loads(searched))

@@ -121,7 +121,7 @@ def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
     return len(set(features) - _UNITS), not is_slow(features, have), len(features)
 
 
-def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
+def lacking_features(variant: Mapping[str, Any], have: Set[str]) -> str:
     """Return text about missing CPU features of a variant and their devices, or an empty string."""
     missing = sorted(set(variant["features"]) - have)
     if not missing:

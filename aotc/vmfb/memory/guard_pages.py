@@ -72,7 +72,7 @@ def guarded_copy(x: np.ndarray) -> np.ndarray:
     return found
 
 
-def fenced(memory: np.ndarray) -> np.ndarray:
+def fence_memory(memory: np.ndarray) -> np.ndarray:
     """Make ``memory``, allocated by :func:`guarded_bytes`, inaccessible until :func:`open_block`."""
     _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
     return memory
@@ -82,16 +82,16 @@ def fenced_copy(address: int, size: int) -> np.ndarray:
     """Return an inaccessible copy of ``size`` bytes plus one byte, for :func:`open_block`."""
     memory = guarded_bytes(size + 1, ALIGNMENT)
     ctypes.memmove(memory.ctypes.data, address, size)
-    return fenced(memory)
+    return fence_memory(memory)
 
 
 def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
-    """Make the pages of a range of inaccessible memory, see :func:`fenced`, accessible."""
+    """Make the pages of a range of inaccessible memory, see :func:`fence_memory`, accessible."""
     begin = memory.ctypes.data + offset
     _protect(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
 
 
 def unfence(memory: np.ndarray | None) -> None:
-    """Make all of inaccessible memory, see :func:`fenced`, accessible."""
+    """Make all of inaccessible memory, see :func:`fence_memory`, accessible."""
     if memory is not None:
         _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

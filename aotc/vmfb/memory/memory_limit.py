@@ -12,7 +12,7 @@ from contextlib import suppress
 from weakref import WeakSet, ref
 
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.host.interruption import notice
+from aotc.vmfb.host.interruption import raise_if_interrupted
 from aotc.vmfb.host.locks import after_fork, new_lock
 from aotc.vmfb.limits import KEPT_RESULTS, NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import Arena, ArenaPool
@@ -123,7 +123,7 @@ class LimitedPool(ArenaPool):
                     self._queue.append(waiter)
                 self._serve()
             while not waiter.granted and not waiter.gate.acquire(timeout=NOTICE_NANOSECONDS / 1e9):
-                notice()
+                raise_if_interrupted()
                 with self._lock:
                     self._serve()  # an aborted call has dropped its arena
         except BaseException:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from aotc.vmfb.verify.schema import acceptor, problems
+from aotc.vmfb.verify.schema import problems, schema_acceptor
 
 FORMAT = 1
 # Size of a symbolic dim where only a call knows it, in predictions, reports and made-up arguments: between a batch of
@@ -46,7 +46,7 @@ SCHEMA: dict[Any, Any] = {
 }
 
 _ESTIMATES = re.compile(r', (?:flops|bytes): "[^"]*"')
-_accepts = acceptor(SCHEMA)
+_accepts = schema_acceptor(SCHEMA)
 
 
 def digest_of(text: str) -> str:
@@ -57,7 +57,7 @@ def digest_of(text: str) -> str:
     return sha256(_ESTIMATES.sub("", text[text.index("(") :], count=2).encode()).hexdigest()[:32]
 
 
-def problem(record: Any) -> str:
+def record_problem(record: Any) -> str:
     """Describe the first place where ``record`` is invalid; an empty string if it is valid."""
     if isinstance(record, Mapping) and record.get("format") not in (None, FORMAT):
         return f"its format is {record['format']}, expected {FORMAT}"
@@ -79,7 +79,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON: {error}") from None
-    if said := problem(found):
+    if said := record_problem(found):
         raise ValueError(said)
     return {key: value for key, value in found.items() if key not in DRAWN}
 

@@ -54,7 +54,7 @@ def command_locs(bundle: OpenedBundle, variant: dict[str, Any], number: int, nod
         raise BundleError(bundle.where, f"the locations of its commands cannot be read: {error}") from None
 
 
-def origin(bundle: OpenedBundle) -> dict[str, str]:
+def bundle_origin(bundle: OpenedBundle) -> dict[str, str]:
     """Return the compiler version and program digest of a bundle; the bundle must have debug information."""
     manifest = bundle.manifest
     return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}

@@ -56,7 +56,9 @@ class Oddity(NamedTuple):
         return f"{self.value} is made by dispatch {self.step}, {self.kernel}{loc}: {place}{more}"
 
 
-def oddity_in(x: np.ndarray, dtype: str, before: np.ndarray | None = None) -> tuple[str, tuple[int, ...], int] | None:
+def first_non_finite(
+    x: np.ndarray, dtype: str, before: np.ndarray | None = None
+) -> tuple[str, tuple[int, ...], int] | None:
     """Return the first non-finite value of ``x``, NaN before infinity, its index, and the number of such elements.
 
     Parameters
@@ -122,7 +124,7 @@ class FiniteWatch(Stepper):
         old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._run_checked() else []
         run()
         for (place, p), was in zip_longest(outputs, old):
-            odd = oddity_in(self.array(place, p, sizes), p.dtype, was) if self._run_checked() else None
+            odd = first_non_finite(self.array(place, p, sizes), p.dtype, was) if self._run_checked() else None
             kind = "" if odd is None else odd[0].lstrip("-")
             # NaN computed from an infinity is reported; a value that is only passed on is not.
             if odd is not None and kind not in self.found and kind not in before:
@@ -133,11 +135,11 @@ class FiniteWatch(Stepper):
         return len(self.found) < 2
 
     def _kind(self, place: tuple[int, int], p: Parameter, sizes: dict[str, int]) -> str:
-        odd = None if p.output else oddity_in(self.array(place, p, sizes), p.dtype)
+        odd = None if p.output else first_non_finite(self.array(place, p, sizes), p.dtype)
         return "" if odd is None else odd[0].lstrip("-")
 
 
-def watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
+def run_watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
     """Run a loaded function; return its results, and the first NaN and infinity in the order of occurrence.
 
     Raises
@@ -148,7 +150,7 @@ def watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.n
     found: dict[str, Oddity] = {}
     given: dict[str, Oddity] = {}
     for number, (argument, x) in enumerate(zip(function.arguments, arrays)):
-        odd = oddity_in(np.asarray(x), argument.dtype_name)
+        odd = first_non_finite(np.asarray(x), argument.dtype_name)
         if odd is not None:
             given.setdefault(odd[0].lstrip("-"), Oddity(odd[0], "", "", -1, f"argument {number}", *odd[1:]))
     results = function.step(arrays, partial(FiniteWatch, where=function.where, found=found))

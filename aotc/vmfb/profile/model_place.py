@@ -113,7 +113,7 @@ def places_of(row: Mapping[str, Any]) -> dict[str, int]:
     return row.get("places") or {row["loc"]: row["runs"]}
 
 
-def described(locs: Iterable[str]) -> tuple[str, str]:
+def line_and_scope(locs: Iterable[str]) -> tuple[str, str]:
     """Return the line and the scope of a kernel that runs at ``locs``, and the number of its other scopes."""
     places = [model_place(loc) for loc in locs]
     scopes = list(dict.fromkeys(p.scope for p in places))

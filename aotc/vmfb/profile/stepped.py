@@ -57,7 +57,7 @@ class Timeline(Stepper):
         self.made.append(Dispatch(name, loc, sizes, start, ns, ns, items, 1, [0], size, flops, *rates, parts))
 
 
-def stepped(function: RuntimeFunction, arrays: Sequence[Any]) -> list[Dispatch]:
+def stepped_dispatches(function: RuntimeFunction, arrays: Sequence[Any]) -> list[Dispatch]:
     """Return the dispatches of a call of a loaded function, without roofline fractions.
 
     Raises

@@ -12,7 +12,7 @@ from aotc.vmfb.profile.cost_record import read_record, record_text
 COSTS, PROFILE = "costs", "profile"
 
 
-def stored(opened: OpenedBundle, key: str) -> dict[str, Any]:
+def stored_record(opened: OpenedBundle, key: str) -> dict[str, Any]:
     """Return the record stored in a bundle under ``key``, ``costs`` or ``profile``; empty without one.
 
     Raises

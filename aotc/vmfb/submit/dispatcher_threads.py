@@ -41,7 +41,7 @@ Box = list[Task]
 Content = TypeVar("Content")
 
 
-def take(box: list[Content]) -> Content | None:
+def take_from_box(box: list[Content]) -> Content | None:
     """Pop the content of a box; return None if another thread took it."""
     try:
         return box.pop()
@@ -232,7 +232,7 @@ class Dispatchers:
                     self._sleep(bell)
                 useful = False
                 continue
-            task = take(box)
+            task = take_from_box(box)
             if task is not None:
                 useful = True
                 self.send()

@@ -15,7 +15,7 @@ import numpy as np
 from aotc.vmfb.devices.array import DeviceArray, converted_elements
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, FenceCancelled
 from aotc.vmfb.public_names import public_names
-from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take
+from aotc.vmfb.submit.dispatcher_threads import PROCESS, Bell, take_from_box
 
 # Initial pause in seconds between two polls of an early result; it doubles after each poll. About the time in which a
 # thread wakes up.
@@ -29,7 +29,7 @@ Told = TypeVar("Told", bound=Callable[..., None])
 _SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it still has to call
 
 
-def quick(callback: Told) -> Told:
+def mark_quick(callback: Told) -> Told:
     """Mark an internal callback as fast: a dispatcher need not wake other threads before it calls the callback."""
     callback.is_quick = True  # type: ignore[attr-defined]
     return callback
@@ -195,7 +195,7 @@ class Fence:
         bell, pause = Bell(), PART_FIRST_PAUSE
         end = None if timeout is None else monotonic() + timeout
 
-        @quick
+        @mark_quick
         def ring(_: Fence) -> None:
             bell.ring()
 
@@ -229,7 +229,7 @@ class Fence:
     def _wait(self, timeout: float | None) -> None:
         bell = Bell()
 
-        @quick
+        @mark_quick
         def ring(_: Fence) -> None:
             bell.ring()
 
@@ -252,7 +252,7 @@ class Fence:
                 if not future.done():
                     future.set_result(None)
 
-            @quick
+            @mark_quick
             def call(_: Fence) -> None:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(wake)
@@ -286,7 +286,7 @@ class Fence:
     # ------------------------------------------------------------ settling
 
     def _resolve(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
-        if take(self._box) is None:
+        if take_from_box(self._box) is None:
             return False
         self._resolve_all(results, error)
         return True

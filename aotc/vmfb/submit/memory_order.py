@@ -221,7 +221,7 @@ def _forget(number: int, keys: Iterable[Any]) -> None:
                     del table[key]
 
 
-def place(fence: Fence, results: Sequence[Any]) -> None:
+def register_results(fence: Fence, results: Sequence[Any]) -> None:
     """Register the memory of a submission's results, before its fence is settled.
 
     Other submissions may have these results as arguments, and were registered by fence until now.

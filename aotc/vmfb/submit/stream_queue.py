@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from aotc.vmfb.host.locks import after_fork
 from aotc.vmfb.limits import STREAMS
-from aotc.vmfb.submit.dispatcher_threads import PROCESS, Box, Task, take
+from aotc.vmfb.submit.dispatcher_threads import PROCESS, Box, Task, take_from_box
 
 
 class Lane:
@@ -55,7 +55,7 @@ class Lane:
             return
         if last is not box:
             self._ready.append(last)
-        elif not self._ready and take(self._last) is not None:  # no dispatcher has started
+        elif not self._ready and take_from_box(self._last) is not None:  # no dispatcher has started
             PROCESS.dispatchers.withdraw(self._last)
             self.leave()
         self.go_on()  # a dispatcher may have polled in between
@@ -99,7 +99,7 @@ class Lane:
         task = None
         while task is None and self._ready:
             try:
-                task = take(self._ready.popleft())
+                task = take_from_box(self._ready.popleft())
             except IndexError:  # another thread took the last one
                 break
         return task

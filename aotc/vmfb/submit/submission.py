@@ -3,7 +3,8 @@
 Life cycle: :func:`submit` validates the call, so that errors known in advance are raised to the caller. The submission
 counts the fences and results that it waits for and is notified as each is settled or can be read. Then it is ready, and
 a dispatcher runs it, or a thread that waits for it in :meth:`~aotc.vmfb.submit.fence.Fence.result` if no dispatcher has
-started. A running call is stopped by an exception that :func:`aotc.vmfb.host.interruption.notice` raises on its thread.
+started. A running call is stopped by an exception that
+:func:`aotc.vmfb.host.interruption.raise_if_interrupted` raises on its thread.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
-from aotc.vmfb.host.interruption import RUNNING, ask
+from aotc.vmfb.host.interruption import RUNNING, ask_running_calls
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
-from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take
-from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, quick
+from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take_from_box
+from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, mark_quick
 from aotc.vmfb.submit.limited import queue_of
 from aotc.vmfb.submit.memory_order import (
     MemoryAccess,
@@ -30,7 +31,7 @@ from aotc.vmfb.submit.memory_order import (
     accessed_ranges,
     donated_to,
     give_away,
-    place,
+    register_results,
     still_owned,
 )
 from aotc.vmfb.submit.stream_queue import Lane
@@ -174,10 +175,10 @@ class Submission(Fence):
         fate = self._fate.setdefault(0, error)
         if fate is error:
             self.end_early_results()
-            if take(self._box) is not None:  # no thread has started
+            if take_from_box(self._box) is not None:  # no thread has started
                 self._end((), error)
             else:
-                ask()
+                ask_running_calls()
                 if self._hidden:
                     self._leave_behind(error)
         return fate is not None
@@ -216,17 +217,17 @@ class Submission(Fence):
         if self._tokens.pop() == 0:
             self._post()
 
-    @quick
+    @mark_quick
     def hear(self, fence: Fence) -> None:
         """Handle a settled fence: fail with its error, or count it as done."""
         if fence._root is not None:
-            if take(self._box) is not None:
+            if take_from_box(self._box) is not None:
                 self._root = fence._root
                 self._end((), _consequence(self._where, fence._root))
             return
         self.go_on(fence)
 
-    @quick
+    @mark_quick
     def go_on(self, _: Fence) -> None:
         """Count a result that can be read, or the end of a submission that accessed memory that this one writes."""
         if self._tokens.pop() == 0:
@@ -244,7 +245,7 @@ class Submission(Fence):
     def _post(self) -> None:
         if self._generation == PROCESS.generation:
             self._queue.post(self._box)
-        elif take(self._box) is not None:
+        elif take_from_box(self._box) is not None:
             self._end((), foreign(self._where, self))
 
     # ------------------------------------------------------------ running
@@ -263,7 +264,7 @@ class Submission(Fence):
     def _help(self) -> None:
         """Run the call on this thread if it is ready. Exceptions meant for the thread, such as Ctrl-C, propagate."""
         box, queue = self._box, self._queue
-        if take(box) is None:
+        if take_from_box(box) is None:
             return
         queue.withdraw(box)
         if not queue.admit():
@@ -322,7 +323,7 @@ class Submission(Fence):
         if error is not None:
             self.end_early_results()
         self._placed = results
-        place(self, results)
+        register_results(self, results)
         if self._outcome is None:  # else the fence was settled while the call was running
             self._resolve_all(results, error)
         if error is None:
@@ -370,7 +371,7 @@ class ResultWait:
 
     def begin(self) -> None:
         """Start to poll: the call runs."""
-        if take(self._starts) is not None:
+        if take_from_box(self._starts) is not None:
             with suppress(CallError):  # without a thread that polls, the waiter is notified when the call ends
                 CLOCK.add(self._pause, self)
 
@@ -382,10 +383,10 @@ class ResultWait:
             self._pause = min(2 * self._pause, PART_LONGEST_PAUSE)
             CLOCK.add(self._pause, self)
 
-    @quick
+    @mark_quick
     def finish(self, fence: Fence) -> None:
         """Notify the waiter that the result can be read, or that the call has ended."""
-        waiter = take(self._box)
+        waiter = take_from_box(self._box)
         if waiter is not None:
             (waiter.go_on if fence.has(self._number) else waiter.hear)(fence)
 

@@ -12,7 +12,7 @@ from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.manifest import programs_of
-from aotc.vmfb.verify.kernel_interface import Interface, Invalid, digest
+from aotc.vmfb.verify.kernel_interface import Interface, Invalid, interface_digest
 from aotc.vmfb.verify.program import check_commands
 
 
@@ -85,7 +85,7 @@ def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
     BundleError
         If the digests differ.
     """
-    said = digest(variant)
+    said = interface_digest(variant)
     if said != sealed:
         raise BundleError(
             where,

@@ -105,7 +105,7 @@ def _is_empty(size: Size, dims: Sequence[int]) -> bool:
     return min(evaluate(n, dims) for n in size[1:]) < 1
 
 
-def digest(variant: Mapping[str, Any]) -> bytes:
+def interface_digest(variant: Mapping[str, Any]) -> bytes:
     """Return the sha256 of a variant's kernel declarations, for comparison with the digest in the machine code."""
     calls = [
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]

@@ -4,8 +4,8 @@ A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list, ``{
 keys, or ``{str: schema}`` for a map with any keys. A key that ends in ``?`` may be missing; unknown keys are allowed,
 so that later versions may add some. ``ANY`` accepts everything. Integers must not be negative.
 
-Validation is part of the time to load a bundle: :func:`acceptor` tests the fields of a map and the items of a list
-together. :func:`problems` describes the problems of a value that it has refused.
+Validation is part of the time to load a bundle: :func:`schema_acceptor` tests the fields of a map and the items of a
+list together. :func:`problems` describes the problems of a value that it has refused.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def _kind(value: Any) -> str:
 # ---------------------------------------------------------------- the fast validator
 
 
-def acceptor(schema: Any) -> Accept:
+def schema_acceptor(schema: Any) -> Accept:
     """Return ``f(value)``, which returns True if a plain msgpack value matches ``schema``."""
     if schema is ANY:
         return lambda value: True
     if isinstance(schema, dict):
-        return _map(acceptor(schema[str])) if str in schema else _record(schema)
+        return _map(schema_acceptor(schema[str])) if str in schema else _record(schema)
     if isinstance(schema, list):
         return _list(schema[0])
     types = _types(schema)
     if types:
         return lambda value: type(value) in types and (type(value) is not int or value >= 0)
-    alternatives = [acceptor(one) for one in schema]
+    alternatives = [schema_acceptor(one) for one in schema]
     return lambda value: any(accepts(value) for accepts in alternatives)
 
 
@@ -100,7 +100,7 @@ def _late(schema: Any) -> Accept:
 
     def accepts(value: Any) -> bool:
         if not built:
-            built.append(acceptor(schema))
+            built.append(schema_acceptor(schema))
         return built[0](value)
 
     return accepts
@@ -115,7 +115,7 @@ def _types(schema: Any) -> frozenset[type]:
 def _list(schema: Any) -> Accept:
     types = frozenset({list}) if schema == [ANY] else _types(schema)
     if not types:
-        accepts = acceptor(schema)
+        accepts = schema_acceptor(schema)
         return lambda value: type(value) is list and all(map(accepts, value))
 
     def accepts_plain(value: Any) -> bool:
@@ -142,7 +142,7 @@ def _record(schema: dict[str, Any]) -> Accept:
     integers = wanted.count(int)
     look = itemgetter(*names) if len(names) > 1 else lambda value: tuple([value[name] for name in names])
     rest = [row for row in rows if row[0] not in names]
-    others = [(name, acceptor(one) if needed else _late(one), needed) for name, one, needed in rest]
+    others = [(name, schema_acceptor(one) if needed else _late(one), needed) for name, one, needed in rest]
 
     def accepts(value: Any) -> bool:
         if type(value) is not dict:

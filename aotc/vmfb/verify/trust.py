@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.device import extra
+from aotc.vmfb.device import import_extra
 from aotc.vmfb.errors import BundleError
 
 
-def trusted(
+def trusted_bundle(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None,
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
     """Return the bundle whose code may run, and True if a trusted key signed it: then all of it has been verified."""
-    approve = None if keys is None else extra("sign").approval(keys)
+    approve = None if keys is None else import_extra("sign").approval(keys)
     try:
         if approve is not None:
             bundle.verify_all()
@@ -35,13 +35,13 @@ def check_keys(keys: Sequence[Any]) -> None:
     BundleError
         If a key cannot be parsed.
     """
-    extra("sign").approval(keys)
+    import_extra("sign").approval(keys)
 
 
 def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
     """Compile the source of a bundle and return the result."""
     try:
-        compiler = extra("compile")
+        compiler = import_extra("compile")
     except ImportError as error:
         what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
         from aotc.vmfb.host.install import install_command  # imports importlib.metadata: only for this error

@@ -9,7 +9,7 @@ import numpy as np
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.limits import MAX_BYTES
-from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand
+from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand_differences
 
 
 def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
@@ -67,6 +67,6 @@ def write_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -
             place[:] = np.frombuffer(piece, np.uint8)
             continue
         try:
-            expand(piece, word, distance, place)
+            expand_differences(piece, word, distance, place)
         except ValueError as error:
             raise BundleError(bundle.where, f"the constants at {offset} are damaged: {error}") from None

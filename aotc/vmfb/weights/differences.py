@@ -1,7 +1,8 @@
 """Difference coding of arrays that compress well: words, or differences of words, in a zlib stream.
 
 All differences of neighbours in a progression are equal. Words that repeat at a fixed ``distance``, as the rows of a
-matrix may, have differences of zero. :func:`expand` undoes compression and differences in the memory of the array.
+matrix may, have differences of zero. :func:`expand_differences` undoes compression and differences in the memory of
+the array.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def differences(elements: memoryview | np.ndarray, word: int, distance: int = 1)
     return words.view(np.uint8).data
 
 
-def expand(packed: memoryview | bytes, word: int, distance: int, into: np.ndarray) -> None:
+def expand_differences(packed: memoryview | bytes, word: int, distance: int, into: np.ndarray) -> None:
     """Decompress ``packed``, undo :func:`differences`, and write the bytes to ``into``, an array of u8.
 
     Raises
@@ -69,7 +70,7 @@ def from_differences(packed: bytes, word: int, size: int) -> memoryview:
         If ``packed`` has another size, or is damaged.
     """
     data = np.empty(size, np.uint8)
-    expand(packed, word, 1, data)
+    expand_differences(packed, word, 1, data)
     return data.data
 
 

@@ -11,7 +11,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.lowering.lower import lower
 from aotc.pipeline import checked_options, run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.ir
 
@@ -93,7 +93,7 @@ def lowered(model, batch, dtype, cache, **flags):
     options = checked_options(None, {"target": GPU, "source": False, **flags})
     module = run_passes(import_raw(fetch(donated, (x, weights, caches, caches, at), {}), options=options), options)
     (function,) = (f for f in module.functions.values() if f.public)
-    return lower(module, resolve(GPU)[0], options).steps[function.name]
+    return lower(module, resolve_targets(GPU)[0], options).steps[function.name]
 
 
 # Kernels that copy the layer's keys and values in each iteration: attention reads addresses that are known when the

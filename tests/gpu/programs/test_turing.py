@@ -21,7 +21,7 @@ from aotc.kernels.cuda.compile import compile_kernel, ptx
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS, resolve
+from aotc.targets import TARGETS, resolve_targets
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import device as cuda
 
@@ -83,7 +83,7 @@ def test_which_gpus_run_it():
     have = [(7, 0), (7, 2), (7, 5), (8, 0), (9, 0)]
     assert [h for h in have if cuda._runs({"target": NAME}, h)] == [(7, 5)]
     assert TARGET.untried
-    assert resolve(NAME) == (TARGET,)
+    assert resolve_targets(NAME) == (TARGET,)
 
 
 @pytest.mark.ir

@@ -16,7 +16,7 @@ import pytest
 
 from aotc.kernels.cpu.build import build_executor
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import host_target
 from aotc.vmfb import abi
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.verify.program import check_commands
@@ -118,7 +118,7 @@ class Executor:
     """The executor in memory, and a pool."""
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(build_executor(host(), Options(cache=False)))
+        path.write_bytes(build_executor(host_target(), Options(cache=False)))
         self.library = ctypes.CDLL(str(path))
         self.library.aotc_pool_bytes.restype = self.library.aotc_run.restype = ctypes.c_int64
         self.pool = aligned(self.library.aotc_pool_bytes() // 8)

@@ -10,7 +10,7 @@ from aotc.kernels import back_end, limits
 from aotc.kernels.cpu.executor import compile as compile_executor
 from aotc.kernels.cpu.executor import prebuilt_ir as executor_ir
 from aotc.kernels.cpu.executor.scheduler import EXPORTS
-from aotc.targets import TARGETS, host
+from aotc.targets import TARGETS, host_target
 from aotc.vmfb import abi
 
 pytestmark = pytest.mark.cpu
@@ -67,6 +67,6 @@ def test_without_the_file_numba_makes_the_same_exports(monkeypatch):
         compile_executor, "compile_by_numba", lambda: compiled.append(compile_by_numba()) or compiled[0]
     )
     monkeypatch.setattr(back_end.Library, "emit_native_object", lambda library: exports.append(library.exports()))
-    compile_executor.compile_executor(host())
+    compile_executor.compile_executor(host_target())
     assert len(compiled) == 1
     assert exports == [set(EXPORTS)]

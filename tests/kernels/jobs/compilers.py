@@ -1,9 +1,9 @@
 """Requests to compilers, answered as a library's are."""
 
 from aotc.kernels.cpu.build import Build
-from aotc.kernels.jobs.run import THREAD_TEXT, CompilerRun, nothing
+from aotc.kernels.jobs.run import THREAD_TEXT, CompilerRun, do_nothing
 from aotc.kernels.worker import target_fields
-from aotc.targets import host
+from aotc.targets import host_target
 
 SINES = """def sines{n}(a: "f32[1024]", /, o: "f32[1024]", *, grid: "1", flops: "8", bytes: "64"):
     for i in range(0, 1024):
@@ -17,7 +17,7 @@ def quiet(count):
     """Progress that nobody watches."""
 
 
-def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=nothing):
+def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=do_nothing):
     """Return the objects of ``requests``."""
     with CompilerRun(pool, requests, jobs, begin) as run:
         return run.finish(done, meanwhile)
@@ -25,7 +25,7 @@ def answers(pool, requests, jobs, done=quiet, begin=None, meanwhile=nothing):
 
 def requests(texts=TEXTS, target=None):
     """Return requests for kernels."""
-    return [{"text": text, "target": target_fields(target or host())} for text in texts]
+    return [{"text": text, "target": target_fields(target or host_target())} for text in texts]
 
 
 def build_library(kernels, target, options):

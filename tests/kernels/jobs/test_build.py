@@ -19,7 +19,7 @@ from aotc.kernels.jobs import cache, objects, pool, run
 from aotc.kernels.jobs.run import OWN_TEXT, THREAD_TEXT
 from aotc.kernels.worker import begin_kernel, target_fields, target_from
 from aotc.options import Options
-from aotc.targets import TARGETS, host
+from aotc.targets import TARGETS, host_target
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 pytestmark = pytest.mark.cpu
@@ -48,11 +48,11 @@ def compilers():
 
 
 def request(text=KERNEL):
-    return {"text": text, "target": target_fields(host())}
+    return {"text": text, "target": target_fields(host_target())}
 
 
 def test_a_target_survives_the_pipe():
-    assert target_from(target_fields(host())) == host()
+    assert target_from(target_fields(host_target())) == host_target()
 
 
 def test_one_worker_answers_many_requests(compilers):
@@ -172,7 +172,7 @@ def test_which_processes_start_before_the_model_is_read(jobs, target, want, monk
 def test_only_kernels_for_cpus_are_compiled_here():
     gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
     assert waiting([gpu]).shares(2) == (1, 0)
-    assert waiting([{"executor": True, "target": target_fields(host())}]).shares(2) == (1, 0)
+    assert waiting([{"executor": True, "target": target_fields(host_target())}]).shares(2) == (1, 0)
     assert not run._is_small(gpu)
 
 
@@ -180,7 +180,7 @@ def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
     given, answered = [], MagicMock(finish=lambda *_: [b""])
     monkeypatch.setattr(objects, "CompilerRun", lambda pool, requests, jobs, begin: given.append(begin) or answered)
-    named = [objects.Named(KERNEL, host())]
+    named = [objects.Named(KERNEL, host_target())]
     for svml in (False, True):
         monkeypatch.setattr(back_end, "config", SimpleNamespace(USING_SVML=svml))
         objects.compile_texts([request()], named, Options(cache=False))
@@ -207,19 +207,19 @@ def test_the_shell_of_one_item_has_no_loop():
         .replace("[i]", "[p]")
         .replace('grid: "1"', 'grid: "8"')
     )
-    loops = [str(kernel_module(k, host()).get_function("double")).count("phi") for k in (one, many)]
+    loops = [str(kernel_module(k, host_target()).get_function("double")).count("phi") for k in (one, many)]
     assert loops == [0, 2]
 
 
 def test_the_cache_keeps_objects(own_cache):
     kernel = parse_kernel(KERNEL)
-    cold = build_library([kernel], host(), Options())
+    cold = build_library([kernel], host_target(), Options())
     files = [p for p in own_cache.rglob("*") if p.is_file()]
     assert files
-    warm = build_library([kernel], host(), Options())
+    warm = build_library([kernel], host_target(), Options())
     assert warm == cold
     stamps = [p.stat().st_mtime_ns for p in files]
-    assert build_library([kernel], host(), Options(cache=False)) == cold
+    assert build_library([kernel], host_target(), Options(cache=False)) == cold
     assert [p.stat().st_mtime_ns for p in files] == stamps
 
 
@@ -232,14 +232,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 
 def test_keys_depend_on_text_and_target():
-    other = target_from([*target_fields(host())[:1], *target_fields(host())[1:]])
-    assert cache.key_of("a", host()) == cache.key_of("a", other)
-    assert cache.key_of("a", host()) != cache.key_of("b", host())
+    other = target_from([*target_fields(host_target())[:1], *target_fields(host_target())[1:]])
+    assert cache.key_of("a", host_target()) == cache.key_of("a", other)
+    assert cache.key_of("a", host_target()) != cache.key_of("b", host_target())
 
 
 def test_equal_kernels_stand_twice_in_the_table():
     kernel = parse_kernel(KERNEL)
-    library = build_library([kernel, kernel], host(), Options())
+    library = build_library([kernel, kernel], host_target(), Options())
     assert [k.name for k in library.kernels] == ["double", "double"]
     assert link.undefined_symbols(library.data) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
 
@@ -248,19 +248,21 @@ def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
     linked, plain = [], link.Linker.give
     monkeypatch.setattr(link.Linker, "give", lambda self, given: linked.append(len(given)) or plain(self, given))
-    first = build_library([parse_kernel(KERNEL)], host(), Options())
-    executor = build_executor(host(), Options())
+    first = build_library([parse_kernel(KERNEL)], host_target(), Options())
+    executor = build_executor(host_target(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
     asked, compiled = [], build.Compilation
     monkeypatch.setattr(build, "Compilation", lambda r, *rest: asked.extend(r) or compiled(r, *rest))
-    assert build_library([parse_kernel(KERNEL)], host(), Options()) == first
-    assert build_executor(host(), Options()) == executor
+    assert build_library([parse_kernel(KERNEL)], host_target(), Options()) == first
+    assert build_executor(host_target(), Options()) == executor
     assert sorted(linked) == [1, 2, 2]
     assert [r for r in asked if "text" not in r] == []
 
 
 def test_the_executor_needs_only_known_symbols():
-    assert link.undefined_symbols(build_executor(host(), Options())) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
+    assert (
+        link.undefined_symbols(build_executor(host_target(), Options())) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
+    )
 
 
 def test_a_linker_that_fails_is_reported(tmp_path, monkeypatch):
@@ -269,7 +271,7 @@ def test_a_linker_that_fails_is_reported(tmp_path, monkeypatch):
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(link, "linker", lambda native: (str(fake),))
     with pytest.raises(InternalError, match="ld failed: no room"):
-        link.link([b""], host())
+        link.link([b""], host_target())
 
 
 NUMBA_PROGRAM = """
@@ -347,5 +349,5 @@ def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
 
 
 def test_a_table_knows_functions_of_any_name():
-    table = link.function_table(["a"], host(), ['odd "name"', "b\\"], {'odd "name"'})
+    table = link.function_table(["a"], host_target(), ['odd "name"', "b\\"], {'odd "name"'})
     assert all(f"\0{IMPORT_PREFIX}{name}\0".encode() in table for name in ('odd "name"', "b\\"))

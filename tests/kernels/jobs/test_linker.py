@@ -18,7 +18,7 @@ from aotc.kernels.cpu import build, link
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import Linker
 from aotc.options import Options
-from aotc.targets import TARGETS, host
+from aotc.targets import TARGETS, host_target
 
 pytestmark = pytest.mark.cpu
 
@@ -26,7 +26,7 @@ TEXT = """def double(a: "f32[8]", /, o: "f32[8]", *, grid: "1"):
     for i in range(0, 8):
         o[i] = a[i] + a[i]
 """
-FOREIGN = TARGETS["cpu:aarch64"] if host().triple.startswith("x86") else TARGETS["cpu:x86-64-v3"]
+FOREIGN = TARGETS["cpu:aarch64"] if host_target().triple.startswith("x86") else TARGETS["cpu:x86-64-v3"]
 
 
 def objects(target):
@@ -60,18 +60,18 @@ def linked_plainly(command, given, folder):
     return (folder / "out.so").read_bytes()
 
 
-@pytest.mark.parametrize("target", [host(), FOREIGN], ids=["own", "foreign"])
+@pytest.mark.parametrize("target", [host_target(), FOREIGN], ids=["own", "foreign"])
 def test_waiting_changes_no_byte(target, tmp_path):
     given = objects(target)
-    assert link.link(given, target) == linked_plainly(link.linker(target == host()), given, tmp_path)
+    assert link.link(given, target) == linked_plainly(link.linker(target == host_target()), given, tmp_path)
 
 
 @pytest.mark.parametrize("command", other_linkers(), ids=lambda c: os.path.basename(c[0]))
 def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypatch):
     """Whether it waits or, as gold does, does not."""
-    given = objects(host())
+    given = objects(host_target())
     monkeypatch.setattr(link, "linker", lambda native: command)
-    with Linker(host()) as linker:
+    with Linker(host_target()) as linker:
         linker.start()
         time.sleep(0.1)
         made = linked(linker, given)
@@ -80,8 +80,8 @@ def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypa
 
 
 def test_it_waits_for_its_objects(temporary):
-    given = objects(host())
-    with Linker(host()) as linker:
+    given = objects(host_target())
+    with Linker(host_target()) as linker:
         linker.start()
         time.sleep(0.1)
         (process,) = link._WAITING
@@ -95,15 +95,15 @@ def test_it_waits_for_its_objects(temporary):
 
 
 def test_without_a_file_for_its_pipe_it_starts_at_the_end(monkeypatch):
-    given = objects(host())
-    made = link.link(given, host())
+    given = objects(host_target())
+    made = link.link(given, host_target())
     monkeypatch.setattr(link, "_script", lambda command: "--version-script=/nowhere/stdin")
-    assert link.link(given, host()) == made
+    assert link.link(given, host_target()) == made
 
 
 def test_a_forked_child_does_not_hold_it_up():
-    given = objects(host())
-    with Linker(host()) as linker:
+    given = objects(host_target())
+    with Linker(host_target()) as linker:
         linker.start()
         child = os.fork()
         if not child:
@@ -129,7 +129,7 @@ def test_it_ends_with_what_fails_before_it(error, temporary, monkeypatch):
 
     monkeypatch.setattr(build.Compilation, "finish", fails)
     with pytest.raises(error):
-        build_library([parse_kernel(TEXT)], host(), Options(cache=False))
+        build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))
     (process,) = seen
     assert process.returncode is not None
     assert process.stdin.closed
@@ -142,7 +142,7 @@ def test_a_full_disk_leaves_no_process_and_no_file(temporary, monkeypatch):
         raise OSError(28, "no space left", str(self))
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with Linker(host()) as linker:
+    with Linker(host_target()) as linker:
         process = linker.start()
         with pytest.raises(OSError, match="no space left"):
             linked(linker, [b""])
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_no_process_and_no_file(temporary, monkeypatch):
 
 
 def test_one_that_ends_early_or_fails_is_reported_once(temporary):
-    with Linker(host()) as linker:
+    with Linker(host_target()) as linker:
         process = linker.start()
         process.kill()
         with pytest.raises(InternalError, match=r"ld.* failed: .*0\.o"):
@@ -164,7 +164,7 @@ import os, signal, sys
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cpu import build, link
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import host_target
 from kernels.jobs.compilers import build_library
 
 def killed(compilation, meanwhile):
@@ -174,7 +174,7 @@ def killed(compilation, meanwhile):
     os.kill(os.getpid(), signal.SIGKILL)
 
 build.Compilation.finish = killed
-build_library([parse_kernel({TEXT!r})], host(), Options(cache=False))
+build_library([parse_kernel({TEXT!r})], host_target(), Options(cache=False))
 """
 
 
@@ -198,4 +198,4 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
     monkeypatch.setattr(link, "linker", none)
     monkeypatch.setattr(build.Compilation, "finish", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
-        build_library([parse_kernel(TEXT)], host(), Options(cache=False))
+        build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))

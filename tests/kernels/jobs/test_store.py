@@ -16,7 +16,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cpu.build import build_executor
 from aotc.kernels.jobs import cache, run, store
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import host_target
 
 pytestmark = pytest.mark.cpu
 
@@ -82,19 +82,19 @@ def test_links_pipes_and_folders_are_a_miss(folder):
 
 def test_a_damaged_kernel_is_compiled_again(folder, monkeypatch):
     kernel = parse_kernel(KERNEL)
-    first = build_library([kernel], host(), Options())
-    build_executor(host(), Options())  # the process keeps that one
+    first = build_library([kernel], host_target(), Options())
+    build_executor(host_target(), Options())  # the process keeps that one
     asked, plain = [], run.Waiting.shares
     monkeypatch.setattr(run.Waiting, "shares", lambda one, jobs: asked.append(len(one.requests)) or plain(one, jobs))
-    assert build_library([kernel], host(), Options()) == first
+    assert build_library([kernel], host_target(), Options()) == first
     assert asked == [0]
     for path in entries(folder):
         data = bytearray(path.read_bytes())
         data[-200] ^= 4
         path.write_bytes(data)
-    assert build_library([kernel], host(), Options()) == first
+    assert build_library([kernel], host_target(), Options()) == first
     assert asked == [0, 1]
-    assert build_library([kernel], host(), Options()) == first
+    assert build_library([kernel], host_target(), Options()) == first
     assert asked == [0, 1, 0]
 
 

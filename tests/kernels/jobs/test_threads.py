@@ -20,7 +20,7 @@ from aotc.kernels import back_end, unlocked
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.jobs import pool
 from aotc.kernels.worker import begin_kernel
-from aotc.targets import TARGETS, host
+from aotc.targets import TARGETS, host_target
 
 pytestmark = pytest.mark.cpu
 
@@ -104,10 +104,10 @@ def test_threads_compile_at_the_same_time(compilers):
 
 
 def test_each_thread_has_its_own_context_and_machine():
-    context, generator = unlocked.context(), back_end.codegen_for(host())
+    context, generator = unlocked.context(), back_end.codegen_for(host_target())
     assert unlocked.context() is context
-    assert back_end.codegen_for(host()) is generator
-    others = in_threads(lambda: (unlocked.context(), back_end.codegen_for(host())), 2)
+    assert back_end.codegen_for(host_target()) is generator
+    others = in_threads(lambda: (unlocked.context(), back_end.codegen_for(host_target())), 2)
     assert len({id(x) for pair in [*others, (context, generator)] for x in pair}) == 6
 
 
@@ -180,8 +180,8 @@ FORKED = """
     from aotc.kernels.jobs.pool import CompilerPool
     from kernels.jobs.compilers import answers, quiet
     from aotc.kernels.worker import begin_kernel, target_fields
-    from aotc.targets import host
-    asked = [{"text": text, "target": target_fields(host())} for text in TEXTS]
+    from aotc.targets import host_target
+    asked = [{"text": text, "target": target_fields(host_target())} for text in TEXTS]
     compilers = CompilerPool()
     made = answers(compilers, asked, 4, quiet, begin_kernel)
     child = os.fork()
@@ -298,7 +298,7 @@ DEFINED = "define linkonce_odr void @called() {\n  ret void\n}\ndefine linkonce_
 
 
 def test_what_is_linked_is_hidden_if_it_is_called():
-    library = back_end.parse(CALLED, host())
+    library = back_end.parse(CALLED, host_target())
     library.link_text(DEFINED, ["called", "alone"])
     assert {f.name: f.linkage.name for f in library.module.functions} == {"f": "external", "called": "internal"}
 
@@ -318,12 +318,12 @@ def test_two_threads_compile_to_equal_objects_at_the_same_time(target):
 
 def test_what_cannot_be_linked_is_an_error():
     text = DEFINED.replace("linkonce_odr ", "")
-    library = back_end.parse(text, host())
+    library = back_end.parse(text, host_target())
     with pytest.raises(RuntimeError, match="called"):
         library.link_text(text, ["called"])
 
 
 def test_modules_of_two_threads_are_not_linked():
-    (other,) = in_threads(lambda: back_end.parse(DEFINED, host()), 1)
+    (other,) = in_threads(lambda: back_end.parse(DEFINED, host_target()), 1)
     with pytest.raises(RuntimeError, match="modules of two LLVM contexts cannot be linked"):
-        back_end.parse(CALLED, host()).link(other)
+        back_end.parse(CALLED, host_target()).link(other)

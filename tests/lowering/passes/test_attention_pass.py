@@ -18,7 +18,7 @@ from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
@@ -214,7 +214,7 @@ func @k(%q: f32[t, 16], %k: f32[s, 16], %v: f32[s, 16]) attributes {kind = "sing
 def test_few_terms_or_none(terms):
     """Fewer than a tile has rows; JAX takes no maximum of what may be nothing."""
     module = parse_module(KERNEL.replace(",\n    ", ", "))
-    kernel = lower_region(module.functions["k"], resolve("cpu:x86-64-v4")[0])
+    kernel = lower_region(module.functions["k"], resolve_targets("cpu:x86-64-v4")[0])
     rng = np.random.default_rng(5)
     q, k, v = (rng.standard_normal((n, 16)).astype(np.float32) for n in (5, terms, terms))
     out = np.ones_like(q)

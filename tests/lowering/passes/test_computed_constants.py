@@ -8,7 +8,7 @@ from jax import lax
 from support.differential import close
 
 import aotc
-from aotc.lowering.analysis.computable import Banded, Progression, Repeated, Stepped, describe
+from aotc.lowering.analysis.computable import Banded, Progression, Repeated, Stepped, describe_array
 
 pytestmark = pytest.mark.cpu
 
@@ -42,7 +42,7 @@ def rebuilt(found, shape, dtype):
 def test_bands(shape, offset):
     lower = np.tri(*shape, offset)
     for a in (lower, 1 - lower, np.where(lower > 0, -0.0, -np.inf), np.eye(*shape, offset, dtype="int8")):
-        found = describe(a)
+        found = describe_array(a)
         assert isinstance(found, Banded)
         assert rebuilt(found, shape, a.dtype).tobytes() == a.tobytes()
 
@@ -69,7 +69,7 @@ ARRAYS = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_descriptions(name):
     a = ARRAYS[name]
-    found = describe(a)
+    found = describe_array(a)
     assert found is not None
     assert np.ascontiguousarray(rebuilt(found, a.shape, a.dtype)).tobytes() == a.tobytes()
 
@@ -88,7 +88,7 @@ def test_descriptions(name):
     ],
 )
 def test_arrays_without_a_description(a):
-    assert describe(a) is None
+    assert describe_array(a) is None
 
 
 def test_one_element_that_differs_is_seen():
@@ -96,7 +96,7 @@ def test_one_element_that_differs_is_seen():
         for a in (DIAGONAL, LOWER, NUMBERS, np.tile(ROW, (300, 1)), ELEMENTS):
             changed = a.copy()
             changed[y, x] = not changed[y, x]
-            assert describe(changed) is None
+            assert describe_array(changed) is None
 
 
 PROGRAMS = {

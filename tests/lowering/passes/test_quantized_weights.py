@@ -17,7 +17,7 @@ from aotc.lowering.lower import lower
 from aotc.options import Options, quantization
 from aotc.pipeline import run_passes
 from aotc.recompile import upgrade
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import to_numpy
 
 WAYS = ("int8", "int8:64", "int4", "int4:64", "int4:24")
@@ -111,7 +111,7 @@ def tied(table, transposed):
 
 def stored_bytes(model, *args, **options):
     """Return the bytes of constants of several elements, by dtype."""
-    (target,) = resolve("cpu:x86-64-v4")
+    (target,) = resolve_targets("cpu:x86-64-v4")
     chosen = Options(target=target.name, **options)
     found = {}
     for _, array, _ in lower(run_passes(import_model(model, *args), chosen), target, chosen).constants.arrays:
@@ -172,7 +172,7 @@ def test_rows_of_another_table_stay():
 
 def test_a_matrix_of_two_products_is_kept_once():
     w, x = numbers(512, 512), numbers(1, 512, seed=1)
-    (target,) = resolve("cpu:x86-64-v4")
+    (target,) = resolve_targets("cpu:x86-64-v4")
     options = Options(target=target.name, quantize_weights="int8")
     module = run_passes(import_model(lambda x: jnp.sin(x @ w) @ w, x), options)
     stored = lower(module, target, options).constants.arrays
@@ -252,7 +252,7 @@ def test_gpus_convert_integers(rows, transposed, dtype, way):
     """The ops after all passes compute it, and read integers: of one row in the kernel that adds products up."""
     w, x = numbers(*((150, 257) if transposed else (257, 150)), dtype=dtype), numbers(rows, 257, dtype=dtype, seed=1)
     model = lambda x: x @ (w.T if transposed else w)
-    (target,) = resolve("cuda:sm_90")
+    (target,) = resolve_targets("cuda:sm_90")
     options = Options(target=target.name, quantize_weights=way, verify_each=True)
     module = run_passes(import_model(model, x), options)
     found = interpret(module, x)[0]

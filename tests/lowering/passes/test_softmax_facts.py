@@ -14,7 +14,7 @@ from aotc.kernels.cpu.compile import optimized_module
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS, resolve
+from aotc.targets import TARGETS, resolve_targets
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -53,7 +53,7 @@ CASES = {
 
 def kernels_of(function, x, target=TARGET):
     """Return the kernels of a function."""
-    options, (machine,) = Options(target=target), resolve(target)
+    options, (machine,) = Options(target=target), resolve_targets(target)
     return lower(run_passes(import_model(jax.jit(function), x), options), machine, options).kernels
 
 

@@ -10,7 +10,7 @@ from aotc.frontend.importer import import_model
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cpu
@@ -33,7 +33,7 @@ def tied(table, transposed):
 
 
 def constant_bytes(model, *args, target="cpu:x86-64-v4-bf16"):
-    (found,) = resolve(target)
+    (found,) = resolve_targets(target)
     chosen = Options(target=found.name)
     return lower(run_passes(import_model(model, *args), chosen), found, chosen).constants.arrays
 

@@ -11,7 +11,7 @@ from aotc.frontend.mlir import fetch
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 lax = jax.lax
 
@@ -34,7 +34,7 @@ def test_numbers_of_unknown_count(function, target, level):
     exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((n,), "int32"))
     options = Options(target=target, opt_level=level, verify_each=True)
     module = run_passes(import_raw(fetch(exported, (), {}), options=options), options)
-    assert lower(module, resolve(target)[0], options).kernels
+    assert lower(module, resolve_targets(target)[0], options).kernels
 
 
 @pytest.mark.cpu

@@ -27,7 +27,7 @@ from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.owners import alternate_buffers, exchange_buffers
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 
 SIZE = 7
@@ -42,7 +42,7 @@ def lowered(function, arguments, target=CPU, donated=(), **options):
         warnings.simplefilter("ignore")  # of donated arguments that JAX has no use for
         raw = fetch(jax.jit(function, donate_argnums=donated, keep_unused=True), arguments, {})
     module = run_passes(import_raw(raw, options=chosen, platform=target.split(":")[0]), chosen)
-    variant = lower(module, resolve(target)[0], chosen)
+    variant = lower(module, resolve_targets(target)[0], chosen)
     (main,) = (f for f in module.functions.values() if f.public)
     return main, variant.steps[main.name], variant.constants
 

@@ -17,7 +17,7 @@ from aotc.lowering.lower import lower
 from aotc.lowering.program.fills import filling_value
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.devices.cuda import driver
 
 pytestmark = pytest.mark.cpu
@@ -143,7 +143,7 @@ def steps_of(name):
     chosen = Options(target="cpu:x86-64-v4")
     raw = fetch(jax.jit({**PROGRAMS, **BRANCHES}[name]), (X, PLACES), {})
     module = run_passes(import_raw(raw, options=chosen, platform="cpu"), chosen)
-    (program,) = lower(module, resolve(chosen.target)[0], chosen).steps.values()
+    (program,) = lower(module, resolve_targets(chosen.target)[0], chosen).steps.values()
     return program.steps
 
 

@@ -14,7 +14,7 @@ from aotc.ir.program.ir import Copy, Launch, walk
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 ARGUMENTS = [normal(40, 8), integers(5, low=0, high=40), normal(5, 8)]
 
@@ -24,7 +24,7 @@ def steps_of(function, arguments=ARGUMENTS):
     raw = fetch(jax.jit(function), arguments, {})
     module = run_passes(import_raw(raw, options=options, platform="cpu"), options)
     (name,) = (f.name for f in module.functions.values() if f.public)
-    return list(walk(lower(module, resolve(options.target)[0], options).steps[name].steps))
+    return list(walk(lower(module, resolve_targets(options.target)[0], options).steps[name].steps))
 
 
 def copies(steps):

@@ -26,7 +26,7 @@ from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.program.while_kernels.symbolic_loops import SizeBound, bounds_kernel
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.host.interruption import RUNNING
 
 pytestmark = [pytest.mark.cpu]
@@ -132,7 +132,7 @@ def lowered(function, *shapes, dtype="float32"):
     scope, options = SymbolicScope(), Options(target="cpu:x86-64-v3", verify_each=True)
     types = [jax.ShapeDtypeStruct(symbolic_shape(shape, scope=scope), dtype) for shape in shapes]
     exported = jax.export.export(jax.jit(function), platforms=["cpu"])(*types)
-    variant = lower(run_passes(import_model(exported), options), *resolve(options.target), options)
+    variant = lower(run_passes(import_model(exported), options), *resolve_targets(options.target), options)
     return variant.kernels, variant.steps["main"].steps
 
 

@@ -16,7 +16,7 @@ from support.schedules.item_accesses import accesses_of
 from aotc.frontend.importer import import_model
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.parser import parse_kernel
-from aotc.ir.program.ir import Launch, touched
+from aotc.ir.program.ir import Launch, accessed_storages
 from aotc.lowering.analysis.access_intervals import item_spans
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.lower import lower
@@ -25,7 +25,7 @@ from aotc.lowering.program.graphs import graphs
 from aotc.lowering.program.tile_dependences import line
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.abi import TileEdge
 from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.dtypes import size_of
@@ -215,7 +215,7 @@ def scheduled(function, shapes, monkeypatch, level=2):
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     options = Options(target="cpu:x86-64-v4", opt_level=level, verify_each=True)
     types = [jax.ShapeDtypeStruct(s, "float32") for s in shapes]
-    (target,) = resolve(options.target)
+    (target,) = resolve_targets(options.target)
     module = run_passes(import_model(jax.jit(function).lower(*types).as_text()), options)
     variant = lower(module, target, options)
     (buffer,) = variant.command_buffers
@@ -227,7 +227,7 @@ def scheduled(function, shapes, monkeypatch, level=2):
 
 def bytes_of(step, rng):
     """Return for each item the bytes that it reads and those that it writes, by memory."""
-    reads, writes = touched(step)
+    reads, writes = accessed_storages(step)
     result = []
     for item in accesses_of(step.kernel, rng):
         sets = (set(), set())

@@ -15,8 +15,8 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.program.ir import Launch, Storage
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program import tile_dependences as tile_edges
-from aotc.lowering.program.tile_dependences import TileEdges, covers
-from aotc.targets import resolve
+from aotc.lowering.program.tile_dependences import TileEdges, covers_accesses
+from aotc.targets import resolve_targets
 from aotc.vmfb.abi import FEW_ITEMS, TileEdge
 
 pytestmark = pytest.mark.ir
@@ -89,7 +89,7 @@ def edge(writer, reader, monkeypatch):
     array, result = Storage("result", 0, 0), Storage("result", 0, 1)
     earlier = Launch(parse_kernel(text_of(True, *writer)), (), (array,), UNKNOWN)
     later = Launch(parse_kernel(text_of(False, *reader)), (array,), (result,), UNKNOWN)
-    (target,) = resolve("cpu:x86-64-v3")
+    (target,) = resolve_targets("cpu:x86-64-v3")
     return earlier, later, TileEdges(Costs(target)).tile(earlier, later, 0)
 
 
@@ -110,7 +110,7 @@ def test_one_line_is_right_for_all_sizes(name, writer, monkeypatch):
     assert tile is not None
     for n, m in SIZES:
         check(tile, writer, READS[name], (n, m))
-        assert covers(tile, earlier, later, {"n": n, "m": m})
+        assert covers_accesses(tile, earlier, later, {"n": n, "m": m})
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -121,7 +121,7 @@ def test_parts_of_rows_wait_for_the_same_part_of_the_items(name, monkeypatch):
     assert tile == TileEdge(0, 1, 0, halo)
     for n, m in (*SIZES, (3, 9), (7, 8)):
         check(tile, writer, reader, (n, m))
-        assert covers(tile, earlier, later, {"n": n, "m": m})
+        assert covers_accesses(tile, earlier, later, {"n": n, "m": m})
 
 
 @pytest.mark.parametrize("name", NEVER_PARTS)
@@ -132,8 +132,8 @@ def test_parts_that_wait_for_the_whole(name, monkeypatch):
 def test_lines_of_many_items_are_checked_item_by_item(monkeypatch):
     """Of blocks of items they would be too low."""
     earlier, later, tile = edge(ROWS, READS["window"], monkeypatch)
-    assert covers(tile, earlier, later, {"n": 3000, "m": 2})
-    assert not covers(TileEdge(0, 1, 1, 0), earlier, later, {"n": 3000, "m": 2})
+    assert covers_accesses(tile, earlier, later, {"n": 3000, "m": 2})
+    assert not covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 3000, "m": 2})
 
 
 def test_products_of_numbers_that_do_not_fit_in_a_word_are_not_asked_for():
@@ -165,8 +165,8 @@ def test_the_line_is_the_nearest(writer, name, expected, monkeypatch):
 
 def test_a_line_that_is_too_low_is_found(monkeypatch):
     earlier, later, _ = edge(ROWS, READS["window"], monkeypatch)
-    assert not covers(TileEdge(0, 1, 1, 0), earlier, later, {"n": 9, "m": 2})
-    assert covers(TileEdge(0, 1, 1, 0), earlier, later, {"n": 0, "m": 2})
+    assert not covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 9, "m": 2})
+    assert covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 0, "m": 2})
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ from support.differential import LEVELS
 import aotc
 from aotc.ir.loop.forms.butterflies import Butterfly
 from aotc.ir.loop.ir import Apply, Const
-from aotc.lowering.analysis.fft_tables import radices, smooth_size, split, twiddles
+from aotc.lowering.analysis.fft_tables import nearest_factors, radices, smooth_size, twiddles
 
 pytestmark = pytest.mark.cpu
 
@@ -136,7 +136,7 @@ def test_radices_multiply_to_the_length():
         rough = any(n % p == 0 for p in range(17, n + 1) if all(p % q for q in range(2, int(p**0.5) + 1)))
         assert radices(n) == () if rough else np.prod(radices(n), dtype=int) == n
     assert radices(34) == ()
-    assert split(30000) == (150, 200)
+    assert nearest_factors(30000) == (150, 200)
 
 
 @pytest.mark.ir

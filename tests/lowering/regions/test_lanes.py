@@ -10,11 +10,11 @@ from aotc.ir.loop.verify import verify_kernel
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.regions.lower_region import lower_region
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.ir
 
-(CUDA,) = resolve("cuda:sm_90")
+(CUDA,) = resolve_targets("cuda:sm_90")
 LOOP = 'attributes {kind = "loop", root = "1"}'
 CASES = {
     "neighbours": ("%a: f32[1024, 512]", "  %1 = exp %a : f32[1024, 512]\n", 4),

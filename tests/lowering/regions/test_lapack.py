@@ -255,7 +255,7 @@ def test_the_threads_of_openblas_are_as_before_after_a_call():
 def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
     data = aotc.compile(jax.jit(jnp.linalg.det), np.eye(5))
     monkeypatch.setattr(lapack, "_OPEN", [])
-    monkeypatch.setattr(lapack, "candidates", list)
+    monkeypatch.setattr(lapack, "library_candidates", list)
     with pytest.raises(aotc.vmfb.errors.BundleError, match=r"(?s)dgetrf.*no LAPACK library.*\[lapack\]"):
         aotc.load(data)
 
@@ -266,7 +266,7 @@ def test_the_wheel_of_openblas_is_found(monkeypatch, tmp_path):
     (folder / "libscipy_openblas64_.so").write_bytes(b"")
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(lapack.importlib.util, "find_spec", lambda name: package)
-    assert folder / "libscipy_openblas64_.so" in lapack.candidates()
+    assert folder / "libscipy_openblas64_.so" in lapack.library_candidates()
 
 
 def test_a_library_without_the_function_is_an_error(monkeypatch):

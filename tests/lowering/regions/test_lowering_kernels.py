@@ -17,7 +17,7 @@ from aotc.ir.loop.verify import verify_kernel
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 pytestmark = pytest.mark.cpu
 
@@ -72,7 +72,7 @@ MODELS = {
 
 def lowered(name, level):
     function, args = MODELS[name]
-    (target,) = resolve("cpu")
+    (target,) = resolve_targets("cpu")
     options = Options(opt_level=level, target=target.name)
     return lower(run_passes(import_model(jax.jit(function), *args), options), target, options)
 
@@ -106,7 +106,7 @@ def test_the_meaning_of_the_loop_ir_is_what_runs(name, level):
 def compare_kernel(kernel):
     from kernels.jobs.compilers import build_library
 
-    from aotc.targets import host
+    from aotc.targets import host_target
     from aotc.vmfb.dtypes import to_numpy
 
     r = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def compare_kernel(kernel):
         arrays.append(np.array(small).astype(kind, order="C"))
     wanted = [a.copy() for a in arrays]
     run_kernel(kernel, wanted)
-    library = build_library([kernel], host(), Options())
+    library = build_library([kernel], host_target(), Options())
     grid = kernel.grid
     got = [a.copy() for a in arrays]
     call_native(library, got, int(grid))

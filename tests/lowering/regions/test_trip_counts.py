@@ -17,7 +17,7 @@ from aotc.lowering.lower import lower
 from aotc.lowering.program.graphs import times_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.abi import Control, Graph
 from aotc.vmfb.commands import all_graphs, read_commands
 
@@ -77,7 +77,7 @@ def test_two_long_loops_share_the_threads_and_two_short_ones_do_not(turns, seria
     def function(x, y):
         return [lax.fori_loop(0, turns, lambda i, c: c * 0.5 + i, v) for v in (x, y)]
 
-    (target,) = resolve(OPTIONS.target)
+    (target,) = resolve_targets(OPTIONS.target)
     variant = lower(run_passes(imported(function, X, X), OPTIONS), target, OPTIONS)
     (buffer,) = variant.command_buffers
     (graph,) = all_graphs(read_commands(buffer.code))
@@ -93,7 +93,7 @@ def program(turns):
         return [lax.fori_loop(0, last, lambda i, c: jnp.tanh(c @ x), v) for v in (x, x * 2)]
 
     square = jax.ShapeDtypeStruct((64, 64), "float32")
-    (target,) = resolve(OPTIONS.target)
+    (target,) = resolve_targets(OPTIONS.target)
     module = imported(function, square, jax.ShapeDtypeStruct((), "int32"))
     return module, lower(run_passes(module, OPTIONS), target, OPTIONS), Costs(target)
 

@@ -20,7 +20,7 @@ from aotc.lowering.cost_model.work import DEAR_WORK
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import to_numpy
 
 ROWS, COLUMNS = 6, 8
@@ -105,7 +105,7 @@ class FusedProgram:
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[np.ndarray], level: int) -> None:
-        (target,) = resolve("cpu:x86-64-v3")
+        (target,) = resolve_targets("cpu:x86-64-v3")
         options = Options(opt_level=level, target=target.name)
         self.module: Module = run_passes(import_raw(fetch(function, tuple(arguments), {}), options=options), options)
         private = {n: f for n, f in self.module.functions.items() if not f.public}

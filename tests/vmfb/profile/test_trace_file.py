@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.profile.cost_record import problem, read_record
+from aotc.vmfb.profile.cost_record import read_record, record_problem
 from aotc.vmfb.profile.perfetto import events_text, trace_events
-from aotc.vmfb.profile.stepped import stepped
+from aotc.vmfb.profile.stepped import stepped_dispatches
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -100,7 +100,7 @@ def test_profile_writes_a_trace_that_is_a_record_too(files, tmp_path, model):
     seen = {e["args"]["dispatch"]: e["name"] for e in slices if e["cat"] == "dispatch"}
     assert sorted(seen.values()) == sorted(kernels * 2)
     record = read_record(out.read_text())
-    assert problem(record) == ""
+    assert record_problem(record) == ""
     assert "traceEvents" not in record
     done = invoke("compile", files / "m.jaxexp", "-o", tmp_path / "again.vmfb", f"--costs={out}")
     assert done.exit_code == 0, done.output
@@ -122,7 +122,7 @@ def test_profile_leaves_what_was_there_if_it_fails(files, tmp_path):
 
 def test_a_call_by_steps_has_a_timeline(files):
     module = aotc.load(files / "m.vmfb", threads=1)
-    made = stepped(module.loaded("main"), [X])
+    made = stepped_dispatches(module.loaded("main"), [X])
     assert [d.kernel for d in made] == [t.name for t in module._executable.kernel_texts()]
     assert all(a.start + a.ns <= b.start for a, b in pairwise(made))
     check_trace(events_text(trace_events(made, (), "main")))
@@ -130,7 +130,7 @@ def test_a_call_by_steps_has_a_timeline(files):
 
 def test_copies_are_in_a_timeline_by_steps():
     module = aotc.load(aotc.compile(lambda x: (x, x + 1), X, opt_level=0), threads=1)
-    made = stepped(module.loaded("main"), [X])
+    made = stepped_dispatches(module.loaded("main"), [X])
     assert "copy" in {d.kernel for d in made}
     assert next(d for d in made if d.kernel == "copy").bytes == 2 * X.nbytes
 
@@ -138,7 +138,7 @@ def test_copies_are_in_a_timeline_by_steps():
 def test_dispatches_that_take_turns_on_a_thread_do_not_overlap(files):
     """Tile by tile one kernel runs between claims of another: each stretch is a slice."""
     module = aotc.load(files / "m.vmfb", threads=1)
-    made = stepped(module.loaded("main"), [X])
+    made = stepped_dispatches(module.loaded("main"), [X])
     first, second = made[:2]
     parts = [(0, 1), (20, 30), (40, 50)], [(5, 15), (32, 38)]
     rows = [

@@ -12,8 +12,8 @@ from vmfb.profile.test_trace_file import check_trace
 import aotc
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.profile.cost_record import problem, read_record
-from aotc.vmfb.profile.stepped import stepped
+from aotc.vmfb.profile.cost_record import read_record, record_problem
+from aotc.vmfb.profile.stepped import stepped_dispatches
 from aotc_cli.main import app
 
 pytest.importorskip("numba_cuda")
@@ -43,7 +43,7 @@ def bundle(request, monkeypatch, tmp_path):
 
 def test_each_dispatch_of_a_call(bundle):
     module = aotc.load(bundle)
-    found = stepped(module.loaded("main"), [X])
+    found = stepped_dispatches(module.loaded("main"), [X])
     assert len({d.kernel for d in found}) > 2
     assert all(a.start + a.ns <= b.start for a, b in pairwise(found))
     assert all(d.ns > 0 and d.bytes > 0 and d.items > 0 for d in found)
@@ -53,7 +53,7 @@ def test_each_dispatch_of_a_call(bundle):
 
 def test_a_record_of_kernels_alone(bundle):
     record = aotc.load(bundle).profile("main", X, repeat=2)
-    assert problem(record) == ""
+    assert record_problem(record) == ""
     assert all(ns > 0 for row in record["kernels"] for ns in row["ns"].values())
 
 

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import largest
 from aotc.ir.limits import ROWS_APART
-from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, stripped, view_of
+from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, unwidened_operand, view_of
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 
@@ -211,7 +211,7 @@ def read_attention(kernel: Kernel) -> LoopAttention:
 
 def _loads(*operands: Scalar) -> tuple[list[Load], str]:
     """Return the loads of the operands, and their dtype for tensor cores."""
-    found = [stripped(x, ()) for x in operands]
+    found = [unwidened_operand(x, ()) for x in operands]
     loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]
     kinds = {x[1] for x in found if x is not None}
     if len(loads) != len(operands) or len(kinds) != 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from aotc.ir.dims.algebra import Dim, maximum, minimum, product, sym
-from aotc.ir.loop.forms.matmul import LoopProduct, tested
+from aotc.ir.loop.forms.matmul import LoopProduct, split_select
 from aotc.ir.loop.forms.offsets import delinearize
 from aotc.ir.loop.forms.tiling import Window
 from aotc.ir.loop.ir import Apply, Buffer, Const, Index, Load, Scalar
@@ -69,7 +69,7 @@ class WindowOperands:
 
 def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | None:
     """Return the operands of ``product_`` as a convolution by ``window``, or None if it is not one."""
-    (_, left), right = tested(product_.left), product_.right
+    (_, left), right = split_select(product_.left), product_.right
     if not isinstance(left, Load) or not isinstance(right, Load):
         return None
     x, w, (z, parts), (k, terms) = left.buffer, right.buffer, product_.batch, product_.k

@@ -32,7 +32,7 @@ class FftStage:
     table: int
 
 
-def stages(radices: tuple[int, ...]) -> list[FftStage]:
+def fft_stages(radices: tuple[int, ...]) -> list[FftStage]:
     """Return the passes for ``radices``."""
     n, s, table = prod(radices), 1, 0
     passes = []

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aotc.ir.dims.algebra import Dim, Expr, alone, bounds, mod, product, sym
+from aotc.ir.dims.algebra import Dim, Expr, bounds, expr_of_atom, mod, product, sym
 from aotc.ir.dims.compare import largest
 from aotc.ir.dims.symbols import substitute, symbols
-from aotc.ir.loop.access import leaves
+from aotc.ir.loop.access import loads_and_indices
 from aotc.ir.loop.forms.offsets import linearize
 from aotc.ir.loop.forms.tiling import FP8, FP8_PAIRS
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
@@ -88,12 +88,12 @@ class View:
         offset: Dim = self.start.const
         found: list[tuple[Dim, Dim, Dim]] = []
         for monomial, coefficient in self.start.terms:
-            moving = [a for a in monomial if any(s.name == batch for s in symbols(alone(a)))]
-            rest = product(alone(a) for a in monomial if a not in moving) * coefficient
+            moving = [a for a in monomial if any(s.name == batch for s in symbols(expr_of_atom(a)))]
+            rest = product(expr_of_atom(a) for a in monomial if a not in moving) * coefficient
             if not moving:
                 offset = offset + rest
             elif len(moving) == 1:
-                value = alone(moving[0])
+                value = expr_of_atom(moving[0])
                 last = largest(value, {batch: extent})
                 if last is None or not _is_forward(rest):
                     return None
@@ -161,7 +161,7 @@ class LoopProduct:
 
     def gathered(self, right: bool = False) -> Gathered | None:
         """Return the offset of an element of A, or B, if the operand has contiguous pieces along k; else None."""
-        inside, load = tested(self.right if right else self.left)
+        inside, load = split_select(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
         flat, (k, extent) = flat_place(load), self.k
@@ -169,7 +169,7 @@ class LoopProduct:
             if isinstance(let.value, Index):
                 flat = substitute(flat, {let.var.name: let.value.expr})
         bound = {s.var.name for s in self.lets if isinstance(s, Let)}
-        asked = leaves([inside]) if inside is not None else []
+        asked = loads_and_indices([inside]) if inside is not None else []
         if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
             return None
         count = 16 // size_of(load.buffer.dtype)
@@ -194,7 +194,7 @@ def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
     return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
 
 
-def tested(value: Scalar) -> tuple[Scalar | None, Scalar]:
+def split_select(value: Scalar) -> tuple[Scalar | None, Scalar]:
     """Split a scalar ``select(condition, value, 0)`` into condition and value; the condition of others is None."""
     match value:
         case Apply(fn="select", args=(inside, inner, Const(value=0))):
@@ -232,7 +232,7 @@ def read_product(kernel: Kernel) -> LoopProduct:
             batch = axes[0] if len(axes) == 3 else ("", 1)
             match last:
                 case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
-                    a, b = (stripped(x, lets) for x in (left, right))
+                    a, b = (unwidened_operand(x, lets) for x in (left, right))
                     kind = "" if a is None or b is None else _together(a[1], b[1])
                     if a is None or b is None or _SUMS.get(kind) != total.dtype:
                         raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
@@ -250,7 +250,7 @@ def _together(left: str, right: str) -> str:
     return left if left == right else ""
 
 
-def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
+def unwidened_operand(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
     """Return an operand before it is widened and rounded, and its dtype for tensor cores; None for other forms."""
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
@@ -291,7 +291,7 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
 
     start = at(0, 0)
     row, term = at(1, 0) - start, at(0, 1) - start
-    own = {s.name: alone(s) for s in symbols(flat)}
+    own = {s.name: expr_of_atom(s) for s in symbols(flat)}
     i, j = own.get(outer, 0), own.get(k, 0)
     moved = {s.name for e in (row, term) for s in symbols(e)} & loops
     whole = at(i, j) - start - i * row - j * term == 0  # a text may have 0 in another form, as `z // 2` where z < 2

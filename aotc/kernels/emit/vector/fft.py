@@ -15,9 +15,17 @@ from itertools import chain
 
 from aotc.ir.limits import TRANSFORM_LANES
 from aotc.ir.loop.forms.butterflies import Butterfly, Pair
-from aotc.ir.loop.forms.fft import FftStage, Transform, stages
+from aotc.ir.loop.forms.fft import FftStage, Transform, fft_stages
 from aotc.ir.loop.ir import Apply, Const, Scalar, Var
-from aotc.kernels.emit.vector.fft_passes import SharedLoop, Walk, ceil, floor, leaves_registers, shared, walk
+from aotc.kernels.emit.vector.fft_passes import (
+    SharedLoop,
+    Walk,
+    ceil_power_of_two,
+    floor_power_of_two,
+    group_passes,
+    leaves_registers,
+    walk,
+)
 from aotc.kernels.emit.vector.vector_text import OrderedLines
 from aotc.vmfb.dtypes import size_of
 
@@ -54,9 +62,9 @@ class _TransformWriter(OrderedLines):
             self.entry.append(f"%{name} = load i64, ptr %at_{name}")
         self.width: str | int = t.width or "%width"
         self.tail = bool(t.pitch) and t.width != t.pitch
-        passes = stages(t.radices)
+        passes = fft_stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
-        for together in shared(passes) if not t.pitch else [[stage] for stage in passes]:
+        for together in group_passes(passes) if not t.pitch else [[stage] for stage in passes]:
             self._before_loops(leaves_registers(together[0].radix))
             if len(together) > 1:
                 self._several(together)
@@ -64,7 +72,7 @@ class _TransformWriter(OrderedLines):
                 self._enter(together[0])
                 self._pass(together[0])
         if t.real:
-            self.lanes = min(floor(t.points + 1), self.most)
+            self.lanes = min(floor_power_of_two(t.points + 1), self.most)
             self._closed()
             self._before_loops(leaves_registers(passes[-1].radix))
             self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
@@ -78,7 +86,7 @@ class _TransformWriter(OrderedLines):
         if self.t.pitch:
             self._neighbours(stage)
         elif stage.s == 1:
-            self.lanes = min(floor(stage.m), self.most)
+            self.lanes = min(floor_power_of_two(stage.m), self.most)
             self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
         else:
             way = walk(stage, self.most)
@@ -155,7 +163,7 @@ class _TransformWriter(OrderedLines):
             return re, im
 
         results = self._times(stage, results, twiddle)
-        lanes = ceil(stage.s)
+        lanes = ceil_power_of_two(stage.s)
         for c in range(groups):
             at = self._sum((t, stage.s * stage.radix))
             offset = c * stage.s * stage.radix

@@ -27,12 +27,12 @@ class Walk:
     step: int
 
 
-def floor(n: int) -> int:
+def floor_power_of_two(n: int) -> int:
     """Return the greatest power of two that is at most ``n``."""
     return 1 << n.bit_length() - 1
 
 
-def ceil(n: int) -> int:
+def ceil_power_of_two(n: int) -> int:
     """Return the least power of two that is at least ``n``."""
     return 1 << (n - 1).bit_length()
 
@@ -47,8 +47,8 @@ def walk(stage: FftStage, most: int) -> Walk:
     s, m = stage.s, stage.m
     if m > 1 and most // s > 1:
         groups = min(most // s, m)
-        return Walk(groups, ceil(groups * s), 1, m * s, groups * s)
-    lanes = min((floor if m == 1 else ceil)(s), most)
+        return Walk(groups, ceil_power_of_two(groups * s), 1, m * s, groups * s)
+    lanes = min((floor_power_of_two if m == 1 else ceil_power_of_two)(s), most)
     return Walk(0, lanes, m, s, lanes)
 
 
@@ -59,7 +59,7 @@ def walk(stage: FftStage, most: int) -> Walk:
 SHARED_RADIX = 8
 
 
-def shared(passes: list[FftStage]) -> list[list[FftStage]]:
+def group_passes(passes: list[FftStage]) -> list[list[FftStage]]:
     """Group the passes of one signal: consecutive ones that share a butterfly, whose vectors are all whole."""
     found = [passes[:1]]
     for before, stage in pairwise(passes):

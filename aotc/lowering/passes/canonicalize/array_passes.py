@@ -8,7 +8,7 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
-from aotc.targets import resolve
+from aotc.targets import resolve_targets
 
 BRANCHED_BYTES = Limit(
     1 << 12,
@@ -24,7 +24,7 @@ BRANCHED_BYTES_CUDA = Limit(
 
 def pays_a_branch(v: Value, options: Options, times: int = 1) -> bool:
     """Return True if a pass over ``v`` takes longer than a branch around it, or than ``times`` small updates."""
-    kinds = {resolve(target)[0].kind for target in (options.target, *options.devices.values())}
+    kinds = {resolve_targets(target)[0].kind for target in (options.target, *options.devices.values())}
     limit = BRANCHED_BYTES_CUDA if "cuda" in kinds else BRANCHED_BYTES
     return not limit.holds(estimated_bytes(v) // times)
 

@@ -53,7 +53,9 @@ def track_negative_zeros(function: Function, options: Options) -> Function:
     return function.doing(tracker.rewrite()) if tracker.find() else function
 
 
-def combined(name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder, base: Value | None = None) -> Value:
+def combined_slice(
+    name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder, base: Value | None = None
+) -> Value:
     """Return ``base``, else ``x``, with ``part`` combined into the slice of ``x`` that begins at ``starts``."""
     old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
     return b.make("dynamic_update_slice", (base or x, b.make(name, (old, part)), *starts))
@@ -297,7 +299,7 @@ class _Tracker:
             pads = update.name == "pad"
             part = update.operands[0 if pads else 1]
             starts = padded_starts(update, b) if pads else update.operands[2:]
-            made = combined("add", part, b.reshape(x, shape), starts, b, whole)
+            made = combined_slice("add", part, b.reshape(x, shape), starts, b, whole)
             clean = b.make("or", (flag, self._is_clean(b.definitions[made].operands[1], b)))
         b.append(Op("reshape", (made,), (op.result,), {}, loc=op.loc))
         self.flags[op.result] = clean

@@ -40,7 +40,7 @@ class _Ones:
     first: int
 
 
-def selected(op: Op, b: Builder) -> Value | None:
+def selection_for_product(op: Op, b: Builder) -> Value | None:
     """Return the value that replaces a ``dot_general`` with a part of the identity matrix, or None for others."""
     for side, other in ((1, 0), (0, 1)):
         x, ones = op.operands[other], op.operands[side]

@@ -35,7 +35,7 @@ WINDOWS_OF_ELEMENT = Limit(
 )
 
 
-def gathered(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
+def gather_for_pool_gradient(op: Op, kind: str, b: Builder) -> Sequence[Value] | None:
     """Return the gather that replaces a ``select_and_scatter`` on a kind of target, or None to leave the op."""
     x, source, init = op.operands
     a = op.attrs

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.tensor.ir import Function, Op, Region, Value, renamed, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, Value, replaced_values, uses, walk
 from aotc.lowering.analysis.in_place import donations
 from aotc.lowering.analysis.trip_counts import counters, trip_count
 from aotc.lowering.passes.canonicalize.slice_updates import same_place, written_back
@@ -71,7 +71,7 @@ class _Stacks:
                 operands[n], replaced[xs] = xs, param
         if not replaced:
             return op
-        ops = [o.on(renamed(o.operands, replaced), o.regions) for o in body.ops]
+        ops = [o.on(replaced_values(o.operands, replaced), o.regions) for o in body.ops]
         return op.on(tuple(operands), (condition, body.holding(ops, body.results)))
 
     def _writes_all(self, write: Op, param: Value, iterations: int, by_place: Mapping[Value, tuple[int, int]]) -> bool:

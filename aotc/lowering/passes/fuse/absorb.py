@@ -32,7 +32,7 @@ from aotc.lowering.plans.resources import row_fits, row_memory
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, REGION_WORK, REPEATED_WORK
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
-from aotc.targets import Target, resolve
+from aotc.targets import Target, resolve_targets
 from aotc.vmfb.dtypes import size_of
 
 READS_LATE = "it would read an array after its update, so the array would have to be copied"
@@ -289,7 +289,7 @@ def _too_much(work: RegionWork) -> str:
 
 def target_of(options: Options) -> Target:
     """Return the target for which fusion forms regions, as far as options limit it."""
-    return resolve(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
+    return resolve_targets(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
 
 def _elements(type_: TensorType) -> int | None:

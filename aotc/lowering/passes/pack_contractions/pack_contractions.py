@@ -55,7 +55,7 @@ from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_
 from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
 from aotc.lowering.passes.pack_contractions.signed_bytes import add_byte_offset, needs_byte_offset, subtract_byte_offset
 from aotc.lowering.passes.pack_contractions.swap_operands import (
-    swapped,
+    swap_permutation,
     swaps_matrix,
     transpose_batch,
     transposed_product,
@@ -241,7 +241,7 @@ def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder
     lhs, rhs = _in_form(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
-        lhs, lhs_transposed = b.transpose(lhs, swapped(lhs.type.rank)), False
+        lhs, lhs_transposed = b.transpose(lhs, swap_permutation(lhs.type.rank)), False
     lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
@@ -275,7 +275,7 @@ def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequ
     """Return ``sum_k lhs[m, k] * rhs[n, k]`` (``rhs[k, n]`` if ``by_rows``) as a multiplication and a reduction."""
     lhs, rhs = op.operands
     if op.attrs["lhs_transposed"]:
-        lhs = b.transpose(lhs, swapped(lhs.type.rank))
+        lhs = b.transpose(lhs, swap_permutation(lhs.type.rank))
     *lead, m, n = op.result.type.shape
     shape = (*lead, m, k, n) if by_rows else (*lead, m, n, k)
     row = len(lead)

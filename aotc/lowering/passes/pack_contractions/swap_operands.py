@@ -6,14 +6,14 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 
 
-def swapped(rank: int) -> tuple[int, ...]:
+def swap_permutation(rank: int) -> tuple[int, ...]:
     """Return the permutation that swaps the last two of ``rank`` dims."""
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def swaps_matrix(op: Op) -> bool:
     """Return True if ``op`` is a transpose that swaps only the last two dims."""
-    return op.name == "transpose" and tuple(op.attrs["perm"]) == swapped(op.result.type.rank)
+    return op.name == "transpose" and tuple(op.attrs["perm"]) == swap_permutation(op.result.type.rank)
 
 
 def transposed_product(op: Op, b: Builder) -> Op:
@@ -29,4 +29,4 @@ def transpose_batch(transposed: Value, b: Builder) -> Value:
     shape = transposed.type.shape
     if 1 in shape[-2:]:
         return b.reshape(transposed, (*shape[:-2], shape[-1], shape[-2]))
-    return b.transpose(transposed, swapped(len(shape)))
+    return b.transpose(transposed, swap_permutation(len(shape)))

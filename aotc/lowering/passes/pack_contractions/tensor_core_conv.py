@@ -30,7 +30,12 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kernel_sizes
-from aotc.lowering.passes.pack_contractions.tensor_core_matmul import narrow, prepare_matmul, tensor_core_dtype, widened
+from aotc.lowering.passes.pack_contractions.tensor_core_matmul import (
+    narrow_matmul,
+    prepare_matmul,
+    tensor_core_dtype,
+    widened,
+)
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
 from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, parts_of_sum
@@ -40,7 +45,7 @@ from aotc.vmfb.dtypes import size_of
 
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` in the form for tensor cores, and return its result."""
-    op = widened(narrow(op, b, target), b, target)
+    op = widened(narrow_matmul(op, b, target), b, target)
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)

@@ -24,7 +24,7 @@ from dataclasses import replace
 from aotc.ir.dims.algebra import Dim, product, static
 from aotc.ir.loop.forms.tiling import FP8, FP8_PAIRS
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.swap_operands import swapped, swaps_matrix
+from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import sum_dtype_of
 from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores, is_worth_turning, parts_of_sum
@@ -42,7 +42,7 @@ _TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pa
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` in the form for tensor cores, and return its result."""
-    op = _stored(widened(narrow(_stored(op, b), b, target), b, target), b)
+    op = _stored(widened(narrow_matmul(_stored(op, b), b, target), b, target), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
@@ -100,7 +100,7 @@ def _definition(v: Value, b: Builder) -> Op | None:
     return b.definitions.get(v)
 
 
-def narrow(op: Op, b: Builder, target: Target) -> Op:
+def narrow_matmul(op: Op, b: Builder, target: Target) -> Op:
     """Return the matmul of the operands before conversions to f32, or from 8-bit to 16-bit floats."""
     sources, wide = [], set()
     for v in op.operands:
@@ -166,8 +166,8 @@ def _transposed(v: Value, b: Builder) -> Value:
     """Return a matrix transposed; a conversion of it moves behind the transpose, so that fewer bytes are moved."""
     made = b.definitions.get(v)
     if made is not None and made.name == "convert":
-        return b.convert(b.transpose(made.operands[0], swapped(v.type.rank)), v.type.dtype)
-    return b.transpose(v, swapped(v.type.rank))
+        return b.convert(b.transpose(made.operands[0], swap_permutation(v.type.rank)), v.type.dtype)
+    return b.transpose(v, swap_permutation(v.type.rank))
 
 
 SHORT_EXTENT = Limit(

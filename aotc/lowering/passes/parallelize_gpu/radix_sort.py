@@ -22,7 +22,7 @@ from aotc.ir.loop.ir import WARP
 from aotc.ir.opset.sorting import RADIX
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Region, TensorType, Value
-from aotc.lowering.analysis.sort_keys import SortKey, behind, key_bytes, sort_keys
+from aotc.lowering.analysis.sort_keys import SortKey, key_bytes, sort_keys, values_behind
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -59,7 +59,7 @@ def sort_by_digits(
 ) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim by ``keys`` of the comparator ``region``."""
     makers = {v: op for op in region.ops for v in op.results}
-    needed = set().union(*(behind(k.value, makers) for k in keys))
+    needed = set().union(*(values_behind(k.value, makers) for k in keys))
     read = {n for n in range(len(arrays)) if not needed.isdisjoint(region.params[2 * n : 2 * n + 2])}
     whole = DIGIT_SORT_MOVED.holds(sum(size_of(v.type.dtype) for v in arrays))
     moved = [n for n in range(len(arrays)) if whole or n in read]
@@ -84,7 +84,7 @@ def sort_by_digits(
 
 def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
     """Return the region that computes the key of an element from the arrays that the sort moves."""
-    needed = behind(key.value, {v: op for op in region.ops for v in op.results})
+    needed = values_behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
     params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
     ops = tuple(op for op in region.ops if not needed.isdisjoint(op.results))

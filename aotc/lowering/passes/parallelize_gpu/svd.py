@@ -22,7 +22,7 @@ from typing import Any
 from aotc.ir.dims.algebra import static
 from aotc.ir.opset.linalg_lapack import SVDS
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.swap_operands import swapped
+from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
@@ -50,7 +50,7 @@ def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b
 
 def _adjoint(x: Value, b: Builder) -> Value:
     """Return the conjugate transpose of each matrix in ``x``."""
-    transposed = b.transpose(x, swapped(x.type.rank))
+    transposed = b.transpose(x, swap_permutation(x.type.rank))
     return b.make("conj", (transposed,)) if kind_of(x.type.dtype) == "c" else transposed
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import bytes_of_all
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.linalg.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved_sizes
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
@@ -95,7 +95,7 @@ SOLVED_COLUMNS = BlockSize(32, "right-hand sides per GPU block of a triangular s
 
 def plan_gpu_solve(b: RegionBuilder) -> BlockSolvePlan | PieceSolvePlan:
     """Return a block for a matrix that is not small and fits its shared memory, else one thread."""
-    dtype, (left, n, _) = b.outputs[0].dtype, solved(b)
+    dtype, (left, n, _) = b.outputs[0].dtype, solved_sizes(b)
     if not THREAD_TRIANGLE.holds(n):
         plan = BlockSolvePlan(_block(dtype), SOLVED_COLUMNS.value)
         found = Buffer("found", dtype, (plan.block.panel, plan.columns), "shared")

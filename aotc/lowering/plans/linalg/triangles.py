@@ -84,7 +84,7 @@ FEW_SOLVED_ROWS = Limit(
 
 def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
     """Return a plan: loops over pieces for few unknowns or right-hand sides, BLAS for many."""
-    left, n, others = solved(b)
+    left, n, others = solved_sizes(b)
     transposed = not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
     pieces = plan_pieces(left, transposed)
     if any(SOLVE_ROWS.holds(d) for d in (n, others)):
@@ -94,7 +94,7 @@ def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
     return MatrixSolvePlan(loop_rows, pieces.columns)
 
 
-def solved(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
+def solved_sizes(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
     """Return whether unknowns are in columns, the number of unknowns, and the number of right-hand sides."""
     *_, rows, columns = b.outputs[0].shape
     left = b.the_op("triangular_solve").attrs["left_side"]

@@ -34,7 +34,7 @@ def readers_of(model: Alive) -> dict[Value, list[int]]:
     return readers
 
 
-def waits(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
+def waits_for_later_readers(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
     """Return True if ``value`` occupies memory at position ``worst`` only for later readers."""
     return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
 

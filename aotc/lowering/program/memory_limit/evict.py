@@ -24,7 +24,7 @@ from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import expected_iterations
-from aotc.lowering.placement.memory_spaces import homes
+from aotc.lowering.placement.memory_spaces import value_devices
 from aotc.lowering.program.memory_limit.copy_readers import Relief
 from aotc.lowering.program.memory_limit.loop_operands import read_inside
 from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, Kernels, SpaceOf
@@ -53,7 +53,7 @@ def evicted(
 
     model = model_of(function.body, function)
     before = model.strain(function.body.ops)
-    places = homes(function) if spills else {}
+    places = value_devices(function) if spills else {}
     for candidate in sorted(_reliefs(model, costs, places, constants_in(function.body)), key=lambda c: c.price):
         body = candidate.make(suffix)
         made = replace(function, body=body)

@@ -9,7 +9,7 @@ from typing import Protocol
 from aotc.diagnostics import CompileError
 from aotc.ir.dims.algebra import Dim, Expr, static
 from aotc.ir.loop.ir import Kernel
-from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, touched, walk
+from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, accessed_storages, walk
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import estimated_dim
@@ -129,7 +129,7 @@ def _too_much(limit: int, form: _Form) -> CompileError:
     made: dict[Storage, str] = {}
     for step in walk(steps.steps):
         if isinstance(step, Launch):
-            for s in touched(step)[1]:
+            for s in accessed_storages(step)[1]:
                 made.setdefault(s, f"{step.kernel.name} at {step.loc.traced_by or step.loc}")
         elif isinstance(step, Copy) and step.source.space != step.target.space:
             made.setdefault(step.target, "a transfer")

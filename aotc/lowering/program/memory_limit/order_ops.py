@@ -197,7 +197,7 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
             wall, since = op, []
         else:
             since.append(op)
-        if acts(op, model.functions):
+        if has_effects(op, model.functions):
             before += [acted] if acted else []
             acted = op
         for _, old in model.over[op] if op.name == "while" or updates(op, model.functions) else ():
@@ -213,13 +213,13 @@ def updates(op: Op, functions: Functions) -> bool:
     return op.name == "dispatch" and overwritten(functions[op.attrs["callee"]]) > 0
 
 
-def acts(op: Op, functions: Functions) -> bool:
+def has_effects(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` has effects, so that it runs even if its results are not read."""
     if op.name == "dispatch":
         callee = functions[op.attrs["callee"]]  # an op with effects is alone in its region
-        return callee.attrs["kind"] == "single" and any(acts(o, functions) for o in walk(callee.body))
+        return callee.attrs["kind"] == "single" and any(has_effects(o, functions) for o in walk(callee.body))
     inner = (o for r in op.regions for o in r.ops)
-    return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(acts(o, functions) for o in inner)
+    return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(has_effects(o, functions) for o in inner)
 
 
 def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:

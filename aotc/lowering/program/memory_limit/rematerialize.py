@@ -8,8 +8,8 @@ from functools import partial
 
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits
-from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, acts, updates
+from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits_for_later_readers
+from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, has_effects, updates
 
 
 def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
@@ -20,7 +20,7 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
     for op in region.ops[:worst]:
         if not is_repeatable(op, model.functions):
             continue
-        values = tuple(v for v in op.results if waits(v, worst, readers.get(v, []), model))
+        values = tuple(v for v in op.results if waits_for_later_readers(v, worst, readers.get(v, []), model))
         saved = sum(model.sizes[v] for v in values)
         at = min((n for v in values for n in readers[v] if n > worst), default=0)
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
@@ -30,7 +30,7 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
 
 def is_repeatable(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` computes the same result at any position, without effects."""
-    return op.name == "dispatch" and not acts(op, functions) and not updates(op, functions)
+    return op.name == "dispatch" and not has_effects(op, functions) and not updates(op, functions)
 
 
 def _with_repeated(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:

@@ -14,7 +14,7 @@ from aotc.diagnostics import Loc
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.op_time import move_nanoseconds
 from aotc.lowering.placement.memory_spaces import SPILLED
-from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits
+from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits_for_later_readers
 from aotc.lowering.program.memory_limit.order_ops import Alive
 
 REASON = "the memory limit: not read until later"
@@ -30,7 +30,7 @@ def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
     readers = readers_of(model)
     for made, op in enumerate(region.ops[:worst]):
         for v in op.results:
-            if not waits(v, worst, readers.get(v, []), model):
+            if not waits_for_later_readers(v, worst, readers.get(v, []), model):
                 continue
             at = min(n for n in readers[v] if n > worst)
             there = is_fetch(op)

@@ -28,7 +28,7 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures,
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
-from aotc.lowering.program.memory_limit.order_ops import acts
+from aotc.lowering.program.memory_limit.order_ops import has_effects
 from aotc.lowering.program.owners.owners import Owners, owners_of
 from aotc.lowering.program.owners.ties import NEXT_STATE, UNROLLED, iterations_in
 from aotc.lowering.threshold import Limit
@@ -144,7 +144,7 @@ class _Unroller:
                 copies, results = copy_ops(body, results, self.names)
                 inner += copies
         else:
-            too_deep = nesting(function.body) + period - 1 > MAX_NESTING
+            too_deep = nesting_depth(function.body) + period - 1 > MAX_NESTING
             if "devices" in function.attrs or too_deep or ops * period > ALTERNATED_OPS or self._acts(condition):
                 return None
             before, state = [], loop.operands
@@ -154,10 +154,10 @@ class _Unroller:
         attrs = {**loop.attrs, UNROLLED: period * iterations_in(loop)}
         regions = condition, Region(body.params, tuple(inner), results)
         made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
-        return function.doing(replaced(function.body, loop, [*before, made]))
+        return function.doing(with_ops_replaced(function.body, loop, [*before, made]))
 
     def _acts(self, region: Region) -> bool:
-        return any(acts(op, self.functions) for op in region.ops)
+        return any(has_effects(op, self.functions) for op in region.ops)
 
     def _peeled(self, loop: Op, count: int) -> tuple[list[Op], tuple[Value, ...]]:
         """Return the ops of the first ``count`` iterations of a loop, and the state after them."""
@@ -181,7 +181,7 @@ class _Unroller:
         """Return the ops that compute ``results``, and those with effects."""
         needed, kept = set(results), list[Op]()
         for op in reversed(ops):
-            if not needed.isdisjoint(op.results) or op.name in JUDGED or acts(op, self.functions):
+            if not needed.isdisjoint(op.results) or op.name in JUDGED or has_effects(op, self.functions):
                 needed.update((*op.operands, *captures(op)))
                 kept.append(op)
         return kept[::-1]
@@ -229,18 +229,19 @@ def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
     return {loop: n for loop, n in copied.items() if loop in states}, depths
 
 
-def replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
+def with_ops_replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
     """Return ``region`` with the ops ``new`` instead of ``old``, in nested regions too."""
     ops: list[Op] = []
     for op in region.ops:
         if op is old:
             ops += new
         else:
-            ops.append(op.on(op.operands, tuple([replaced(r, old, new) for r in op.regions])) if op.regions else op)
+            regions = tuple([with_ops_replaced(r, old, new) for r in op.regions])
+            ops.append(op.on(op.operands, regions) if regions else op)
     return region.holding(ops, region.results)
 
 
-def nesting(region: Region) -> int:
+def nesting_depth(region: Region) -> int:
     """Return the number of loops and branches around the innermost op."""
-    return max((1 + max(map(nesting, op.regions)) for op in region.ops if op.regions), default=0)
+    return max((1 + max(map(nesting_depth, op.regions)) for op in region.ops if op.regions), default=0)
 

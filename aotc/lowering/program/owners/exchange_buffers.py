@@ -30,8 +30,8 @@ from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures,
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
-from aotc.lowering.program.memory_limit.order_ops import acts
-from aotc.lowering.program.owners.alternate_buffers import nesting, replaced
+from aotc.lowering.program.memory_limit.order_ops import has_effects
+from aotc.lowering.program.owners.alternate_buffers import nesting_depth, with_ops_replaced
 from aotc.lowering.program.owners.owners import owners_of
 from aotc.lowering.program.owners.ties import UNROLLED
 from aotc.lowering.threshold import Limit
@@ -126,7 +126,7 @@ class _Exchanger:
             done.add(loop.regions[1].params[0])
             form, exchanged = self._exchanged(function, loop, swap)
             ops = sum(1 for _ in walk(exchanged.regions[1]))
-            if ops > EXCHANGED_OPS or nesting(form.body) > MAX_NESTING:
+            if ops > EXCHANGED_OPS or nesting_depth(form.body) > MAX_NESTING:
                 continue
             if self._copied(form, exchanged) < self._copied(function, loop):
                 function = form
@@ -200,7 +200,7 @@ class _Exchanger:
         reads = uses(condition)
         if any(condition.params[n] in reads for n in states):
             return None
-        if any(op.name in JUDGED or acts(op, self.functions) for m in moved for op in (m, *_inner(m))):
+        if any(op.name in JUDGED or has_effects(op, self.functions) for m in moved for op in (m, *_inner(m))):
             return None
         results = [n for n, v in enumerate(body.results) if v in dependent or n in states]
         return _Swap(branch, pairs, sides, others, before, after, results)
@@ -235,7 +235,7 @@ class _Exchanger:
             "case", (last,), tuple(loop.results[n] for n in numbers), {},
             tuple(Region((), (), tuple(ends[n] for n in order)) for order in orders), loop.loc,
         )  # fmt: skip
-        return function.doing(replaced(function.body, loop, [*constants, new, after])), new
+        return function.doing(with_ops_replaced(function.body, loop, [*constants, new, after])), new
 
     def _body(self, body: Region, swap: _Swap, roles: Sequence[Value], role: int) -> Region:
         """Return a side of the new branch: the ops that depend on the states, for one role of their buffers."""

@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.program.memory_limit.order_ops import acts
+from aotc.lowering.program.memory_limit.order_ops import has_effects
 
 
 def reads_first(function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> Function:
@@ -84,7 +84,7 @@ class _ReadsFirst:
         needed: list[Op] = []
         makers: dict[Value, Op] = {}
         for op in ops[at + 1 :]:
-            if op.name in JUDGED or acts(op, self.functions):
+            if op.name in JUDGED or has_effects(op, self.functions):
                 break
             if not behind.isdisjoint(op.operands) or not behind.isdisjoint(captures(op)):
                 behind.update(op.results)

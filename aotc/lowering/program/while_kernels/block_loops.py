@@ -44,7 +44,7 @@ from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
     LoopWriter,
-    copy,
+    copy_buffers,
     is_closed,
     kernels_in,
     loop_kernel,
@@ -166,7 +166,7 @@ class TeamLoopWriter(LoopWriter):
         self.count += 1
         size = static(product(target.shape))
         if target.space == "private":
-            copy(block, source, target, f"_{self.count}")
+            copy_buffers(block, source, target, f"_{self.count}")
         elif size and source.name != target.name:
             name = f"e_{self.count}"
             place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]

@@ -14,7 +14,7 @@ from aotc.ir.loop.scratch import bytes_of
 from aotc.ir.program.ir import Loop, Step, Storage
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.plans.thresholds import LOOP_TURNS
-from aotc.lowering.program.memories import Memories, launch
+from aotc.lowering.program.memories import Memories, launch_step
 from aotc.lowering.program.while_kernels.carries import first_state
 from aotc.lowering.program.while_kernels.small_loops import LoopKernel
 from aotc.vmfb.dtypes import to_numpy
@@ -73,7 +73,7 @@ def bounded_steps(
     others = [places.readable(v) for v in loop.reads]
     more = places.fresh(op.regions[0].results[0])
     places.touch(*state.places, *others, more, *kept)
-    iteration = launch(loop.kernel, tuple(others), (*state.places, more, *kept), op)
+    iteration = launch_step(loop.kernel, tuple(others), (*state.places, more, *kept), op)
     places.time += 1
     places.extend(begin, op, [*state.places, *others, more, *kept])
     launches = None if iterations is None else -(-iterations // LOOP_TURNS.value)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import sym
-from aotc.ir.loop.access import accesses, leaves
+from aotc.ir.loop.access import accesses, loads_and_indices
 from aotc.ir.loop.ir import Buffer, For, GridBarrier, If, Load, Scalar, Stmt, While
 from aotc.lowering.analysis.index_maps import linearize
 
@@ -125,5 +125,5 @@ def _of(stmt: Stmt) -> _Touched:
 
 def _reads(value: Scalar) -> _Touched:
     """Return the reads of every thread that computes a value."""
-    loads = [x for x in leaves([value]) if isinstance(x, Load)]
+    loads = [x for x in loads_and_indices([value]) if isinstance(x, Load)]
     return _Touched(frozenset(x.buffer.name for x in loads if x.buffer.space == "global"))

@@ -25,7 +25,7 @@ from aotc.ir.dims.algebra import Dim, minimum, static, sym
 from aotc.ir.loop.forms.matmul import LoopProduct
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Index, Load, Scalar, Stmt, Store
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.program.while_kernels.inline_kernels import placed
+from aotc.lowering.program.while_kernels.inline_kernels import substitute_loop_values
 from aotc.lowering.threshold import BlockSize
 
 LOOP_PRODUCT_TERMS = BlockSize(
@@ -233,7 +233,9 @@ class GridProduct:
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
         values = dict(zip((p.batch[0], p.row[0], p.col[0], p.k[0]), at, strict=True))
-        *before, last = placed((*p.lets, Store(Buffer("", self.dtype, ()), (), value)), values, f"{self.name}r")
+        *before, last = substitute_loop_values(
+            (*p.lets, Store(Buffer("", self.dtype, ()), (), value)), values, f"{self.name}r"
+        )
         assert isinstance(last, Store)
         return (*before, Store(to, index, last.value))
 
@@ -291,7 +293,7 @@ class GridProduct:
         values = dict(zip((p.batch[0], p.row[0], p.col[0]), (z, row, col), strict=True))
         total_of = reduce(lambda a, b: Apply("add", (a, b), self.dtype), parts)
         body: tuple[Stmt, ...] = (
-            Alloc(total), Store(total, (), total_of), *placed(p.epilogue, values, f"{self.name}e")
+            Alloc(total), Store(total, (), total_of), *substitute_loop_values(p.epilogue, values, f"{self.name}e")
         )  # fmt: skip
         for at, extent, width in ((row, self.m, t.rows), (col, self.n, t.cols)):
             if extent % width:

@@ -50,7 +50,7 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     return Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
 
 
-def placed(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
+def substitute_loop_values(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
     """Return scalar statements with ``values`` substituted for loop variables; local names get ``suffix``."""
     bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
     return Renamer({}, bound, suffix, values).block(body)

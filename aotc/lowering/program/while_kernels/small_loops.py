@@ -227,7 +227,7 @@ class LoopWriter:
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         """Write a copy of whole buffers of equal shape."""
         self.count += 1
-        copy(block, source, target, f"_{self.count}")
+        copy_buffers(block, source, target, f"_{self.count}")
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         """Write a kernel's whole grid; ``where`` maps the names of its parameters to memory."""
@@ -357,7 +357,7 @@ def only_element(buffer: Buffer) -> Load:
     return Load(buffer, (0,) * len(buffer.shape))
 
 
-def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
+def copy_buffers(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
     """Write an elementwise copy of whole buffers of equal shape."""
     index: list[Dim] = []
     loops: list[tuple[str, Dim]] = []

@@ -11,7 +11,7 @@ from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, nest
+from aotc.lowering.elements.builder import RegionBuilder, serial_nest
 from aotc.vmfb.dtypes import size_of
 
 Place = tuple[Buffer, Index]
@@ -78,7 +78,7 @@ class LibraryCall:
     def copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
         """Pass a copy of ``source[head]``."""
         buffer = self.memory(source.dtype, shape)
-        body = over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
+        body = loops_over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
         self.before += body
         self.args.append((buffer, (0,) * len(shape)))
 
@@ -91,8 +91,8 @@ class LibraryCall:
         return [*self.before, self.external(function), *self.after]
 
 
-def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:
+def loops_over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:
     """Return a nest of loops over ``shape`` around the statement ``make(index)``."""
     names = [b.fresh("e") for _ in shape]
     at = tuple(sym(name, 0, d) for name, d in zip(names, shape, strict=True))
-    return nest(list(zip(names, shape, strict=True)), [make(at)])
+    return serial_nest(list(zip(names, shape, strict=True)), [make(at)])

@@ -20,7 +20,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan
-from aotc.lowering.plans.linalg.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan, solved
+from aotc.lowering.plans.linalg.triangles import CholeskyPlan, MatrixSolvePlan, PieceSolvePlan, solved_sizes
 from aotc.lowering.regions.common.library_call import LibraryCall
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import factor_in_block, solve_in_block
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
@@ -192,7 +192,7 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to items that substitute for some right-hand sides, which the solution overwrites."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
-    _, _, others = solved(b)
+    _, _, others = solved_sizes(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
     *head, piece = delinearize(grid_item(items), shape)
@@ -203,7 +203,7 @@ def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
 def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to items that solve for all right-hand sides of a matrix, in loops or by BLAS."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
-    batch, (_, n, others) = out.shape[:-2], solved(b)
+    batch, (_, n, others) = out.shape[:-2], solved_sizes(b)
     pieces = ceildiv(others, plan.columns)
     items = product(batch)
     at = delinearize(grid_item(items), batch)
@@ -220,7 +220,7 @@ def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
 def lower_block_solve(b: RegionBuilder, plan: BlockSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to a GPU block of threads per run of right-hand sides."""
     op, out = b.the_op("triangular_solve"), b.outputs[0]
-    left, _, others = solved(b)
+    left, _, others = solved_sizes(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
     *head, piece = delinearize(grid_item(items), shape)
@@ -232,7 +232,7 @@ def lower_block_solve(b: RegionBuilder, plan: BlockSolvePlan) -> Kernel:
 
 
 def _solve_work(b: RegionBuilder) -> Dim:
-    _, n, others = solved(b)
+    _, n, others = solved_sizes(b)
     return product(b.outputs[0].shape[:-2]) * others * n * n
 
 

@@ -18,14 +18,14 @@ from aotc.ir.opset.linalg_lapack import (
     Result,
     Update,
     Work,
-    symbol,
+    lapack_symbol,
 )
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import real_and_imaginary
 from aotc.lowering.plans.single_ops import LapackCallPlan
-from aotc.lowering.regions.common.library_call import LibraryCall, over
+from aotc.lowering.regions.common.library_call import LibraryCall, loops_over
 from aotc.vmfb.dtypes import kind_of
 
 
@@ -39,7 +39,7 @@ def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
         call = LibraryCall(b)
         for argument in ROUTINES[name].arguments(problem):
             _pass(call, argument, op, b, head)
-        body = call.statements(symbol(name, problem.dtype))
+        body = call.statements(lapack_symbol(name, problem.dtype))
         return _if_finite(b, op, head, body) if ROUTINES[name].finite else body
 
     return each_matrix(b, call_of)
@@ -107,7 +107,7 @@ def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[
         good = Apply("and", (Load(finite, ()), _is_finite(Load(source, (*head, *at)))), "i1")
         return Store(finite, (), good)
 
-    loops = over(b, shape, look)
+    loops = loops_over(b, shape, look)
     status = b.outputs[-1]
     failed = Store(status, head, Const(NOT_FINITE, status.dtype))
     return [Alloc(finite), Store(finite, (), Const(True, "i1")), *loops, If(Load(finite, ()), tuple(body), (failed,))]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from aotc.ir.dims.algebra import Dim, maximum, minimum
 from aotc.ir.loop.ir import For, Kernel, Stmt
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, grid_loop, make_axes, place, serial
+from aotc.lowering.elements.nests import Emit, append_serial_loops, grid_loop, make_axes, substitute_loops
 from aotc.lowering.elements.windows import element_of
 from aotc.lowering.plans.cpu_loops import LoopPlan
 
@@ -35,7 +35,9 @@ def loops_by(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[S
         ends: list[tuple[int, Dim]] = [*pairwise(plan.cuts)] if plan.cuts else [(0, last.extent)]
         for lo, hi in ends:
             inside: list[Stmt] = []
-            emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, last.symbol(lo, hi)]))
+            emit(
+                inside, substitute_loops(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, last.symbol(lo, hi)])
+            )
             loops.append(For(last.name, lo, hi, tuple(inside)))
         return loops
 
@@ -49,10 +51,10 @@ def loops_by(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[S
                 first, behind = (maximum(begin, one.begin), minimum(end, one.end)) if plan.cuts else (begin, end)
                 block.append(replace(one, begin=first, end=behind))
         elif plan.rows:
-            serial(tail, [*symbols, outer[-1].symbol()], segments, inside)
+            append_serial_loops(tail, [*symbols, outer[-1].symbol()], segments, inside)
             block.append(For(outer[-1].name, begin, end, tuple(inside)))
         else:
-            serial(tail, symbols, segments, block)
+            append_serial_loops(tail, symbols, segments, block)
 
     if plan.rows:
         return grid_loop(outer[:-1], (outer[-1], plan.rows), item, int(plan.is_across))

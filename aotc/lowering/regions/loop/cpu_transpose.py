@@ -25,7 +25,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, make_axes, place
+from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, make_axes, substitute_loops
 from aotc.lowering.elements.windows import element_of
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed, loads_of
 
@@ -51,7 +51,7 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
         tile, row, column = (sym(name, 0, count) * step if count > 1 else 0 for name, step, count in loops)
         inside: list[Stmt] = []
         first = symbols[-1] * across + tile + column
-        emit(inside, place(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
+        emit(inside, substitute_loops(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
         body = _transposed_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
         nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body)
         for name, _, count in reversed(loops):
@@ -73,10 +73,10 @@ def _transposed_first(
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
             made += [Alloc(copy), (Store(copy, at, x),)]
-    return [*made, with_scalars(tuple(body), lambda s: reading(s, copies))]
+    return [*made, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies))]
 
 
-def reading(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
+def with_loads_of_copies(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
     """Return ``scalar`` with loads of copies substituted for those of operands."""
     known: dict[int, Scalar] = {}
 

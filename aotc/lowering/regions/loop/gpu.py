@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Apply, For, If, Kernel, Stmt
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, grid_loop, make_axes, place
+from aotc.lowering.elements.nests import Emit, grid_loop, make_axes, substitute_loops
 from aotc.lowering.elements.windows import element_of
 from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_places
 
@@ -41,7 +41,7 @@ def threads_by(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim,
     if plan.lanes > 1:
         return _Lanes(b, plan, emit).loops()
     return grid_loop(
-        merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
+        merged, None, lambda block, at, begin, end: emit(block, substitute_loops(b.anchors.space, b.shape, merged, at))
     )
 
 
@@ -69,7 +69,7 @@ class _Lanes:
 
     def _body(self, at: Sequence[Dim]) -> list[Stmt]:
         block: list[Stmt] = []
-        self.emit(block, place(self.b.anchors.space, self.b.shape, self.merged, at))
+        self.emit(block, substitute_loops(self.b.anchors.space, self.b.shape, self.merged, at))
         return block
 
     # --- where there are fewer elements than lanes ---

@@ -23,7 +23,7 @@ from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import Elements, Provide, all_of
-from aotc.lowering.elements.nests import Emit, make_axes, place
+from aotc.lowering.elements.nests import Emit, make_axes, substitute_loops
 from aotc.lowering.elements.windows import element_of
 from aotc.lowering.plans.gpu_loops import PADDED_ELEMENTS, GpuTransposePlan, contiguous_accesses, transposed_accesses
 from aotc.lowering.plans.thresholds import BLOCK_THREADS
@@ -141,7 +141,9 @@ class _TransposedTiles:
         for v, known in held.items():
             self.e.anchor(v, _read_tiles(known))
         block: list[Stmt] = []
-        self.emit(block, place(self.b.anchors.space, self.b.shape, self.merged, [at[a.name] for a in self.merged]))
+        self.emit(
+            block, substitute_loops(self.b.anchors.space, self.b.shape, self.merged, [at[a.name] for a in self.merged])
+        )
         for v in held:
             del self.e.anchored[v]
         kept = {buffer.name: tile for tile, (buffer, _) in self._tiles_of_buffers()}

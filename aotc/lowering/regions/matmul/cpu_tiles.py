@@ -15,7 +15,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.cpu_contract import RegisterTilePlan, row_tiles
 
 
@@ -170,7 +170,7 @@ class _Tiles:
         inner: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inner)
-        self.e.anchor(self.op.result, provide(Load(tile, (r, c + dropped))))
+        self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + dropped))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         block.append(self._stores(inner, count, width, most))
 

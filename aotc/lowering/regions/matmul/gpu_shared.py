@@ -25,7 +25,7 @@ from aotc.lowering.analysis.contractions import contraction_of, sum_dtype
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.contract_elements import conv_element
-from aotc.lowering.elements.elements import constant_scalar, provide
+from aotc.lowering.elements.elements import constant_scalar, provide_scalar
 from aotc.lowering.plans.gpu_contract import SLICE_PAD, SharedTilePlan
 from aotc.vmfb.dtypes import to_numpy
 
@@ -149,7 +149,9 @@ class _Blocks:
         self.e.enter(inside)
         total: Scalar = Load(self.sums, (r, c))
         dtype = self.op.result.type.dtype
-        self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
+        self.e.anchor(
+            self.op.result, provide_scalar(total if dtype == self.dtype else Apply("convert", (total,), dtype))
+        )
         store_results(self.b, self.e, p.result(at, first + r, start + c))
         for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
             if not isinstance(extent, int) or extent % width:

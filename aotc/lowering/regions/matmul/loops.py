@@ -10,8 +10,8 @@ from aotc.ir.loop.ir import Apply, For, Kernel, Scalar, Stmt
 from aotc.lowering.analysis.contractions import sum_dtype
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.elements.contract_elements import contraction_element, conv_term, rounded, zero_of
-from aotc.lowering.elements.elements import provide
+from aotc.lowering.elements.contract_elements import contraction_element, conv_term, rounded_sum, zero_of
+from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
 from aotc.lowering.regions.loop.any_loops import any_loops_by
 
@@ -60,6 +60,6 @@ def _pixels_at_once(b: RegionBuilder, places: Sequence[Index], from_zero: bool) 
         added = [Apply("add", pair, dtype) for pair in zip(sums, values, strict=True)] if sums else values
         sums = [e.bind(x) for x in added]
     for at, total in zip(places, sums, strict=True):
-        e.anchor(op.result, provide(rounded(op, total)))
+        e.anchor(op.result, provide_scalar(rounded_sum(op, total)))
         store_results(b, e, at)
     return block

@@ -26,14 +26,14 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
-    combine,
     join_transposed,
     operands_at,
     relocate,
     store_all,
+    store_combined,
     store_rows,
 )
-from aotc.lowering.elements.nests import grid_loop, loop_in_steps, make_axes, place, serial
+from aotc.lowering.elements.nests import append_serial_loops, grid_loop, loop_in_steps, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_columns import ColumnPlan
 from aotc.lowering.plans.operand_reuse import Reads
 from aotc.lowering.plans.thresholds import FETCH_LINE
@@ -97,19 +97,19 @@ class _ColumnBlocks:
                     join_transposed(b, e, here)
                     store_all(e, [(o, v, relocate(b, v, here)) for o, v in self.results if not b.anchors.is_row(v)])
                     for op in self.ops:
-                        combine(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
+                        store_combined(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
 
         def across(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
             self._across(inner, at, (begin, end), rows, add)
 
-        serial(self.middle[:-1], [], lambda inner, rows: self._terms(inner, rows, across), block)
+        append_serial_loops(self.middle[:-1], [], lambda inner, rows: self._terms(inner, rows, across), block)
         self._finish(block, at, lane, begin, end, accs)
 
     def _place(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
         """Return the anchor's index: in a row of the reduced axes, if one is passed, and in the column of the loop."""
         axes = [*self.outer, *self.together, *(self.middle if row else ()), self.last]
         column = self.last.symbol() if column is None else column
-        return place(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
+        return substitute_loops(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
 
     def _across(
         self, block: list[Stmt], at: list[Dim], ends: tuple[Dim, Dim], rows: Sequence[list[Dim]],

@@ -25,12 +25,12 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
-    combine,
     join_transposed,
     operands_at,
+    store_combined,
     store_rows,
 )
-from aotc.lowering.elements.nests import grid_loop, loop_in_steps, make_axes, place, serial
+from aotc.lowering.elements.nests import append_serial_loops, grid_loop, loop_in_steps, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan
 from aotc.lowering.plans.operand_reuse import Reads
 from aotc.lowering.plans.thresholds import FETCH_LINE
@@ -82,7 +82,7 @@ class _RowBlocks(Rows):
         """Return, for each sum, the number of its row, the number of its shared operand, and the anchor's index."""
         axes = [*self.outer, self.rows_axis, *self.adjacent_loads]
         return [
-            (i, c, place(self.b.anchors.space, self.b.shape, axes, [*at, row, *x]))
+            (i, c, substitute_loops(self.b.anchors.space, self.b.shape, axes, [*at, row, *x]))
             for c, x in enumerate(product_of(*(range(static(a.extent)) for a in self.adjacent_loads)))
             for i, row in enumerate(rows)
         ]
@@ -101,7 +101,7 @@ class _RowBlocks(Rows):
         if self.streams:
             self._in_vectors(block, places, accs)
         else:
-            serial(self.inner, [], emit, block)
+            append_serial_loops(self.inner, [], emit, block)
         self._store(block, places, accs)
 
     def _vectors(self, block: list[Stmt], places: Sequence[object]) -> list[Accumulators]:
@@ -125,7 +125,7 @@ class _RowBlocks(Rows):
         step: list[Stmt] = []
         ahead = minimum(first + self.plan.ahead, axis.extent - 1)
         for there in places:
-            step += self.reads.ahead(self.streams, place(there, b.shape, self.inner, [ahead]))
+            step += self.reads.ahead(self.streams, substitute_loops(there, b.shape, self.inner, [ahead]))
         inside: list[Stmt] = []
         self.e.enter(inside)
         for there, sums in zip(places, vectors, strict=True):
@@ -148,10 +148,10 @@ class _RowBlocks(Rows):
     def _add(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
         """Write one step of the sums of a row in the current block."""
         b, e = self.b, self.e
-        here = place(there, b.shape, self.inner, syms)
+        here = substitute_loops(there, b.shape, self.inner, syms)
         join_transposed(b, e, here)
         for op in self.ops:
-            combine(b, e, op, accs[op], operands_at(b, e, op, here), [], lane)
+            store_combined(b, e, op, accs[op], operands_at(b, e, op, here), [], lane)
 
     def _store(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Write the stores of rows whose sums are complete."""
@@ -196,7 +196,7 @@ class _RowBlocks(Rows):
         body: list[Stmt] = []
         step = sym("l", 0, count)
         for _, c, there in self._places(at, [row]):
-            loads = self.reads.at(place(there, self.b.shape, self.inner, [first + step]))
+            loads = self.reads.at(substitute_loops(there, self.b.shape, self.inner, [first + step]))
             stores = [Store(self.near[x.buffer], (c, step), x) for x in loads if x.buffer in self.near]
             body += [For("l", 0, count, (store,)) for store in dict.fromkeys(stores)]
         return body
@@ -213,7 +213,7 @@ class _RowBlocks(Rows):
         later = [minimum(row + FETCHED_TURNS.value * len(rows), last) for row in rows]
         ahead: list[Stmt] = []
         for _, _, there in self._places(at, later):
-            ahead += self.reads.ahead(self.streams, place(there, b.shape, self.inner, [first + step]))
+            ahead += self.reads.ahead(self.streams, substitute_loops(there, b.shape, self.inner, [first + step]))
         inside: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inside)

@@ -22,8 +22,8 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder, relocate, store_rows
-from aotc.lowering.elements.elements import provide
-from aotc.lowering.elements.nests import NestAxis, place, serial
+from aotc.lowering.elements.elements import provide_scalar
+from aotc.lowering.elements.nests import NestAxis, append_serial_loops, substitute_loops
 from aotc.lowering.plans.cpu_reductions import RowPlan
 from aotc.lowering.regions.reduce.rows import Rows
 
@@ -46,7 +46,7 @@ class _ShortRows(Rows):
         if not lanes:
             super()._item_of(block, outer, tail, syms)
             return
-        serial(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
+        append_serial_loops(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
 
     def _along(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
         """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
@@ -55,12 +55,12 @@ class _ShortRows(Rows):
         iteration: list[Stmt] = []
         lane = sym("l", 0, lanes)
         together = sym(axis.name, 0, whole) * lanes + lane
-        self._together(iteration, place(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
+        self._together(iteration, substitute_loops(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
         block.append(For(axis.name, 0, whole, tuple(iteration)))
         if whole * lanes != axis.extent:
             rest: list[Stmt] = []
             one = sym(axis.name, whole * lanes, axis.extent)
-            self._row(rest, place(b.anchors.space, b.shape, axes, [*syms, one]))
+            self._row(rest, substitute_loops(b.anchors.space, b.shape, axes, [*syms, one]))
             block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
 
     def _together(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
@@ -78,7 +78,7 @@ class _ShortRows(Rows):
             inner += [Store(each, (lane,), Load(acc, ())) for _, acc, each in sums]
             block.append(For("l", 0, lanes, tuple(inner)))
             for v, _, each in sums:
-                self.e.anchor(v, provide(Load(each, (lane,))))
+                self.e.anchor(v, provide_scalar(Load(each, (lane,))))
         results: list[Stmt] = []
         self._enter(results)
         store_rows(self.b, self.e, at)

@@ -27,11 +27,11 @@ from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import NestAxis, grid_loop, make_axes, place, serial
+from aotc.lowering.elements.nests import NestAxis, append_serial_loops, grid_loop, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_reductions import TransposedRowPlan
 from aotc.lowering.plans.cpu_transpose import is_transposed, loads_of
 from aotc.lowering.plans.thresholds import FETCH_LINE, TURNED_TILE
-from aotc.lowering.regions.loop.cpu_transpose import reading
+from aotc.lowering.regions.loop.cpu_transpose import with_loads_of_copies
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.vmfb.dtypes import size_of
 
@@ -57,7 +57,9 @@ class _TransposedRows(Rows):
         def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
             self._together(
                 block, begin, some,
-                lambda inside, r: self._row(inside, place(b.anchors.space, b.shape, [*outer, rows], [*at, r])),
+                lambda inside, r: self._row(
+                    inside, substitute_loops(b.anchors.space, b.shape, [*outer, rows], [*at, r])
+                ),
             )  # fmt: skip
 
         grid, body = grid_loop(outer, (rows, some), item)
@@ -73,14 +75,15 @@ class _TransposedRows(Rows):
 
         def element(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter(inner)
-            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
+            self._element(inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
 
         def some(inner: list[Stmt], syms: list[Dim]) -> None:
             self._together(
-                inner, 0, static(rows.extent), lambda inside, r: serial([last], [*syms, r], element, inside)
+                inner, 0, static(rows.extent),
+                lambda inside, r: append_serial_loops([last], [*syms, r], element, inside),
             )
 
-        serial(others, [], some, block)
+        append_serial_loops(others, [], some, block)
 
     def _together(self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]) -> None:
         """Write ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one."""
@@ -105,7 +108,7 @@ class _TransposedRows(Rows):
                 copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
                 copies[x.buffer.name, x.index] = Load(copy, (r, t))
                 made += [Alloc(copy), *self._copy(x, copy, along, last)]
-        return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: reading(s, copies)))]
+        return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies)))]
 
     def _copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
         """Return the loops that copy ``x`` of these rows to ``copy``, in pieces of a register transpose."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, mod, product, static, sym
-from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.access import loads_and_indices, operands
 from aotc.ir.loop.ir import (
     WARP,
     Alloc,
@@ -41,9 +41,9 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.row_stages import RowLoop
-from aotc.lowering.elements.builder import RegionBuilder, anchor_results, combine, grid_item, store_rows
-from aotc.lowering.elements.elements import Provide, provide
-from aotc.lowering.elements.nests import make_axes, place
+from aotc.lowering.elements.builder import RegionBuilder, anchor_results, grid_item, store_combined, store_rows
+from aotc.lowering.elements.elements import Provide, provide_scalar
+from aotc.lowering.elements.nests import make_axes, substitute_loops
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan, ThreadRowPlan, row_reads
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
 from aotc.lowering.threshold import BlockSize, Limit
@@ -95,7 +95,7 @@ class _GroupRows(Rows):
         self.exists = [Apply("lt", (IndexScalar(row), IndexScalar(rows)), "i1")] if mod(rows, plan.rows) != 0 else []
         block: list[Stmt] = []
         self._keep()
-        self._row(block, place(b.anchors.space, b.shape, outer, delinearize(row, extents)))
+        self._row(block, substitute_loops(b.anchors.space, b.shape, outer, delinearize(row, extents)))
         return b.grid(grid, block, b.cost())
 
     # --- what stays from one loop to the next ---
@@ -118,7 +118,7 @@ class _GroupRows(Rows):
     def _from_scratch(self, value: Value, here: Index) -> Provide:
         if not self.threads.steps:
             return super()._from_scratch(value, here)
-        return provide(Load(self.scratch[value], (self.thread, self.at_hand)), here)
+        return provide_scalar(Load(self.scratch[value], (self.thread, self.at_hand)), here)
 
     # --- the loops ---
 
@@ -170,7 +170,7 @@ class _GroupRows(Rows):
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             self._enter(inside)
-            here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             self.at_hand = number
             if self.threads.steps:
                 for v in self.ready:
@@ -185,7 +185,7 @@ class _GroupRows(Rows):
         used = {acc.name for held in accs.values() for acc in held}
         trial: list[Stmt] = []
         element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
-        loads = [x for s in walk(tuple(trial)) for x in leaves(operands(s)) if isinstance(x, Load)]
+        loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
         chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
         few = ROW_STATEMENTS.holds(max(self.threads.steps, 1) * self.threads.width * len(trial))
         self._steps(block, element, few, "unroll" if chained else "lanes")
@@ -194,7 +194,7 @@ class _GroupRows(Rows):
         """Return a function that loads an element of the inputs that stay in registers."""
 
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
-            here = place(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             inside += [
                 Store(buffer, (self.thread, number), Load(self.b.buffers[v], self.b.anchors.move(index, here)))
                 for buffer, (v, index) in self.held.items()
@@ -288,6 +288,6 @@ class _GroupRows(Rows):
             for op, held in accs.items():
                 pairs = zip(others[op], held, strict=True)
                 block += [Shuffle(other, acc, mask) for other, acc in pairs]
-                combine(self.b, self.e, op, held, [Load(x, self.part) for x in others[op]], [], self.part)
+                store_combined(self.b, self.e, op, held, [Load(x, self.part) for x in others[op]], [], self.part)
             block.append(For(self.name, 0, self.threads.threads, tuple(body), "thread"))
             mask //= 2

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, mod, product, sym
-from aotc.ir.loop.access import leaves, operands
+from aotc.ir.loop.access import loads_and_indices, operands
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Stmt, Store, walk
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
@@ -23,15 +23,15 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
-    combine,
     grid_item,
     join_transposed,
     operands_at,
     relocate,
     store_all,
+    store_combined,
     store_rows,
 )
-from aotc.lowering.elements.nests import make_axes, place
+from aotc.lowering.elements.nests import make_axes, substitute_loops
 from aotc.lowering.plans.gpu_reductions import GpuColumnPlan
 from aotc.lowering.plans.thresholds import BLOCK_THREADS
 from aotc.lowering.regions.reduce.rows import Accumulators
@@ -81,7 +81,7 @@ class _Columns:
     def _place(self, rows: Sequence[Dim], column: Dim) -> Index:
         columns = delinearize(column, [a.extent for a in self.adjacent])
         axes = [*self.outer, *(self.middle if rows else ()), *self.adjacent]
-        return place(self.b.anchors.space, self.b.shape, axes, [*self.at, *rows, *columns])
+        return substitute_loops(self.b.anchors.space, self.b.shape, axes, [*self.at, *rows, *columns])
 
     def _exists(self, column: Dim) -> list[Apply]:
         whole = mod(self.columns, self.block) == 0
@@ -120,7 +120,7 @@ class _Columns:
         element(inside, sym(name, 0, count))
         own = {acc.name for held in self.accs.values() for acc in held}
         written = any(isinstance(s, Store) and s.buffer.name in own for s in inside)
-        loads = [x for s in walk(tuple(inside)) for x in leaves(operands(s)) if isinstance(x, Load)]
+        loads = [x for s in walk(tuple(inside)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
         chained = written and any(x.buffer.name in own for x in loads)
         return For(name, 0, count, tuple(inside), "unroll" if chained else "lanes")
 
@@ -140,7 +140,7 @@ class _Columns:
         join_transposed(b, e, here)
         store_all(e, [(out, v, relocate(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)])
         for op in self.ops:
-            combine(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))
+            store_combined(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))
 
     def _keep(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
         def element(inside: list[Stmt], number: Dim) -> None:
@@ -163,7 +163,7 @@ class _Columns:
         inside: list[Stmt] = []
         e.enter(inside)
         for op, held in sums.items():
-            combine(b, e, op, held, [Load(p, (sym(g, 1, self.down), t)) for p in self.partial[op]], [])
+            store_combined(b, e, op, held, [Load(p, (sym(g, 1, self.down), t)) for p in self.partial[op]], [])
         if self.down > 1:
             body.append(For(g, 1, self.down, tuple(inside), "unroll"))
         e.enter(body)

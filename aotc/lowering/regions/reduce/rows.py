@@ -12,20 +12,20 @@ from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
-    combine,
     join_transposed,
     operands_at,
     relocate,
     store_all,
+    store_combined,
     store_rows,
 )
-from aotc.lowering.elements.elements import Provide, provide
+from aotc.lowering.elements.elements import Provide, provide_scalar
 from aotc.lowering.elements.nests import (
     NestAxis,
+    append_serial_loops,
     grid_loop,
     make_axes,
-    place,
-    serial,
+    substitute_loops,
 )
 from aotc.lowering.plans.row_values import RowLoopsPlan, results_along_rows
 
@@ -62,7 +62,11 @@ class Rows:
     def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
         """Emit the rows of one grid item: all rows along the axes ``tail``."""
         b, axes = self.b, [*outer, *tail]
-        serial(tail, syms, lambda inner, s: self._row(inner, place(b.anchors.space, b.shape, axes, s)), block)
+
+        def row(inner: list[Stmt], s: list[Dim]) -> None:
+            self._row(inner, substitute_loops(b.anchors.space, b.shape, axes, s))
+
+        append_serial_loops(tail, syms, row, block)
 
     def _keep_for_later(self, space: Space) -> None:
         """Emit allocations of buffers for values that one loop stores for later loops."""
@@ -120,9 +124,9 @@ class Rows:
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter(inner)
-            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
+            self._element(inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
 
-        serial(self.inner, [], emit, block, lambda _: self.is_unrolled)
+        append_serial_loops(self.inner, [], emit, block, lambda _: self.is_unrolled)
 
     def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Write one step of a stage, at element ``flat`` of the row's stored values."""
@@ -133,10 +137,10 @@ class Rows:
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
             place = self._replaced_at(v, here) if v in self.replaced else self._rows_of_block(flat)
             block.append(Store(self.scratch[v], place, scalar))
-            self.e.anchored[v] = provide(scalar, here)
+            self.e.anchored[v] = provide_scalar(scalar, here)
         store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
-            combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
+            store_combined(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
             self.e.anchored[v] = self._from_scratch(v, here)
 

@@ -6,7 +6,7 @@ from aotc.ir.dims.algebra import Dim, minimum, product, sym
 from aotc.ir.loop.ir import For, If, Kernel, Store
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, serial_nest
 from aotc.lowering.elements.elements import all_of
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
@@ -58,5 +58,5 @@ def lower_serial_scatter(b: RegionBuilder, plan: SerialScatterPlan) -> Kernel:
         inner = [For(f"u{d}", begin, end, tuple(inner))]
     body += [If(all_of(tests), tuple(inner))] if tests else inner
     nothing = 0 in op.operands[0].type.shape  # every update misses an array without elements
-    serial = [] if nothing else nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
+    serial = [] if nothing else serial_nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)

@@ -15,7 +15,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
-from aotc.lowering.elements.builder import RegionBuilder, combine, grid_item
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_combined
 from aotc.lowering.elements.elements import Elements, all_of, constant_scalar, test_index
 from aotc.lowering.plans.gpu_scatters import (
     BlockScatterPlan,
@@ -88,7 +88,7 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     here = _integer_below(e, at, count, None)
     one = e.new_block()
     place = adjacent((here, *window))
-    combine(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
+    store_combined(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
     iteration += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
     same = Apply("and", (continue_while, Apply("eq", (next_, row), "i1")), "i1")
     pairs = list(zip(sums, b.outputs, strict=True))

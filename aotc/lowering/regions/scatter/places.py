@@ -9,7 +9,7 @@ from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.prefix_scans import combiner
-from aotc.lowering.elements.builder import RegionBuilder, combine
+from aotc.lowering.elements.builder import RegionBuilder, store_combined
 from aotc.lowering.elements.elements import Elements
 
 
@@ -50,4 +50,4 @@ def combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: l
         (new,) = updates
         e.block.append(Store(b.outputs[0], where, Apply(name, (Load(b.outputs[0], where), new), new.dtype)))
     else:
-        combine(b, e, op, b.outputs, updates, [], where)
+        store_combined(b, e, op, b.outputs, updates, [], where)

@@ -8,7 +8,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.dim_attributes import dims_of, pairs_of
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.elements.builder import RegionBuilder, grid_item, nest
+from aotc.lowering.elements.builder import RegionBuilder, grid_item, serial_nest
 from aotc.lowering.elements.elements import Elements, test_index
 from aotc.lowering.plans.single_ops import SelectAndScatterPlan
 
@@ -32,11 +32,11 @@ def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Ke
     body = e.new_block()
     at = {**fixed, **{d: sym(f"c{d}", 0, shape[d]) for d in spanned}}
     filled: list[Stmt] = [Store(b.outputs[0], tuple(at[d] for d in range(len(shape))), e.at(init, ()))]
-    body += nest([(f"c{d}", shape[d]) for d in spanned], filled)
+    body += serial_nest([(f"c{d}", shape[d]) for d in spanned], filled)
     where = {**fixed, **{d: sym(f"s{d}", 0, sources[d]) for d in spanned}}
     one: list[Stmt] = []
     _scatter_window(b, e, op, tuple(where[d] for d in range(len(shape))), spanned, one)
-    body += nest([(f"s{d}", sources[d]) for d in spanned], one)
+    body += serial_nest([(f"s{d}", sources[d]) for d in spanned], one)
     return b.grid(rows, body, product(sources) * product(dims_of(a, "window")) * 4)
 
 
@@ -65,7 +65,7 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
         inside = [If(t, tuple(inside))]
     if x.type.dtype != "i1":
         block.append(Store(best, (), Const(0 if x.type.dtype[0] in "iu" else 0.0, x.type.dtype)))
-    block += nest([(f"w{d}", dims_of(a, "window")[d]) for d in spanned], inside)
+    block += serial_nest([(f"w{d}", dims_of(a, "window")[d]) for d in spanned], inside)
     combined = e.new_block()
     place = list(at)
     for d in spanned:

@@ -21,8 +21,8 @@ from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import logical_devices, machine
-from aotc.vmfb.host.interruption import notice
-from aotc.vmfb.host.machine import PERF, cpu_features, lacking, thread_count, threads_within
+from aotc.vmfb.host.interruption import raise_if_interrupted
+from aotc.vmfb.host.machine import PERF, cpu_features, lacking_features, thread_count, threads_within
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.memory.mapped_file import check_of, checked_first
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return the CPU features that this machine lacks, or an empty string."""
-    return lacking(variant, cpu_features())
+    return lacking_features(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
@@ -126,7 +126,7 @@ class CpuExecutable:
 
             self._callbacks = Callbacks(bundle.where, calls, custom_calls)
         self.has_callbacks = bool(calls)
-        self._notice = notice if self._callbacks is None else self._callbacks.notice
+        self._notice = raise_if_interrupted if self._callbacks is None else self._callbacks.notice
         self.buffers = load_buffers(bundle, variant)
         self.constants_bytes = self._constants.size
         self.mapped = () if self._constants.file is None else (self._constants.file,)
@@ -243,9 +243,9 @@ class CpuExecutable:
 
     def origin(self) -> dict[str, str]:
         """Return compiler and program digest of the bundle, which needs debug information."""
-        from aotc.vmfb.profile.debug_texts import origin
+        from aotc.vmfb.profile.debug_texts import bundle_origin
 
-        return origin(self._bundle)
+        return bundle_origin(self._bundle)
 
     def _call(
         self, buffer: _Buffer, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int

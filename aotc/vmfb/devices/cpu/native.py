@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError, CallError
-from aotc.vmfb.host.digests import remember
+from aotc.vmfb.host.digests import remember_digest
 from aotc.vmfb.host.interruption import is_calling, on_ask
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.host.machine import shuffle_seed, thread_count
@@ -98,7 +98,7 @@ class Executor:
     run : callable
         ``run(block) -> int`` runs the command buffer of a call block, a ``c_void_p``; 1 if it was stopped without an
         exception. It is called and returns with the GIL held and releases it in between. It raises exceptions of
-        :func:`aotc.vmfb.host.interruption.notice` and of signal handlers.
+        :func:`aotc.vmfb.host.interruption.raise_if_interrupted` and of signal handlers.
     pool : int
         The address of the thread pool.
     """
@@ -201,7 +201,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
             library = load_library(bundle, number, "executor")
             _check_executor(bundle, library.library, version)
             if number is not None:  # later bundles have the same
-                remember(bundle.checked(number), bundle.digest(number))
+                remember_digest(bundle.checked(number), bundle.digest(number))
             _shuffle()
             found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
         return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.memory.arena import Arena, ArenaPool
-from aotc.vmfb.memory.guard_pages import fenced, fenced_copy, open_block, unfence
+from aotc.vmfb.memory.guard_pages import fence_memory, fenced_copy, open_block, unfence
 from aotc.vmfb.memory.pointers import EMPTY, PointerTable, address_of, read_scalar
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CpuSession:
             self._slots[slot] = memory.ctypes.data
         elif memory is None:
             assert self._arena is not None
-            memory = fenced(self._arena.memory)
+            memory = fence_memory(self._arena.memory)
         self._fenced[slot] = memory
         open_block(memory, offset, size, not constant)
 

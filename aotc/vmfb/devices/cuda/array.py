@@ -13,8 +13,8 @@ from aotc.vmfb.devices.array import DeviceArray, converted_elements
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.staging import download, upload
-from aotc.vmfb.devices.cuda.stream_order import Mark, Tracked, changed
-from aotc.vmfb.devices.dlpack import CUDA, capsule
+from aotc.vmfb.devices.cuda.stream_order import Mark, Tracked, count_change
+from aotc.vmfb.devices.dlpack import CUDA, make_capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
@@ -98,7 +98,7 @@ _KEEPERS: dict[int, Keeper] = {}
 after_fork(_KEEPERS.clear)  # not valid in a child
 
 
-def keeper(ordinal: int) -> Keeper:
+def memory_keeper(ordinal: int) -> Keeper:
     """Return the keeper of a GPU; create it on first use.
 
     Raises
@@ -251,33 +251,33 @@ class CudaArray(DeviceArray):
 
     def wait(self) -> CudaArray:
         """Wait until no stream accesses the array; return it."""
-        keeper(self.ordinal).wait_for_streams(self.buffer)
+        memory_keeper(self.ordinal).wait_for_streams(self.buffer)
         return self
 
     def numpy(self) -> np.ndarray:
         """Return a copy of the elements in host memory."""
         made = np.empty(self.shape, self.dtype)
-        keeper(self.ordinal).read(made, self.buffer)
+        memory_keeper(self.ordinal).read(made, self.buffer)
         return made
 
     def copy(self) -> CudaArray:
         """Return a copy on the same GPU."""
         made = self.buffer.owner.empty(self.shape, self.dtype, self.device)
-        keeper(self.ordinal).copy(made.buffer, self.buffer, self.nbytes)
+        memory_keeper(self.ordinal).copy(made.buffer, self.buffer, self.nbytes)
         return made
 
     def assign(self, value: np.ndarray | CudaArray) -> None:
         """Copy the elements of a host array, or of one on the same GPU, into this one."""
         if isinstance(value, CudaArray):
-            keeper(self.ordinal).copy(self.buffer, value.buffer, self.nbytes)
+            memory_keeper(self.ordinal).copy(self.buffer, value.buffer, self.nbytes)
         else:
-            keeper(self.ordinal).write(self.buffer, value)
+            memory_keeper(self.ordinal).write(self.buffer, value)
 
     def lose(self) -> None:
         """Record that the memory was donated, which makes this array unusable."""
         self._buffer = self.kind = None
         super().lose()
-        changed()
+        count_change()
 
     def early(self, is_running: bool) -> CudaArray:
         """Return a read-only array of the same memory: a result of a call that may still read it.
@@ -300,7 +300,7 @@ class CudaArray(DeviceArray):
         buffer.shared, self.kind = True, None
         if self._reader is not None:
             self._reader.kind = None
-        changed()
+        count_change()
         return buffer
 
     @property
@@ -308,7 +308,7 @@ class CudaArray(DeviceArray):
         if self.dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
-        keeper(self.ordinal).wait_for_streams(self._share())  # some libraries ignore the stream of the interface
+        memory_keeper(self.ordinal).wait_for_streams(self._share())  # some libraries ignore the stream of the interface
         pointer = self.address if self.nbytes else 0
         row = {"shape": self.shape, "typestr": self.dtype.str, "data": (pointer, self.read_only)}
         return {**row, "strides": None, "stream": None, "version": 3}
@@ -323,8 +323,8 @@ class CudaArray(DeviceArray):
     def __dlpack__(self, **kwargs: Any) -> Any:
         if kwargs.pop("copy", None):
             return self.copy().__dlpack__(**kwargs)
-        made, stream = capsule(self, **kwargs), kwargs.get("stream")
-        buffer, gpu = self._share(), keeper(self.ordinal).gpu
+        made, stream = make_capsule(self, **kwargs), kwargs.get("stream")
+        buffer, gpu = self._share(), memory_keeper(self.ordinal).gpu
         if stream is None:
             self.wait()
         elif stream != _WAITS_ITSELF:

@@ -15,7 +15,7 @@ from functools import partial
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
-from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, OutOfGpuMemory, call, handle_of, is_done, missing, try_driver
 from aotc.vmfb.devices.cuda.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.errors import CallError
@@ -87,7 +87,7 @@ class PageLock:
 def _unlock(context: c_void_p, address: int, process: int) -> None:
     if os.getpid() == process:  # a forked child has no driver
         with suppress(CallError), _within(context):
-            attempt("cuMemHostUnregister", address)
+            try_driver("cuMemHostUnregister", address)
 
 
 def ordinal_of(address: int) -> int:
@@ -147,11 +147,11 @@ class _Resources:
         if os.getpid() == self.process:
             with suppress(CallError), _within(self.context):
                 for graph in graphs:
-                    attempt("cuGraphExecDestroy", graph.ready)
-                    attempt("cuGraphDestroy", graph.source)
+                    try_driver("cuGraphExecDestroy", graph.ready)
+                    try_driver("cuGraphDestroy", graph.source)
                 for address in blocks:
                     self.blocks.discard(address)
-                    attempt("cuMemFree_v2", address)
+                    try_driver("cuMemFree_v2", address)
 
     def word(self) -> int:
         """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
@@ -167,16 +167,16 @@ class _Resources:
         if os.getpid() == self.process:
             with suppress(CallError), _within(self.context):
                 for stream in self.streams:
-                    attempt("cuStreamSynchronize", stream)
+                    try_driver("cuStreamSynchronize", stream)
                 for mark in self.marks:
                     mark.end()
                 self.free(list(self.blocks), ())
                 for module in self.modules:
-                    attempt("cuModuleUnload", module)
+                    try_driver("cuModuleUnload", module)
                 for event in self.events:
-                    attempt("cuEventDestroy_v2", event)
+                    try_driver("cuEventDestroy_v2", event)
                 for stream in self.streams:
-                    attempt("cuStreamDestroy_v2", stream)
+                    try_driver("cuStreamDestroy_v2", stream)
 
 
 class Gpu(GraphStream):
@@ -297,7 +297,7 @@ class Gpu(GraphStream):
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            attempt("cuCtxEnablePeerAccess", other.context, 0)  # fails if already enabled
+            try_driver("cuCtxEnablePeerAccess", other.context, 0)  # fails if already enabled
 
     def take_event(self) -> c_void_p:
         """Return an unused event."""

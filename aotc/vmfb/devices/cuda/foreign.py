@@ -15,8 +15,8 @@ import numpy as np
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, keeper
-from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, handed
+from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, memory_keeper
+from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, capsule_description
 from aotc.vmfb.devices.host_arrays import on_host
 
 _LEGACY = 1  # the legacy default stream in both protocols: it orders itself with all other streams
@@ -28,8 +28,8 @@ class _Borrowed(CudaBuffer):
     __slots__ = ("kept", "read_only")
 
     def __init__(self, ordinal: int, found: Handed, kept: Any) -> None:
-        mark = keeper(ordinal).gpu.mark  # its stream waits for the producer's
-        super().__init__(keeper(ordinal), found.address, 0, {mark}, mark)
+        mark = memory_keeper(ordinal).gpu.mark  # its stream waits for the producer's
+        super().__init__(memory_keeper(ordinal), found.address, 0, {mark}, mark)
         self.kept, self.read_only, self.shared = kept, found.read_only, True
 
     def __del__(self) -> None:
@@ -68,17 +68,17 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
         type_, ordinal = device()
         if type_ not in (CUDA, MANAGED):
             return None
-        kept = _capsule(value, keeper(ordinal).gpu.handle)
-        found = handed(kept)
+        kept = _capsule(value, memory_keeper(ordinal).gpu.handle)
+        found = capsule_description(kept)
     elif hasattr(value, "__cuda_array_interface__"):
         row, kept = value.__cuda_array_interface__, value
         (address, read_only), shape = row["data"], tuple(row["shape"])
         found = Handed(address, shape, np.dtype(row["typestr"]), row.get("strides"), read_only)
         ordinal = cuda_driver.ordinal_of(found.address) if found.address else 0
         if row.get("stream") is not None:
-            keeper(ordinal).gpu.follow(row["stream"])
+            memory_keeper(ordinal).gpu.follow(row["stream"])
         elif row.get("version", 0) < 3:  # older versions have no stream
-            keeper(ordinal).gpu.follow(_LEGACY)
+            memory_keeper(ordinal).gpu.follow(_LEGACY)
     else:
         return None
     if not found.is_row_major:

@@ -135,7 +135,7 @@ MAX_SHARED = 227 << 10
 MAX_THREADS = 1024
 
 
-def fits(kernel: Mapping[str, Any]) -> bool:
+def fits_gpu_limits(kernel: Mapping[str, Any]) -> bool:
     """Return True if the launch parameters in a kernel's entry are within the limits of GPUs."""
     if not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
         return False

@@ -13,7 +13,7 @@ from aotc.vmfb.abi import INTERFACE_BYTES
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer
-from aotc.vmfb.devices.cuda.launch import fits
+from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, CallError
@@ -202,7 +202,7 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     """
     for kernel in part["kernels"]:
         maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
-        whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits(kernel)
+        whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits_gpu_limits(kernel)
         if not whole or not all(map_fits(row, buffers) for row in maps):
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
         try:

@@ -14,7 +14,7 @@ from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchComma
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker, Recording
-from aotc.vmfb.devices.cuda.libcuda.library import failure
+from aotc.vmfb.devices.cuda.libcuda.library import driver_failure
 from aotc.vmfb.devices.cuda.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.dtypes import to_numpy
@@ -160,7 +160,7 @@ class CudaProgram:
         for command in touched:
             status = (command.change or command.setter())()
             if status:
-                raise failure("a change of a graph", status)
+                raise driver_failure("a change of a graph", status)
 
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)

@@ -15,8 +15,8 @@ from typing import Any
 from aotc.vmfb.devices.cuda.array import ArrayType, CudaArray, CudaBuffer, array_type
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms
-from aotc.vmfb.devices.cuda.libcuda.library import failure
-from aotc.vmfb.devices.cuda.stream_order import Mark, changes, let_read
+from aotc.vmfb.devices.cuda.libcuda.library import driver_failure
+from aotc.vmfb.devices.cuda.stream_order import Mark, change_counter, let_read
 from aotc.vmfb.devices.mixed.call import PlacedCall
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable, PlacedPlan
 from aotc.vmfb.host.interruption import is_submitted
@@ -50,7 +50,7 @@ class BoundArrays:
 
     def are_ready(self, gpu: Gpu) -> bool:
         """Order a stream behind the writers of the arrays; return False if an array is no longer usable."""
-        now = changes()
+        now = change_counter()
         if self._looked.get(gpu.mark) == now:
             return True
         if any(x.kind is not kind or kind is None for x, kind in zip(self._arrays, self._kinds)):
@@ -260,4 +260,4 @@ def _launch(launches: Sequence[Any]) -> None:
     for launch in launches:
         status = launch()
         if status:
-            raise failure("cuGraphLaunch", status)
+            raise driver_failure("cuGraphLaunch", status)

@@ -17,13 +17,13 @@ _LOCK = new_recursive_lock()
 CHANGES = count()  # incremented whenever the recorded state of some memory becomes invalid
 
 
-def changes() -> int:
+def change_counter() -> int:
     """Return a counter that increases when memory used by a stream is written by another stream, or donated."""
     return _LAST[0]
 
 
-def changed() -> None:
-    """Increase the counter of :func:`changes`."""
+def count_change() -> None:
+    """Increase the counter of :func:`change_counter`."""
     _LAST[0] = next(CHANGES)
 
 
@@ -105,7 +105,7 @@ class Tracked:
             self.users = {mark}
             self.writer = mark
         if others:
-            changed()
+            count_change()
 
     def wait_on(self, gpu: MarkedStream) -> bool:
         """Let a stream wait for the accesses of all other streams; return True if there are any."""

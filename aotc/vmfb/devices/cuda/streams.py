@@ -21,7 +21,7 @@ from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.host.interruption import notice
+from aotc.vmfb.host.interruption import raise_if_interrupted
 from aotc.vmfb.host.locks import new_lock, new_recursive_lock
 from aotc.vmfb.host.release import Release
 from aotc.vmfb.limits import NOTICE_NANOSECONDS, STREAMS
@@ -236,7 +236,7 @@ class StreamPool:
             finally:
                 with suppress(ValueError):
                     self._waiting.remove(gate)
-            notice()
+            raise_if_interrupted()
 
     def give(self, streams: CallStreams) -> None:
         """Return streams to the pool; the next user's work is ordered behind theirs."""
@@ -279,7 +279,7 @@ class StreamPool:
                 self._check(loaded, size)
         while not self._reserved(streams, sizes):
             streams.release()
-            notice()
+            raise_if_interrupted()
             self._pause()
 
     def _reserved(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
@@ -319,7 +319,7 @@ class StreamPool:
                     self._free_some()
                 if self._fits(loaded, size):
                     return take()
-            notice()
+            raise_if_interrupted()
             self._pause()
 
     def _fits(self, loaded: LoadedGpu, more: int) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.devices.cuda.array import keeper
+from aotc.vmfb.devices.cuda.array import memory_keeper
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.staging import download
 from aotc.vmfb.devices.early import MARK_BYTES, Marks
@@ -88,7 +88,7 @@ class Downloads:
                 return
             if self._error is not None:
                 raise self._error
-            keeper(row.gpu.ordinal).fetch(row.array, row.address)
+            memory_keeper(row.gpu.ordinal).fetch(row.array, row.address)
             del self._rows[number]
 
     def finish(self, gpu: Gpu) -> None:

@@ -28,7 +28,7 @@ from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 from aotc.vmfb.memory.mapped_file import check_of, checked_first
 from aotc.vmfb.plan import Plan
-from aotc.vmfb.profile.debug_texts import DebugText, command_locs, kernel_texts, origin
+from aotc.vmfb.profile.debug_texts import DebugText, bundle_origin, command_locs, kernel_texts
 from aotc.vmfb.verify.buffers import load_buffers
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class PlacedExecutable:
 
     def origin(self) -> dict[str, str]:
         """Return compiler and program digest of the bundle, which needs debug information."""
-        return origin(self._bundle)
+        return bundle_origin(self._bundle)
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
         """Return the error for a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""

@@ -82,10 +82,10 @@ def call(name: str, *arguments: Any) -> None:
     library: Any = DRIVER.library
     status = getattr(library, name)(*arguments)
     if status:
-        raise failure(name, status)
+        raise driver_failure(name, status)
 
 
-def failure(name: str, status: int) -> CallError:
+def driver_failure(name: str, status: int) -> CallError:
     """Return the exception for the driver function ``name`` that failed with ``status``."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
@@ -98,7 +98,7 @@ def is_done(name: str, handle: c_void_p) -> bool:
     library: Any = DRIVER.library
     status = getattr(library, name)(handle)
     if status not in (0, _NOT_READY):
-        raise failure(name, status)
+        raise driver_failure(name, status)
     return status != _NOT_READY
 
 
@@ -109,7 +109,7 @@ def handle_of(name: str, *arguments: Any) -> c_void_p:
     return found
 
 
-def attempt(name: str, *arguments: Any) -> None:
+def try_driver(name: str, *arguments: Any) -> None:
     """Call a driver function and ignore an error."""
     with suppress(CallError):
         call(name, *arguments)
