@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).parent
-GUIDES = ("inputs", "weights", "state", "async_calls", "errors", "memory", "security", "serve")
+GUIDES = (
+    "inputs", "weights", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls",
+)  # fmt: skip
 PAGES = [DOCS.parent / "README.md", DOCS / "index.md", *(DOCS / f"{guide}.md" for guide in GUIDES)]
 PAGES += [path for folder in ("get_started", "tutorials") for path in sorted((DOCS / folder).glob("*.md"))]
 SECONDS = 300  # of a page; the slowest needs less than 30 on two cores
