@@ -37,7 +37,7 @@ VARYING = [
     (re.compile(r"\b[0-9a-f]{16,}\b"), "H"),
     (re.compile(r"(?<=id=)\d+"), "N"),
     (re.compile(r"\bcpu:(?:x86-64|aarch64)[\w-]*"), "cpu"),
-    (re.compile(r"-{3,}"), "---"),
+    (re.compile(r"[-─]{3,}"), "---"),  # widths of columns
     (re.compile(r"\s+"), " "),
 ]
 
