@@ -68,7 +68,7 @@ MAY_IMPORT = {
         "aotc.diagnostics", "aotc.vmfb.result_names", "aotc.vmfb.errors",
         "aotc.vmfb.host.byte_sizes",
     ),
-    "aotc.display": ("aotc.diagnostics",),
+    "aotc.display": ("aotc.diagnostics", "aotc.vmfb.profile.model_place"),
     "aotc.driver": (),
     "aotc.support": (),
     "aotc.driver.compress_constants": (
