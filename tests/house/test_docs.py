@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -122,14 +123,18 @@ def _benchmark_options():
     return names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_options_exist(page):
+@cache
+def _known_options():
     others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py", *(ROOT / "benchmarks").rglob("*.py"))
     source = "".join(path.read_text() for path in (*(ROOT / "cli").rglob("*.py"), *others))
     known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS), *_benchmark_options()}
-    known |= {
-        "--" + name.replace("_", "-") for name in re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)
-    }
+    names = re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)
+    return known | {"--" + name.replace("_", "-") for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page):
+    known = _known_options()
     named = set(re.findall(r"`[^`\n]*?(--[a-z][\w-]*)", text := page.read_text()))
     named |= set(re.findall(r"^ *aotc .*?(--[a-z][\w-]*)", text, re.MULTILINE))
     assert not {name for name in named if name not in known and name.replace("--no-", "--") not in known}

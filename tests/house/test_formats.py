@@ -9,7 +9,8 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 EXECUTOR = [
-    f"aotc/kernels/cpu/executor/{part}.py" for part in ("scheduler", "control", "run_graph", "stress", "tile_graph", "words")
+    f"aotc/kernels/cpu/executor/{part}.py"
+    for part in ("scheduler", "control", "run_graph", "stress", "tile_graph", "words")
 ]
 OWNERS = ("aotc/vmfb/abi.py", "aotc/vmfb/commands.py", *EXECUTOR)
 ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/driver/assemble.py", "cli", "docs")

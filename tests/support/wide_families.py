@@ -6,10 +6,18 @@ Together these took 700 of the 3,400 seconds of ``make test``.
 import zlib
 
 WIDE = frozenset({
+    "cli/test_terminal.py::test_fits_models_with_scopes",
+    "frontend/test_checklist.py::test_op",
     "frontend/test_names.py::test_a_dim_of_any_name",
+    "frontend/test_producers_ops.py::test_each_op_is_imported_or_refused_by_name",
+    "frontend/test_symbolic_shapes.py::test_every_kind_of_dim",
     "gpu/epilogues/test_store_pieces.py::test_each_sum_is_stored_once",
     "gpu/programs/test_matvec_traffic.py::test_values",
     "gpu/programs/test_matvec_traffic.py::test_weights_are_read_once_and_little_is_written",
+    "gpu/programs/test_widened_products.py::test_no_widened_copy_is_made",
+    "gpu/programs/test_widened_products.py::test_tiles",
+    "gpu/programs/test_widened_products.py::test_tiles_of_f32_with_weights_of_16_bits",
+    "gpu/test_conv_windows.py::test_convolutions_by_windows",
     "gpu/test_poisoned_attention.py::test_heads_read_their_own_elements",
     "gpu/test_simulated_gemm.py::test_products",
     "kernels/test_sum_bounds.py::test_errors_of_random_and_difficult_sums",
