@@ -37,4 +37,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         page.meta["search"] = {"exclude": True}
     elif path.startswith(FIRST):
         page.meta["search"] = {"boost": 4}
+    for name, source in PAGES.items():
+        markdown = markdown.replace(f"](../{source})", f"]({name})")
     return re.sub(r"\A<!-- needs: .* -->\n", "", markdown)

@@ -24,7 +24,7 @@ from aotc.lowering.regions.custom_call import CustomCall
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import registered_call
-from aotc.vmfb.devices.cuda.device import gpu_obstacle
+from aotc.vmfb.devices.cuda.device import obstacle
 from aotc.vmfb.errors import CallError
 
 
@@ -93,7 +93,7 @@ def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Option
     KernelRefused
         If the replacement cannot be compiled.
     """
-    if gpu_obstacle({"target": target.name}):
+    if obstacle({"target": target.name}):
         return ""
     built = build_images([kernel], target, options)
     row = built.kernels[0].entry()

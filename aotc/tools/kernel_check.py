@@ -90,7 +90,7 @@ class CudaKernels:
 
     def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
         self._target = TARGETS[part["target"]]
-        self.obstacle = cuda_device.gpu_obstacle(dict(part))
+        self.obstacle = cuda_device.obstacle(dict(part))
         self._kernels: GpuKernels | None = None
         if not self.obstacle:
             self._kernels = GpuKernels(opened.where, rows, images(opened, {**part, "kernels": rows}))

@@ -35,9 +35,9 @@ def command(
     count = len(opened.manifest["segments"])
     if missing := _obstacle(opened.manifest["variants"]):
         if trusted_key:
-            from aotc.tools.sign import signature_approval
+            from aotc.tools.sign import approval
 
-            signature_approval(trusted_key)(opened)
+            approval(trusted_key)(opened)
         check_bundle(bundle.read_bytes())
         print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
         return

@@ -30,7 +30,7 @@ def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
     return int(major), int(minor), alone or kind
 
 
-def gpu_obstacle(variant: dict[str, Any]) -> str:
+def obstacle(variant: dict[str, Any]) -> str:
     """Return the reason why no GPU of this machine can run the variant, or an empty string."""
     missing = cuda_driver.missing()
     if missing:
