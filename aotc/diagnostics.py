@@ -20,6 +20,8 @@ class Loc:
     ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name
     stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41``);
     ``library`` is the line of an installed package that it called, if any.
+    ``inlined`` is the location inside the function that a call was replaced
+    by, for those who look up an op of the model; locations compare without it.
     """
 
     path: str = ""
@@ -28,6 +30,7 @@ class Loc:
     name: str = ""
     source: str = ""
     library: str = ""
+    inlined: Loc | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return ``path:line:column``; unknown parts are left out."""
@@ -47,7 +50,7 @@ class Loc:
         absolute = self.name.startswith(JITTED) or not (self.name and call.name)
         name = self.name or call.name if absolute else f"{call.name}/{self.name}"
         own = self if self.source else call
-        return Loc(self.path, self.line, self.column, name, own.source, own.library)
+        return Loc(self.path, self.line, self.column, name, own.source, own.library, self.inlined or self)
 
 
 UNKNOWN = Loc()

@@ -192,6 +192,7 @@ def _report(
 
 def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
     """Return the op of the model that the tensor op at ``loc`` came from: the same location, else an equal one."""
+    loc = loc.inlined or loc
     if id(loc) in places:
         return places[id(loc)]
     same = [e for e in entries if e.loc == loc]

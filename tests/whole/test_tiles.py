@@ -264,7 +264,7 @@ def test_windows_begin_before_their_convolution_has_ended(layout, monkeypatch):
 def test_parts_of_items_are_told(of_any_length, tmp_path):
     bundle = tmp_path / "model.vmfb"
     bundle.write_bytes(of_any_length())
-    said = CliRunner().invoke(app, ["inspect", str(bundle)]).output
+    said = CliRunner().invoke(app, ["inspect", "--all", str(bundle)]).output
     assert "for each part of its items the same part, and a halo of 0" in " ".join(said.split())
     halos = [row.halos for row in explain_schedule(open_bundle(bundle), sizes={"n": 8, "m": 9000}).rows]
     assert halos == [{}, {0: 0}]

@@ -22,7 +22,7 @@ AOTC = {
         "aotc.vmfb.errors", "aotc.vmfb.host", "aotc.vmfb.host.digests",
         "aotc.vmfb.host.interruption", "aotc.vmfb.host.locks", "aotc.vmfb.host.logical_devices",
         "aotc.vmfb.host.machine", "aotc.vmfb.memory.mapped_file", "aotc.vmfb.host.release",
-        "aotc.vmfb.host.shutdown", "aotc.vmfb.isa", "aotc.vmfb.limits", "aotc.vmfb.manifest",
+        "aotc.vmfb.host.shutdown", "aotc.vmfb.isa", "aotc.vmfb.limits", "aotc.vmfb.log", "aotc.vmfb.manifest",
         "aotc.vmfb.memory", "aotc.vmfb.memory.arena", "aotc.vmfb.memory.pointers",
         "aotc.vmfb.memory.result_pool", "aotc.vmfb.module", "aotc.vmfb.plan",
         "aotc.vmfb.public_names", "aotc.vmfb.results", "aotc.vmfb.trees",
