@@ -18,8 +18,8 @@ pytestmark = pytest.mark.cpu
 SCRIPT = """
 from aotc.kernels import numba_aot
 from aotc.kernels.cpu.executor.compile import compile_executor
-from aotc.targets import host
-print(compile_executor(host())[:4] == b"\\x7fELF", numba_aot._context.cache_info().currsize)
+from aotc.targets import host_target
+print(compile_executor(host_target())[:4] == b"\\x7fELF", numba_aot._context.cache_info().currsize)
 """
 
 

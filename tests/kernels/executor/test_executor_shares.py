@@ -14,7 +14,7 @@ import pytest
 from kernels.executor.test_executor import MOST, STRIDE, Command, Executor, Trace, aligned, graph, pointer, random_graph
 
 from aotc.kernels.cpu.executor import concurrent_calls as executor_shares
-from aotc.kernels.cpu.executor import threads as executor_workers
+from aotc.kernels.cpu.executor import worker_threads as executor_workers
 from aotc.kernels.cpu.executor.words import (
     ALIVE,
     FIRST_RUN,
