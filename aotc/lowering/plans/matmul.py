@@ -141,14 +141,10 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if form is None or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny((m, n), k))):
         return "loops"
-    few = THIN_ROWS.holds(m) and (reads_operand_once(m) or form.unit not in target.matrices)
+    once = reads_operand_once(m)
+    few = THIN_ROWS.holds(m) and (once or form.unit not in target.matrices)
     thin = few and form != I8_QUADS and product(result.shape) != 0
-    if (
-        op.attrs["rhs_transposed"]
-        and form != I8_QUADS
-        and reads_operand_once(m)
-        and not (form == BF16_PAIRS and constant)
-    ):
+    if op.attrs["rhs_transposed"] and form != I8_QUADS and once and not (form == BF16_PAIRS and constant):
         return "dots"
     sums = not op.attrs["rhs_transposed"] and thin
     if is_tiny(result.shape, k):
@@ -161,7 +157,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     quick = k % form.group == 0 or form.unit in target.matrices
     pairs = form == BF16_PAIRS and quick  # instructions on pairs of bf16 gain more than packing costs
     near = IN_PLACE_ELEMENTS.holds(k * n)
-    if by_rows and not constant and near and (reads_operand_once(m) or not pairs):
+    if by_rows and not constant and near and (once or not pairs):
         return "in_place"
     if sums and (not constant or is_mostly_padding(op, form, target)):
         return "sums"
