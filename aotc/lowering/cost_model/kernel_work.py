@@ -23,6 +23,7 @@ from aotc.ir.loop.ir import (
     ExternalCall,
     For,
     If,
+    Index,
     Kernel,
     Let,
     Load,
@@ -184,6 +185,7 @@ class _Counter:
     work: KernelWork = field(default_factory=KernelWork)
     touched: dict[str, float] = field(default_factory=dict)  # bytes accessed, by buffer
     data: dict[str, str] = field(default_factory=dict)  # names loaded from memory, with the loop in which they vary
+    fixed: set[str] = field(default_factory=set)  # those of them that are the same in the whole kernel
     tiles: float = 0.0  # cost of an operation of the kernel's tiles, relative to one of f32 tiles
 
     def bytes_of(self, buffer: Buffer) -> float:
@@ -222,6 +224,8 @@ class _Counter:
                 inner = scalars_in([value])
                 if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in inner):
                     self.data[var.name] = loop.var if loop and self.varies(value, loop.var) else ""
+                    if all(self.is_fixed(part) for part in inner):
+                        self.fixed.add(var.name)
                 self.scalars([value], times, loop)
             case Store(buffer=buffer, index=index):
                 self.scalars(operands(stmt), times, loop)
@@ -241,6 +245,14 @@ class _Counter:
             return self.bytes_of(tile.b)
         terms = prod(number(extent, self.values) for extent, _, _ in tile.levels) * tile.form.group
         return times * terms * tile.cols * size_of(tile.b.dtype)
+
+    def is_fixed(self, part: Scalar) -> bool:
+        """Return True if a part of a scalar is the same wherever the kernel computes it."""
+        if isinstance(part, Load):
+            return part.buffer.space == "global" and not any(symbols(e) for e in part.index)
+        if isinstance(part, Var):
+            return part.name in self.fixed
+        return not isinstance(part, Index) or not symbols(part.expr)
 
     def varies(self, value: Scalar, var: str) -> bool:
         """Return True if ``value`` differs between iterations of the loop over ``var``."""
@@ -318,7 +330,7 @@ class _Counter:
         """
         size = size_of(buffer.dtype)
         names = {s.name for e in index for s in symbols(e)} if self.data else set()
-        names = {name for name in names if self.data.get(name)}  # others stay the same in all loops
+        names -= self.fixed
         stride = self.stride(buffer, index, loop.var) if loop else 0.0
         if names:
             moved = loop is None or any(self.data.get(name) == loop.var for name in names)
