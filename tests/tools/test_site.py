@@ -68,7 +68,7 @@ def test_a_broken_link_fails(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[gone](gone.md)")
     config = tmp_path / "mkdocs.yml"
-    settings = (ROOT / "mkdocs.yml").read_text().partition("nav:")[0]
+    settings = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
     config.write_text(settings.replace("hooks: [docs/make_site.py]", ""))
     done = build(config, tmp_path / "site")
     assert done.returncode != 0
