@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from html import escape
 
 from aotc.display.document import Block, Document, Line, Table
 from aotc.display.text import render_text
 
 
-class Shown:
+class Shown(ABC):
     """A result with a document; ``print`` displays it as the command line does, a notebook as HTML."""
 
     __slots__ = ()
 
+    @abstractmethod
     def document(self) -> Document:
         """Return the result as a document."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return render_text(self.document())

@@ -13,8 +13,8 @@ PIPE_COLUMNS = 80
 # Minimum width of columns that fold within names while optional columns remain, and after these are left out: lines of
 # fewer characters are harder to read than a table without its least important column.
 FOLDED, NARROW = 16, 8
-# Columns of at most so many characters do not fold where leaving out a minor column suffices, one of a priority number
-# of at least MINOR: a table whose rows are all two lines is harder to read.
+# A column of at most SHORT characters stays on one line if leaving out a minor column makes room; minor columns have a
+# priority number of at least MINOR. A table in which each row takes two lines is harder to read.
 SHORT, MINOR = 24, 3
 # Length of a name without separators that is displayed whole if columns could otherwise not fit.
 LONGEST_PIECE = 12

@@ -82,7 +82,7 @@ def _is_installed(file: str) -> bool:
 def _inside(name: str, frames: Sequence[_Frame]) -> list[str]:
     """Return the functions of the frames inside of the traced function, the innermost first.
 
-    Frames of a function that JAX lowered as one of its own begin there.
+    If JAX lowered a function separately, its frames begin at that function.
     """
     traced = name.partition("/")[0]
     if not traced.startswith(JITTED):
@@ -99,7 +99,7 @@ def _with_layers(name: str, functions: Sequence[str]) -> str:
     """Return a name stack with the classes of the layers that were called, if it lacks the names of layers.
 
     Flax's NNX has no name scopes: the frames ``NN.__call__`` and ``Linear.__call__`` stand for ``NN/Linear``. Equinox's
-    are of its own classes only, with dots, as ``eqx.nn.Linear``.
+    name only the classes of Equinox itself, with dots, as ``eqx.nn.Linear``.
     """
     scopes = scope_of(name)
     layers = [match[1] for function in reversed(functions) if (match := _LAYER.fullmatch(function))]

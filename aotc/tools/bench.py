@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -17,7 +18,7 @@ from aotc.display.document import Block, Column, Document, Line, table
 from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import size_text, time_text
-from aotc.tools.sample_arguments import make_values
+from aotc.tools.sample_arguments import sample_call
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.profile.latency import (
@@ -230,7 +231,7 @@ def bench(
     inputs : sequence of arrays
         The first arguments, flat; the others are random values.
     sizes : mapping of str to int
-        Sizes of symbolic dims of the random values; others are 1.
+        Sizes of symbolic dims of the random values; others are 16.
     **settings
         Fields of :class:`BenchSettings`.
 
@@ -243,20 +244,15 @@ def bench(
     BundleError
         If a bundle cannot be loaded.
     CallError
-        If the arguments do not fit.
+        If there is no such function, or the arguments do not fit.
     """
-
-    def bind(module: LoadedModule) -> tuple[str, list[Any]]:
-        name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
-        rows = module.functions[name].signature.arguments if name in module.functions else []
-        return name, [*inputs, *make_values(rows[len(inputs) :], sizes, True, 0)]
-
     with TemporaryDirectory() as folder:
         paths = []
         for number, source in enumerate([bundle] if against is None else [bundle, against]):
             paths.append(Path(folder, f"bundle{number}.vmfb") if isinstance(source, bytes) else Path(source))
             if isinstance(source, bytes):
                 paths[-1].write_bytes(source)
+        bind = partial(sample_call, function=function, inputs=inputs, sizes=sizes)
         return measure(paths, bind, replace(BenchSettings(), **settings))
 
 

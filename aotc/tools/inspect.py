@@ -16,7 +16,7 @@ from aotc.display.shown import Shown
 from aotc.display.units import bytes_text, count_text, size_text, time_text
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
 from aotc.tools.explain.schedule import explain_schedule
-from aotc.vmfb.arguments import Signature, TensorSpec, spec_of
+from aotc.vmfb.arguments import Signature, TensorSpec, dim_names, spec_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
@@ -319,15 +319,9 @@ def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str,
         count = sum(row.runs for row in rows)
         is_measured = all(row.measured is not None for row in rows)
         found.append(KernelTime(kernel, rows[0].loc, count, ns / 1e9, ns / total, rows[0].bound, is_measured))
-    dims = sorted(_symbols(opened.manifest["functions"][name]["arguments"]))
+    dims = sorted(dim_names(opened.manifest["functions"][name]["arguments"]))
     sizes = f" for {', '.join(f'{dim}={UNKNOWN_SIZE.value}' for dim in dims)} (assumed)" if dims else ""
     return name + sizes, tuple(sorted(found, key=lambda k: -k.seconds))
-
-
-def _symbols(arguments: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names in the dims of arguments."""
-    dims = (dim for row in arguments for dim in row["dims"] if isinstance(dim, str))
-    return {name for dim in dims for name in re.findall(r"[A-Za-z_]\w*", dim)} - {"max", "min", "mod", "floordiv"}
 
 
 # ---------------------------------------------------------------- the summary of a variant

@@ -13,8 +13,7 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.schedule import measured_on
-from aotc.tools.sample_arguments import make_values
-from aotc.vmfb.api.choose_function import choose_function
+from aotc.tools.sample_arguments import sample_call
 from aotc.vmfb.module import load
 from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, places_of, times_by_place
 from aotc.vmfb.profile.roofline import roof_of
@@ -180,7 +179,5 @@ def profile(
     """
     source = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
     module = load(source, devices=devices, threads=1, copy=True)
-    name = choose_function(module.functions, function, module.name)
-    rows = module.functions[name].signature.arguments
-    values = [*inputs, *make_values(rows[len(inputs) :], sizes, True, 0)]
+    name, values = sample_call(module, function, inputs, sizes)
     return profile_of(module.profile(name, *values, repeat=repeat))

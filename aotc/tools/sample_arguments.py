@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
+from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 
 _OPERATORS: dict[type, Any] = {
@@ -47,6 +49,21 @@ def make_values(
             _random(generator, shape, argument["dtype"]) if random else np.zeros(shape, to_numpy(argument["dtype"]))
         )
     return found
+
+
+def sample_call(
+    module: LoadedModule, function: str, inputs: Sequence[Any], sizes: Mapping[str, int]
+) -> tuple[str, list[Any]]:
+    """Return the name of a function of a module, and its arguments: ``inputs``, then random values.
+
+    Raises
+    ------
+    CallError
+        If there is no such function.
+    """
+    name = choose_function(module.functions, function, module.name)
+    rows = module.functions[name].signature.arguments
+    return name, [*inputs, *make_values(rows[len(inputs) :], sizes, True, 0)]
 
 
 def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -247,6 +248,15 @@ class TensorSpec(NamedTuple):
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         return f"{name}{type_text(self.dtype, self.shape)}" + (f" on {self.device}" if self.device else "")
+
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the symbols in the dims of arguments, the first one first."""
+    names = (name for row in rows for dim in row["dims"] if isinstance(dim, str) for name in _NAME.findall(dim))
+    return [name for name in dict.fromkeys(names) if name not in ("max", "min")]
 
 
 def spec_of(row: Mapping[str, Any]) -> TensorSpec:

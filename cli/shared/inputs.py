@@ -21,6 +21,7 @@ import numpy as np
 
 from aotc.tools.sample_arguments import array_shape
 from aotc.tools.sample_arguments import make_values as make_values
+from aotc.vmfb.arguments import dim_names
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
@@ -193,7 +194,7 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     CallError
         If a text cannot be parsed, or names a dim that ``arguments`` do not have.
     """
-    known = {name for a in arguments for name in _names_in(a["dims"])}
+    known = dim_names(arguments)
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -223,8 +224,7 @@ def chosen_sizes(
         for dim, size in zip(argument["dims"], np.shape(value)):
             if isinstance(dim, str) and dim.isidentifier():
                 sizes.setdefault(dim, size)
-    names = dict.fromkeys(name for a in arguments[len(values) :] for name in _names_in(a["dims"]))
-    assumed = {name: ASSUMED_SIZE for name in names if name not in sizes}
+    assumed = {name: ASSUMED_SIZE for name in dim_names(arguments[len(values) :]) if name not in sizes}
     print_assumed(assumed)
     return {**sizes, **assumed}
 
@@ -234,12 +234,6 @@ def print_assumed(sizes: Mapping[str, int]) -> None:
     if sizes:
         text, first = ", ".join(f"{name}={size}" for name, size in sizes.items()), next(iter(sizes))
         print(f"{text} assumed; --dim {first}=... is another size", file=sys.stderr)
-
-
-def _names_in(dims: Sequence[int | str]) -> list[str]:
-    """Return the names of symbols in dims."""
-    found = (name for dim in dims for name in re.findall(r"[A-Za-z_]\w*", str(dim)))
-    return [name for name in found if name not in ("max", "min")]
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:

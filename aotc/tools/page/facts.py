@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +16,7 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
+from aotc.vmfb.arguments import dim_names
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble, kernel_ranges
@@ -54,7 +54,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
 def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts of a call that depend on its sizes."""
     texts = _texts(opened)
-    names = _dim_names(opened, function)
+    names = sorted(dim_names(opened.manifest["functions"][function]["arguments"]))
     schedule = explain_schedule(opened, function, sizes)
     memory = explain_memory(opened, function, sizes)
     steps = []
@@ -72,13 +72,6 @@ def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> d
         "memory": {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas),
                    "rows": [asdict(row) for row in memory.rows]},
     }  # fmt: skip
-
-
-def _dim_names(opened: OpenedBundle, function: str) -> list[str]:
-    arguments = opened.manifest["functions"][function]["arguments"]
-    dims = [str(dim) for argument in arguments for dim in argument["dims"]]
-    found = {node.id for dim in dims for node in ast.walk(ast.parse(dim, mode="eval")) if isinstance(node, ast.Name)}
-    return sorted(found - {"max", "min"})
 
 
 def _choices(opened: OpenedBundle, function: str, assumed: Mapping[str, int]) -> list[dict[str, Any]]:

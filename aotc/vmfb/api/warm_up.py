@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.arguments import type_text
+from aotc.vmfb.arguments import dim_names, type_text
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.profile.trace import evaluate
@@ -49,9 +49,7 @@ def _are_sizes(row: Any) -> bool:
 
 def _symbols(module: RuntimeModule, name: str) -> set[str]:
     """Return the symbols in the dims of a function's arguments."""
-    dims = [d for row in module.loaded(name).signature.arguments for d in row["dims"] if isinstance(d, str)]
-    names = {node.id for d in dims for node in ast.walk(ast.parse(d, mode="eval")) if isinstance(node, ast.Name)}
-    return names - {"max", "min"}
+    return set(dim_names(module.loaded(name).signature.arguments))
 
 
 def _call(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
