@@ -180,7 +180,7 @@ def test_a_dtype_that_is_no_text():
 
 
 @pytest.mark.ir
-@pytest.mark.parametrize("place", ["check_functions", "choose", "LoadedModule", "open_bundle"])
+@pytest.mark.parametrize("place", ["check_functions", "choose_variant", "LoadedModule", "open_bundle"])
 def test_a_loader_that_breaks_says_which_bundle(place, monkeypatch, tmp_path):
     def broken(*args):
         raise KeyError("planted")
