@@ -50,6 +50,7 @@ from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
+from aotc.lowering.passes.fold_reduce_scatter import fold_reduce_scatter
 from aotc.lowering.passes.fuse.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.passes.gather_panels import gather_panels
@@ -123,6 +124,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(inline, required=True, establishes=invariants.removed_by(inline)),
     Pass(hoist_checks, required=True, establishes=invariants.checks_are_outside),
     Pass(specialize, required=True, establishes=invariants.copies_are_complete),
+    Pass(fold_reduce_scatter),
     Pass(lower_collectives, required=True, establishes=invariants.removed_by(lower_collectives)),
     Pass(canonicalize),
     Pass(cse),
@@ -174,6 +176,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
     (lower_collectives, fuse, _NO_LOWERING),
+    (fold_reduce_scatter, lower_collectives, "what sums over ranks is a call by then"),
     (licm, isolate_devices, "what does not change in a loop would be moved to another device in each iteration"),
     (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
     (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),
@@ -287,7 +290,7 @@ def checked_options(
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     args: Mapping[str, Sequence[Any]] | None = None, output: str | os.PathLike[str] | None = None,
-    **flags: Unpack[OptionKeywords],
+    mesh: Any = None, in_shardings: Any = None, out_shardings: Any = None, **flags: Unpack[OptionKeywords],
 ) -> Bundle:  # fmt: skip
     """Compile a model and return a bundle.
 
@@ -307,6 +310,11 @@ def compile(
         The examples of several models, by name.
     output : path, optional
         File to write the bundle to as well: ``aotc.compile(f, x, output="f.vmfb")``.
+    mesh : mapping of str to int, jax.sharding.Mesh or AbstractMesh, optional
+        The mesh of a function that several ranks run, as ``{"data": 2, "model": 4}``; a function whose own shardings
+        name a mesh needs none. See ``docs/sharding.md``.
+    in_shardings, out_shardings : pytree of PartitionSpec, optional
+        As in ``jax.jit``.
 
     Returns
     -------
@@ -330,11 +338,23 @@ def compile(
             from aotc.frontend.mlir import lines_shown
             from aotc.frontend.several_models import fetch_any
         begin_stage(chosen, "reading the model")
+        if mesh is not None or in_shardings is not None or out_shardings is not None:
+            model = _on_mesh(model, mesh, in_shardings, out_shardings)
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             made = Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
     if output is not None:
         made.save(output)
     return made
+
+
+def _on_mesh(model: Any, mesh: Any, in_shardings: Any, out_shardings: Any) -> Any:
+    """Return the function, or each of several, for the mesh; shardings of several are by name."""
+    from aotc.frontend.partition.meshes import function_on_mesh
+
+    if not isinstance(model, Mapping):
+        return function_on_mesh(model, mesh, in_shardings, out_shardings)
+    ins, outs = in_shardings or {}, out_shardings or {}
+    return {name: function_on_mesh(one, mesh, ins.get(name), outs.get(name)) for name, one in model.items()}
 
 
 # Seconds of compilation from which a bundle is cached on disk. A bundle that compiles faster is not worth a file.

@@ -168,6 +168,7 @@ def _written(
         "name": _name_of(module, variants),
         "functions": functions,
         "symbols": sorted(dims),
+        **({"mesh": ranks["mesh"]} if (ranks := main.attrs.get("ranks")) else {}),
         "variants": entries,
         **more,
     }

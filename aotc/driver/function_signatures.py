@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from aotc.diagnostics import AotcWarning
-from aotc.ir.dims.algebra import Expr
+from aotc.ir.dims.algebra import Expr, static
 from aotc.ir.tensor.ir import Function, TensorType
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.emit_program import Program
 from aotc.vmfb.module import LoadedModule
+from aotc.vmfb.ranks.layout import mesh_of, whole_shape
 from aotc.vmfb.trees import mark_unused
 
 
@@ -31,16 +32,22 @@ def signature(
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
     donated = f.attrs.get("donated", ())
+    ranks = f.attrs.get("ranks")
     in_tree = f.attrs.get("in_tree")
     if in_tree is not None and "kept" in f.attrs:
         in_tree = mark_unused(in_tree, f.attrs["kept"])
     return {
         "arguments": [
-            {**_value(name, v.type, homes.get("arguments"), n), "donated": n in taken, "donatable": n in donated}
+            {
+                **_value(name, v.type, homes.get("arguments"), n),
+                **_layout(v.type, ranks, "arguments", n),
+                "donated": n in taken,
+                "donatable": n in donated,
+            }
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
         "results": [
-            _value(name, v.type, homes.get("results"), n)
+            {**_value(name, v.type, homes.get("results"), n), **_layout(v.type, ranks, "results", n)}
             for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
         ],
         "in_tree": in_tree,
@@ -56,6 +63,15 @@ def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: 
         "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
         **({"device": devices[number]} if devices else {}),
     }
+
+
+def _layout(type_: TensorType, ranks: Mapping[str, Any] | None, kind: str, number: int) -> dict[str, Any]:
+    """Return the fields of an argument or result that is cut over a mesh: the axes of each dim, and the whole shape."""
+    if ranks is None or not any(ranks[kind][number]):
+        return {}
+    layout = ranks[kind][number]
+    whole = whole_shape(mesh_of(ranks["mesh"]), layout, [static(d) for d in type_.shape])
+    return {"layout": [list(axes) for axes in layout], "whole": list(whole)}
 
 
 def program_entry(program: Program) -> dict[str, Any]:

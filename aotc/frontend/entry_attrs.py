@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import Loc
 from aotc.frontend.affinity import affinity_of, stated_affinity
 from aotc.frontend.mlir_types import discardable_integer, is_token, leaf_types
+from aotc.vmfb.ranks.layout import layout_of, mesh_of
 
 _HEAD = re.compile(r"args\[(\d+)\]|kwargs\['\w+'\]")
 _WRAPPED = "_wrapped_jax_export_main"  # jax.export's name of a function with symbolic dims, which runs after its checks
@@ -53,6 +54,7 @@ def entry_attrs(
         **({"arg_places": places} if places != names else {}),
         **({"parameters": parameters} if any(parameters) else {}),
         **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
+        **({"ranks": ranks_attr(metadata["ranks"])} if metadata.get("ranks") else {}),
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree(in_trees),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
@@ -63,6 +65,12 @@ def entry_attrs(
         "kept": kept,
         "affinity": argument_affinities(function, devices, loc),
     }
+
+
+def ranks_attr(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attribute ``ranks`` of a function: the mesh, and the layout of each argument and result."""
+    layouts = {key: tuple(layout_of(row) for row in entry[key]) for key in ("arguments", "results")}
+    return {"mesh": mesh_of(entry["mesh"]).entry(), **layouts}
 
 
 def _named_leaves(

@@ -22,6 +22,8 @@ NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).p
 def spec(leaf: Any) -> Any:
     """Return the tracing spec of an example argument: shape and dtype, or the number itself, which has no dtype yet.
 
+    An array on several devices keeps its sharding.
+
     Raises
     ------
     CompileError
@@ -38,7 +40,10 @@ def spec(leaf: Any) -> Any:
     if _is_key(value):
         return jax.ShapeDtypeStruct(value.shape, value.dtype)
     weak = bool(getattr(value, "weak_type", False))
-    return jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), weak_type=weak)
+    placed = getattr(value, "sharding", None)
+    sharding = placed if isinstance(placed, jax.sharding.NamedSharding) and placed.num_devices > 1 else None
+    dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+    return jax.ShapeDtypeStruct(value.shape, dtype, weak_type=weak, sharding=sharding)
 
 
 def _is_key(value: Any) -> bool:

@@ -33,6 +33,7 @@ from aotc.ir.tensor.ir import Function, Module, Region, Requirement, TensorType,
 from aotc.options import DROP, Options
 from aotc.support.recursion_limit import deeper_recursion
 from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.ranks.layout import mesh_of
 
 _TERMINATORS = frozenset({
     "func.return", "stablehlo.return", "sdy.return", "scf.yield", "scf.condition", "shape.assuming_yield",
@@ -121,6 +122,7 @@ def import_module(
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
             devices=chosen.devices, default_device=chosen.default_device, places={} if journal is None else None,
+            ranks=_number_of_ranks(known, path),
         )  # fmt: skip
 
     first_session = session_of()
@@ -139,6 +141,15 @@ def import_module(
     if session.findings and journal is None:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
+
+
+def _number_of_ranks(metadata: Mapping[str, Any], path: str) -> int:
+    """Return the size of the mesh that the program is partitioned for; 0 without one."""
+    meshes = [m["ranks"]["mesh"] for m in metadata.get("entries", {"": metadata}).values() if m.get("ranks")]
+    if any(mesh != meshes[0] for mesh in meshes):
+        found = " and ".join(str(mesh_of(mesh)) for mesh in meshes)
+        raise CompileError.at(Loc(path), f"the functions are for different meshes: {found}", hint="one mesh for all")
+    return mesh_of(meshes[0]).size if meshes else 0
 
 
 def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes) -> Function:

@@ -26,7 +26,6 @@ from aotc.frontend.checked_errors import checks_of_results
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
 from aotc.frontend.hidden_ops import hide_ops
 from aotc.frontend.host_callbacks import recording_rules, records_of
-from aotc.frontend.platforms import ONE_DEVICE
 
 _NO_EXPORT = "jax.export cannot export the function"
 _ANY_CALL = "ALL"  # the importer decides on custom calls without JAX's stability guarantee
@@ -57,7 +56,7 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
     ------
     CompileError
         If the function raises or JAX cannot export it (the location is the line in the user's source, the cause the
-            exception), or if the program is for several devices.
+            exception).
     """
     match model:
         case jax.stages.Compiled():
@@ -85,14 +84,14 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
 
 
 def from_exported(exported: jax.export.Exported) -> JaxProgram:
-    """Return the program of an export for one device."""
-    _check_devices(exported.nr_devices)
+    """Return the program of an export."""
     leaves, kept = exported.in_tree.num_leaves, list(exported.module_kept_var_idx)
     if kept != sorted({*kept} & {*range(leaves)}) or len(exported.in_avals) != leaves:
         message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
         raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
-    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks})
+    metadata = {**from_jax.metadata(exported), "checks": checks, "devices": exported.nr_devices}
+    return JaxProgram(exported.mlir_module_serialized, metadata)
 
 
 def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -179,7 +178,10 @@ def _from_traced(traced: Any) -> JaxProgram:
         whole._params = {**whole._params, "keep_unused": True}
     if _is_plain(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
-        return _from_lowered(_TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",)))
+        lowered = _TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",))
+        if lowered._lowering.compile_args.get("num_devices", 1) > 1:  # XLA partitions the ops of JAX's own rules
+            lowered = whole.lower(_private_parameters=parameters, lowering_platforms=("cpu",))
+        return _from_lowered(lowered)
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
@@ -213,7 +215,6 @@ def _is_complex(jaxpr: Any) -> bool:
 
 def _from_lowered(lowered: Any) -> JaxProgram:
     known = lowered._lowering.compile_args
-    _check_devices(known.get("num_devices", 1))
     dims = known.get("shape_poly_state")
     if dims is not None and len(dims.dim_vars) > dims.has_platform_index_argument:
         hint = "f.trace(*args) in place of f.lower(*args), or f itself with example arguments"
@@ -225,13 +226,9 @@ def _from_lowered(lowered: Any) -> JaxProgram:
         "platforms": list(getattr(lowered._lowering, "_platforms", None) or ("cpu",)),
         "callbacks": records_of(known.get("host_callbacks", ())),
         "checks": checks_of_results(lowered.out_tree, known.get("global_out_avals")),
+        "devices": known.get("num_devices", 1),
     }
     return JaxProgram(jax_mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")), metadata)
-
-
-def _check_devices(count: int) -> None:
-    if count > 1:
-        raise CompileError.at(Loc(), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
 
 
 def _own_line(error: Exception) -> Loc:

@@ -103,7 +103,47 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         If a file cannot be read, if JAX cannot export the function, or if the function raises.
     """
     with guard("while reading the model", Options()):
-        return _fetch(source, example_args, example_kwargs)
+        return _of_one_rank(_fetch(source, example_args, example_kwargs))
+
+
+# The number of partitions that a text states.
+_PARTITIONS = re.compile(rb"mhlo\.num_partitions = (\d+)")
+
+
+def _of_one_rank(raw: RawModel) -> RawModel:
+    """Return the program of one rank of a model for several devices; any other model as it is."""
+    if "ranks" in raw.metadata or not _is_for_several(raw):
+        return raw
+    from aotc.frontend.partition.partition import partitioned  # only for models for several devices
+
+    with make_context():
+        try:
+            module = parse_model(raw.code)
+            upgrade_module(module)
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, raw.data, raw.path)) from None
+        data, ranks = partitioned(module, raw.path)
+    kept = {key: value for key, value in raw.metadata.items() if key != "devices"}
+    return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
+
+
+def _is_for_several(raw: RawModel) -> bool:
+    """Return True if a model states more than one partition; bytecode is parsed if it may."""
+    if "devices" in raw.metadata:
+        return raw.metadata["devices"] > 1
+    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
+    if not data.startswith(_BYTECODE_MAGIC):
+        found = _PARTITIONS.search(data)
+        return found is not None and int(found[1]) > 1 and _has_shardings(data)
+    if b"num_partitions" not in data or not _has_shardings(data):
+        return False
+    with make_context():
+        attributes = parse_model(raw.code).operation.attributes
+        return discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(raw.path)) > 1
+
+
+def _has_shardings(data: bytes) -> bool:
+    return b"sdy" in data or b"mhlo.sharding" in data
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
@@ -192,7 +232,8 @@ def read_source(
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         if parsed:
             parsed(module)
-        _check_partitions(module, raw.path)
+        if "ranks" not in raw.metadata:
+            _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         try:
             convert_mhlo(module, raw.path)

@@ -85,6 +85,8 @@ class ImportSession:
         Records every op, and distinguishes ops by their locations; without it, ops with equal locations share an entry
         of
         ``places``.
+    ranks : int
+        Number of ranks that run the program, which is one rank's; 0 if it is for one device.
     quantized : bool
         A quantized type has occurred.
     quantized_as : str
@@ -102,6 +104,7 @@ class ImportSession:
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     places: dict[ir.Attribute, Loc] | None = None
+    ranks: int = 0
     quantized_as: str = "storage"
     quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)

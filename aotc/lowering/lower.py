@@ -14,6 +14,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
+from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.opset import FREE
 from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, split_at_host_reads
 from aotc.ir.program.ir import walk as walk_steps
@@ -363,7 +364,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
 
 def _registered(call: CustomCall) -> CustomCall:
     """Return ``call``; raise a CompileError with a hint if its function is not registered."""
-    if registered_call(call.name) is None:
+    if registered_call(call.name) is None and not call.name.startswith(RANK_CALL):
         raise CompileError.at(
             call.loc,
             f"custom call @{call.name} is not known",

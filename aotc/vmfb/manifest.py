@@ -7,7 +7,9 @@ from typing import Any
 
 from aotc.vmfb.verify.schema import ANY, NONE, problems, schema_acceptor
 
-_VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
+_VALUE = {
+    "name": str, "dtype": str, "dims": [(int, str)], "device?": str, "layout?": [[str]], "whole?": [int]
+}  # fmt: skip
 
 _EXTERNAL = {
     "file": str,
@@ -133,6 +135,7 @@ SCHEMA: dict[Any, Any] = {
         }
     },
     "symbols": [str],
+    "mesh?": {"axes": [[ANY]], "devices?": [int]},
     "about?": {str: str},
     "variants": [_VARIANT],
     "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],

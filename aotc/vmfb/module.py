@@ -12,6 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from aotc.vmfb.api.entry import Closed, Entry, PickledModule
+from aotc.vmfb.api.module_ranks import RankedModule
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
     from aotc.vmfb.interfaces import Executable, RuntimeFunction
     from aotc.vmfb.profile.recording import CallRecording
+    from aotc.vmfb.ranks.layout import Mesh
+    from aotc.vmfb.ranks.link import Link
+    from aotc.vmfb.ranks.member import Member
+    from aotc.vmfb.ranks.ranks import Ranks
     from aotc.vmfb.submit.call import SubmittedCall
     from aotc.vmfb.submit.fence import Fence
 
@@ -64,7 +69,7 @@ def load(
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None, untrusted: bool = False,
     memory_limit: int | str | None = None, max_in_flight: int | None = None, timeout: float | None = None,
     weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    warm: bool | Mapping[str, int] | Sequence[Mapping[str, int]] = False,
+    warm: bool | Mapping[str, int] | Sequence[Mapping[str, int]] = False, ranks: Ranks | Link | None = None,
 ) -> LoadedModule:  # fmt: skip
     """Load a bundle.
 
@@ -100,6 +105,9 @@ def load(
     warm : bool, mapping or sequence of mapping
         Call each function with zeros now, so that the first call is as fast as later ones: True for functions without
         symbolic dims, else their sizes: ``[{"b": 1}, {"b": 8}]``.
+    ranks : Ranks, optional
+        Which rank this process is, for a bundle that several ranks run (``docs/sharding.md``); by default as torchrun,
+        MPI or Slurm say.
 
     Raises
     ------
@@ -109,7 +117,7 @@ def load(
     with bundle_errors(source):
         calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights)
+        module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights, ranks)
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
     module.again = PickledModule(_unpickle, bundle.path, (*asked, max_in_flight, timeout, weights))
     if warm:
@@ -151,6 +159,7 @@ def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits 
 def _load(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None, weights: Any,
+    ranks: Ranks | Link | None,
 ) -> LoadedModule:  # fmt: skip
     start = perf_counter()
     if verify:
@@ -161,6 +170,12 @@ def _load(
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
     where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
+    member = None
+    if "mesh" in bundle.manifest or ranks is not None:
+        from aotc.vmfb.ranks.member import join  # only for bundles of several ranks
+
+        member = join(bundle, variant, ranks)
+        custom_calls = custom_calls if member is None else {**custom_calls, **member.functions}
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     if memory_limit is not None:
         from aotc.vmfb.host.byte_sizes import limit_memory  # only for modules with a limit
@@ -168,7 +183,7 @@ def _load(
         limit_memory(executable, memory_limit, bundle.where)
     if limits is not None:
         executable.limits = limits
-    module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
+    module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}", member)
     if verify:
         module.check_ahead()
     if weights is not None or bundle.manifest.get("weights"):
@@ -181,10 +196,11 @@ def _load(
 
 
 @public_names(
-    "async_", "bind", "close", "devices", "functions", "home", "inputs", "invoke", "name", "outputs", "profile", "put",
-    "signature", "state", "stats", "submit", "target", "trim", "update_weights", "weights",
+    "async_", "bind", "close", "devices", "functions", "gather", "home", "inputs", "invoke", "mesh", "name", "outputs",
+    "profile", "put", "rank", "shard", "signature", "state", "stats", "submit", "target", "trim", "update_weights",
+    "weights",
 )  # fmt: skip
-class LoadedModule(Keeping):
+class LoadedModule(Keeping, RankedModule):
     """A loaded bundle; its functions are attributes, and items: ``module.decode``, ``module["decode"]``.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only one) with pytrees and keyword names as
@@ -204,8 +220,9 @@ class LoadedModule(Keeping):
     _refuse_if_ending = staticmethod(refuse_if_ending)
 
     def __init__(
-        self, bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, devices: dict[str, str], home: str
-    ) -> None:
+        self, bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, devices: dict[str, str], home: str,
+        member: Member | None = None,
+    ) -> None:  # fmt: skip
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
         self.home = home
@@ -221,6 +238,11 @@ class LoadedModule(Keeping):
             from aotc.vmfb.api.limited import LimitedFunction
 
             self._functions = {name: LimitedFunction(f, limits) for name, f in self._functions.items()}
+        self._member = member
+        if member is not None:
+            from aotc.vmfb.ranks.member import RankFunction
+
+            self._functions = {name: RankFunction(f, member) for name, f in self._functions.items()}
         self.prepared: dict[str, Any] = variant.get("prepared", {})
         self.own_weights: OwnWeights | None = None
         self.again = PickledModule(_unpickle, None, ())
@@ -460,6 +482,8 @@ class LoadedModule(Keeping):
         for user in [*self.functions.values(), *self.dependents]:
             user.close()
         executable.trim()
+        if self._member is not None:
+            self._member.close()
 
     def __enter__(self) -> LoadedModule:
         return self

@@ -15,7 +15,7 @@ from aotc.ir.tensor.ir import TensorType
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
-_ONE_DEVICE = "export the function for one device; distributed programs are not supported yet"
+_ONE_DEVICE = "export the function for one device, or with shardings over a mesh of several"
 
 
 def _exchange(name: str, count: int) -> str:
@@ -45,11 +45,13 @@ def _replicas(op: Any) -> int:
 
 
 def _groups(state: State, op: Any, rows: Groups) -> Groups:
-    """Return the groups of processes that exchange data; if ``rows`` is empty, all replicas form one group."""
+    """Return the groups of processes that exchange data; if ``rows`` is empty, all replicas or ranks form one group."""
     if not all(rows):
         state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
     if rows:
         return rows
+    if state.session.ranks:
+        return (tuple(range(state.session.ranks)),)
     if (replicas := _replicas(op)) > _MOST_REPLICAS:
         state.fail(f"mhlo.num_replicas is {replicas}, expected at most {_MOST_REPLICAS}", hint="replica_groups")
     return (tuple(range(replicas)),)
@@ -73,7 +75,7 @@ def _collective(name: str, names: Mapping[str, str]) -> Importer:
 def _reduce_to_root(state: State, op: Any) -> None:
     """Import a reduction to the root of each group: the result is the operand, as a single process is its own root."""
     attrs = _attrs(state, op, {})
-    if group_size(attrs["groups"]) > 1:
+    if group_size(attrs["groups"]) > 1:  # of a rank's program, too: XLA's partitioner makes none
         state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
     regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
     operands = state.operands(op)[: len(op.results)]  # any further operands are the roots
@@ -89,7 +91,7 @@ def _broadcast(state: State, op: Any) -> None:
 
 
 def _permute(state: State, op: Any) -> None:
-    count = 1 if _channel(op) else _replicas(op)  # with a channel the ids are those of partitions
+    count = 1 if _channel(op) or state.session.ranks else _replicas(op)  # with a channel: ids of partitions
     if count > 1:
         state.fail(_exchange("collective_permute", count), hint=_ONE_DEVICE)
     attrs = {"pairs": _rows(state, op.attributes["source_target_pairs"]), "channel": _channel(op)}

@@ -15,6 +15,11 @@ from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, equal_s
 from aotc.ir.tensor.ir import TensorType
 
 GROUPED = ("groups", "channel", "global_ids")
+SAME_ON_ALL = frozenset({"all_reduce", "all_gather", "collective_broadcast"})
+"""Collectives whose result is the same on each rank of a group."""
+
+RANK_CALL = "aotc."
+"""Prefix of the custom calls that the runtime of a rank answers: ``aotc.all_reduce``, ``aotc.partition_id``."""
 
 
 def group_size(groups: tuple[tuple[int, ...], ...]) -> int:

@@ -1,6 +1,7 @@
-"""Replace collectives by their results in a program of a single process.
+"""Replace collectives by their results in a program of a single process, by calls of the runtime in that of a rank.
 
-Before: ``%1 = all_reduce %x {groups = ((0,),), ...}`` and ``%2 = partition_id``. After: ``%x`` and the constant 0.
+Before: ``%1 = all_reduce %x {groups = ((0,),), ...}`` and ``%2 = partition_id``. After: ``%x`` and the constant 0. The
+program of one of several ranks: see :mod:`aotc.lowering.passes.rank_calls`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from aotc.diagnostics import CompileError, Finding
 from aotc.ir.opset.collective import COLLECTIVES, other_processes
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
+from aotc.lowering.passes.rank_calls import with_rank_calls
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 
@@ -21,10 +23,16 @@ def lower_collectives(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If collectives need more than one process; the message names all of them.
+        If collectives need more than one process; the message names all of them. In the program of a rank: as
+        :func:`~aotc.lowering.passes.rank_calls.with_rank_calls`.
     """
     if not module.has(*COLLECTIVES):
         return module
+    if any("ranks" in function.attrs for function in module.functions.values()):
+        changed, serial = {}, 0
+        for name, function in module.functions.items():
+            changed[name], serial = with_rank_calls(function, serial)
+        return module.with_functions(changed)
     refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
     if refused:
         raise CompileError(refused)

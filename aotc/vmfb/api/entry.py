@@ -149,6 +149,30 @@ class Entry:
             self._check_count(results)
         return self._unflatten(iter(results))
 
+    def arguments_of(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the positional arguments of a call whose flat arrays are ``leaves``.
+
+        Raises
+        ------
+        CallError
+            If the function takes arguments by keyword.
+        """
+        tree = self.signature.in_tree
+        if tree is None:
+            return tuple(leaves)
+        args, kwargs = trees.unflattener(tree)(iter(leaves))
+        if kwargs:
+            raise CallError(self._function.where, f"arguments by keyword have no order: {', '.join(kwargs)}")
+        return args
+
+    def results_of(self, value: Any) -> list[Any]:
+        """Return the flat results of a value that a call has returned."""
+        tree, found = self.signature.out_tree, list[Any]()
+        if tree is None:
+            return [value] if len(self.signature.results) == 1 else list(value)
+        trees.flattener(tree, self._function.where, "result")(value, found)
+        return found
+
     def _check_count(self, results: Any) -> None:
         count = len(self.signature.results)
         if not isinstance(results, Sequence) or len(results) != count:

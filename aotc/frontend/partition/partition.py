@@ -1,0 +1,251 @@
+"""Turn a program for several devices into the program of one rank, the same for all.
+
+XLA's own partitioner does it, which JAX runs too: in a child process, as the number of its devices is fixed when a
+process begins, and as what it refuses may end the process. Large programs take about a second.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import IO, Any
+
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.locations import to_loc
+from aotc.frontend.mlir_types import discardable_integer
+from aotc.frontend.partition.tilings import layout_of_tiling, mesh_of_factors
+from aotc.source.reader_process import read_frame, write_frame
+from aotc.vmfb.host.children import python_command
+from aotc.vmfb.ranks.layout import Layout, Mesh, parts_of_dims
+
+_CHILD = "from aotc.frontend.partition.xla_child import serve; serve()"
+_COUNT, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
+_SHARDY = "sdy.sharding"
+_SHARDINGS = (_SHARDY, "mhlo.sharding", "mhlo.layout_mode", "mhlo.memory_kind")
+_AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"=(\d+)')
+_FATAL = re.compile(r"F\d{4} [\d:.]+\s+\d+ \S+\] (.*)")
+_DEVICES = re.compile(r"device_ids=\[([\d, ]*)\]")
+# Seconds that XLA may take for a program: 32 layers for 512 devices take two.
+PARTITION_SECONDS = 600
+
+
+def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any]]:
+    """Return the program of a rank as bytecode, and the layouts of its arguments and results.
+
+    Parameters
+    ----------
+    module : ir.Module
+        A StableHLO module for several devices, with shardings of Shardy or of MHLO, or manual computations. It may be
+        changed.
+    path : str
+        The model's file, for messages.
+
+    Returns
+    -------
+    bytes, dict
+        The module, whose public function keeps names and donation; and ``mesh``, ``arguments``, ``results``: plain data
+        as in :mod:`aotc.vmfb.ranks.layout`. An argument or result without a sharding gets the one that suits the
+        program, as in JAX.
+
+    Raises
+    ------
+    CompileError
+        If XLA refuses or cannot partition the program.
+    """
+    with module.context, ir.Location.unknown(module.context):
+        main = _public_function(module, path)
+        _check(module, main, path)
+        mesh = _mesh_of(module)
+        layouts, local = _split(module, main, mesh, path)
+        if _close_uneven(main, mesh, layouts):
+            layouts, local = _split(module, main, mesh, path)
+        for kind, row in zip(("argument", "result"), layouts, strict=True):
+            for number, layout in enumerate(row):
+                if layout is None:
+                    message = f"{kind} {number} is not cut evenly by whole axes of the mesh {mesh}"
+                    raise CompileError.at(Loc(path), message, hint="in_shardings and out_shardings of whole axes")
+        data = _finished(module, main, local)
+    arguments, results = (tuple(row) for row in layouts)
+    return data, {"mesh": mesh.entry(), "arguments": arguments, "results": results}
+
+
+def _public_function(module: ir.Module, path: str) -> Any:
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    public = [f for f in functions if not _is_private(f)]
+    if len(public) != 1:
+        message = f"a program for several devices has one public function; found {len(public)}"
+        raise CompileError.at(Loc(path), message, hint="compile each function by itself")
+    return public[0]
+
+
+def _is_private(function: Any) -> bool:
+    visibility = function.operation.attributes.get("sym_visibility")
+    return visibility is not None and visibility.value == "private"
+
+
+def _check(module: ir.Module, main: Any, path: str) -> None:
+    attributes = module.operation.attributes
+    if (replicas := discardable_integer(attributes, _REPLICAS, 1, Loc(path))) > 1:
+        message = f"the program is for {replicas} replicas of its devices"
+        raise CompileError.at(Loc(path), message, hint="a mesh axis in place of replicas: jax.shard_map or jax.jit")
+    block = main.operation.regions[0].blocks[0]
+    for number, argument in enumerate(block.arguments):
+        kind = argument.type
+        if not isinstance(kind, ir.RankedTensorType):
+            raise CompileError.at(Loc(path), f"argument {number} of a program for several devices is a {kind}")
+        if not kind.has_static_shape:
+            message = f"argument {number} is {kind}: a program for several devices has known sizes"
+            raise CompileError.at(Loc(path), message, hint="a function for each size: aotc.compile({'b8': f8, 'b64': f64})")
+    for op in block.operations:
+        for value in op.operation.results:
+            if isinstance(value.type, ir.RankedTensorType) and not value.type.has_static_shape:
+                message = f"{op.operation.name} gives {value.type}: a program for several devices has known sizes"
+                raise CompileError.at(to_loc(op.operation.location, path), message, hint="sizes as numbers")
+
+
+def _mesh_of(module: ir.Module) -> Mesh:
+    """Return the mesh that the program names; for a program that names none, one of the factors of its devices."""
+    count = discardable_integer(module.operation.attributes, _COUNT, 1, Loc())
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            text = str(op.operation.attributes["mesh"])
+            devices = _DEVICES.search(text)
+            order = tuple(int(n) for n in devices[1].split(",")) if devices else ()
+            mesh = Mesh(tuple((name, int(size)) for name, size in _AXIS.findall(text)), order)
+            if mesh.axes and mesh.size == count:
+                return mesh
+    return mesh_of_factors(count)
+
+
+def _ends(main: Any) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
+    """Return the types of the arguments, and those of the results, each with the attribute that describes them."""
+    kind = main.operation.attributes["function_type"].value
+    return ("arg_attrs", kind.inputs), ("res_attrs", kind.results)
+
+
+def _rows(main: Any, kind: str, count: int) -> list[dict[str, Any]]:
+    """Return the attributes of each argument or result."""
+    rows = main.operation.attributes.get(kind)
+    return [{}] * count if rows is None else [{a.name: a.attr for a in row} for row in rows]
+
+
+def _split(module: ir.Module, main: Any, mesh: Mesh, path: str) -> tuple[list[list[Layout | None]], bytes]:
+    """Run XLA's partitioner; return the layouts of arguments and results, and the program of a rank.
+
+    A layout is None if the array is not cut evenly by whole axes. XLA may choose the cuts of arguments and results
+    without a sharding.
+    """
+    ends = _ends(main)
+    is_open = [[not {*row} & {*_SHARDINGS[:2]} for row in _rows(main, kind, len(types))] for kind, types in ends]
+    request = {
+        "devices": mesh.size, "open_arguments": is_open[0], "open_results": is_open[1], "shardy": _uses_shardy(module)
+    }
+    reply, local = _ask(request, _bytes_of(module), path)
+    if reply["error"]:
+        raise CompileError.at(Loc(path), f"XLA cannot partition the program: {_first_line(reply['error'])}")
+    layouts = []
+    for (_, types), tilings in zip(ends, (reply["arguments"], reply["results"]), strict=True):
+        found = [layout_of_tiling(mesh, t, x.rank) for t, x in zip(tilings or [{}] * len(types), types, strict=True)]
+        layouts.append([x if x is not None and _is_even(mesh, x, t) else None for x, t in zip(found, types, strict=True)])
+    return layouts, local
+
+
+def _is_even(mesh: Mesh, layout: Layout, kind: Any) -> bool:
+    return all(size % parts == 0 for size, parts in zip(kind.shape, parts_of_dims(mesh, layout), strict=True))
+
+
+def _close_uneven(main: Any, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
+    """Let arguments and results that XLA would cut unevenly be whole on each rank; return whether there are any."""
+    changed = False
+    for (kind, types), row in zip(_ends(main), layouts, strict=True):
+        rows = _rows(main, kind, len(types))
+        for number, (type_, layout) in enumerate(zip(types, row, strict=True)):
+            if layout is None and not {*rows[number]} & {*_SHARDINGS[:2]}:
+                rows[number] = {**rows[number], **_whole(type_, mesh)}
+                changed = True
+        main.operation.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(attributes) for attributes in rows])
+    return changed
+
+
+def _uses_shardy(module: ir.Module) -> bool:
+    return any(op.operation.name == "sdy.mesh" for op in module.body.operations)
+
+
+def _whole(type_: Any, mesh: Mesh) -> dict[str, ir.Attribute]:
+    """Return the sharding of an array that is whole on each device, of Shardy and of MHLO."""
+    dims = ", ".join(["{}"] * type_.rank)
+    axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
+    return {
+        _SHARDY: ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dims}]>"),
+    }
+
+
+def _bytes_of(module: ir.Module) -> bytes:
+    written = BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), text)
+
+
+def _ask(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
+    """Return the child's reply to a request."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as found, tempfile.TemporaryFile() as messages:
+        write_frame(given.fileno(), request, code)
+        given.seek(0)
+        try:
+            ended = subprocess.run(
+                python_command(_CHILD), stdin=given, stdout=found, stderr=messages, timeout=PARTITION_SECONDS, check=False
+            )
+        except OSError as error:
+            message = f"the system starts no process for XLA's partitioner: {error.strerror}"
+            raise CompileError.at(Loc(path), message) from None
+        except subprocess.TimeoutExpired:
+            message = f"XLA partitions the program for more than {PARTITION_SECONDS} s"
+            raise CompileError.at(Loc(path), message, hint="a smaller program, or fewer devices") from None
+        found.seek(0)
+        frame = read_frame(found) if ended.returncode == 0 else None
+        if frame is None:
+            message = f"XLA's partitioner ended ({_how(ended.returncode)}){_fatal_message(messages)}"
+            raise CompileError.at(Loc(path), message, hint="other shardings, or jax.shard_map in place of jax.jit")
+        return frame
+
+
+def _how(status: int) -> str:
+    return str(signal.strsignal(-status)) if status < 0 else f"exit status {status}"
+
+
+def _fatal_message(messages: IO[bytes]) -> str:
+    """Return XLA's message for a fatal check, the first line of such, to append to a message of ours."""
+    messages.seek(0)
+    for line in messages.read().decode(errors="replace").splitlines():
+        if match := _FATAL.match(line):
+            return f": {match[1]}"
+    return ""
+
+
+def _finished(module: ir.Module, main: Any, local: bytes) -> bytes:
+    """Return the program of a rank with the names and donation of the program for all devices."""
+    found = ir.Module.parse(local)
+    target = _public_function(found, "").operation
+    source = main.operation
+    for kind in ("arg_attrs", "res_attrs"):
+        if kind in source.attributes:
+            rows = [{a.name: a.attr for a in row if a.name not in _SHARDINGS} for row in source.attributes[kind]]
+            target.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
+        elif kind in target.attributes:
+            del target.attributes[kind]
+    target.attributes["sym_name"] = source.attributes["sym_name"]
+    for name in [name for name, _ in found.operation.attributes.items() if name.startswith("mhlo.")]:
+        del found.operation.attributes[name]
+    found.operation.attributes["sym_name"] = module.operation.attributes.get("sym_name", ir.StringAttr.get("main"))
+    found.operation.attributes[_COUNT] = module.operation.attributes[_COUNT]
+    return _bytes_of(found)

@@ -1,0 +1,172 @@
+"""Child process of :mod:`aotc.frontend.partition.partition`: XLA's partitioner on as many CPU devices as a mesh has.
+
+XLA offers the partitioned program only as a dump of its pass ``spmd-partitioning``, the first of a compilation. So the
+child begins to compile, waits for that file, and ends without waiting for the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxlib import _hlo, _jax, xla_client
+
+from aotc.source.reader_process import read_frame, write_frame
+
+_PASS = "spmd-partitioning"
+_FLAGS = (
+    ("xla_dump_hlo_pass_re", _PASS),
+    ("xla_dump_hlo_as_proto", True),
+    ("xla_backend_optimization_level", 0),
+    # Otherwise groups of devices are axes of a mesh, whose order of devices the conversion to StableHLO loses.
+    ("xla_enable_rgv3_materialization", False),
+)
+# Seconds between two looks at the folder in which the partitioned program appears.
+POLL_SECONDS = 0.002
+
+
+def serve() -> None:
+    """Partition the program of one request and end the process."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # XLA's messages
+    frame = read_frame(sys.stdin.buffer)
+    if frame is None:
+        return
+    try:
+        reply, code = _partition(*frame)
+    except Exception as error:  # of XLA; the parent reports it
+        reply, code = {"error": f"{type(error).__name__}: {error}"}, b""
+    write_frame(output, reply, code)
+    os._exit(0)  # the compilation goes on in its thread
+
+
+def _partition(request: Mapping[str, Any], code: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the shardings of arguments and results, and the program of a rank as StableHLO bytecode."""
+    with tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder:
+        proto = _module_of(_dump(request, code, Path(folder)))
+    module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
+    results = module.spmd_output_sharding
+    parts = xla_client.HloSharding.from_proto(results) if results is not None else None
+    outputs = ([*parts.tuple_elements()] or [parts]) if parts is not None else []
+    inputs = [xla_client.HloSharding.from_proto(s) for s in module.spmd_parameters_shardings]
+    reply = {"error": "", "arguments": [_tiling(s) for s in inputs], "results": [_tiling(s) for s in outputs]}
+    return reply, _jax.mlir.hlo_to_stablehlo(proto)
+
+
+def _dump(request: Mapping[str, Any], code: bytes, folder: Path) -> bytes:
+    """Return the file that XLA writes after partitioning: an HloProto."""
+    count = request["devices"]
+    client = xla_client.make_cpu_client(num_devices=count)
+    options = xla_client.CompileOptions()
+    options.num_replicas, options.num_partitions = 1, count
+    build = options.executable_build_options
+    build.num_replicas, build.num_partitions = 1, count
+    build.use_spmd_partitioning, build.use_shardy_partitioner = True, request["shardy"]
+    build.allow_spmd_sharding_propagation_to_parameters = request["open_arguments"]
+    build.allow_spmd_sharding_propagation_to_output = request["open_results"]
+    build.device_assignment = xla_client.DeviceAssignment.create(np.arange(count, dtype=np.int32)[None])
+    options.env_option_overrides = [("xla_dump_to", str(folder)), *_FLAGS]
+    devices = xla_client.DeviceList(tuple(client.devices()[:count]))
+    errors: list[Exception] = []
+
+    def compile_program() -> None:
+        try:
+            client.compile_and_load(code, devices, options)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=compile_program, daemon=True)
+    thread.start()
+    while True:
+        ended = not thread.is_alive()
+        found = [p for p in folder.iterdir() if f"after_{_PASS}" in p.name and p.name.endswith(".hlo.pb")]
+        if found:
+            return _whole_file(found[0])
+        if ended:
+            raise errors[0] if errors else RuntimeError(f"XLA wrote no program after {_PASS}")
+        time.sleep(POLL_SECONDS)
+
+
+def _whole_file(path: Path) -> bytes:
+    """Return a file that XLA is writing, when it is a whole HloProto."""
+    while True:
+        data = path.read_bytes()
+        try:
+            if data and _fields_end(data) == len(data):
+                return data
+        except IndexError:
+            pass
+        time.sleep(POLL_SECONDS)
+
+
+def _fields_end(data: bytes) -> int:
+    """Return the position after the last field of a message of Protocol Buffers.
+
+    Raises
+    ------
+    IndexError
+        If the message ends within a field.
+    """
+    at = 0
+    while at < len(data):
+        _, begin, size = _field(data, at)
+        at = begin + size
+        if at > len(data):
+            raise IndexError
+    return at
+
+
+def _module_of(data: bytes) -> bytes:
+    """Return field 1 of an HloProto, the HloModuleProto."""
+    at = 0
+    while at < len(data):
+        tag, begin, size = _field(data, at)
+        if tag == (1 << 3) | 2:
+            return data[begin : begin + size]
+        at = begin + size
+    raise ValueError("the dump of XLA has no module")
+
+
+def _field(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return tag, first byte and bytes of the field at ``at``, of the kinds that an HloProto has."""
+    tag, begin = _varint(data, at)
+    if tag & 7 == 2:
+        size, begin = _varint(data, begin)
+        return tag, begin, size
+    if tag & 7 == 0:
+        return tag, begin, _varint(data, begin)[1] - begin
+    raise ValueError(f"a field of kind {tag & 7} in an HloProto")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        number |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            return number, at
+
+
+def _tiling(sharding: Any) -> dict[str, Any]:
+    """Return how XLA cuts an array: parts of each dim, and the devices in the order of the parts; {} for not at all.
+
+    The devices of the last parts are repeated: an array of fewer parts than devices is there several times.
+    """
+    if not sharding.is_tiled():
+        if sharding.is_replicated() or sharding.is_maximal():
+            return {}
+        raise ValueError(f"arguments and results cannot be {sharding}")
+    parts = list(sharding.tile_assignment_dimensions())
+    if sharding.replicate_on_last_tile_dim():
+        parts.pop()
+    elif sharding.subgroup_types():
+        raise ValueError(f"arguments and results cannot be {sharding}")
+    return {"parts": parts, "devices": [int(i) for i in sharding.tile_assignment_devices()]}

@@ -1,0 +1,144 @@
+"""Which ranks have the same value: the analysis that keeps ranks from waiting for a rank that takes another branch.
+
+A value of one rank's program has a class for each rank: ranks of one class have equal values, whatever the arguments
+are. An argument that is whole on every rank has one class; a part of an array has as many as parts; ``partition_id``
+as many as ranks. A collective gives equal results to groups whose operands have equal classes.
+
+A collective in a loop or branch is safe if the ranks of each of its groups have one class in every condition around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aotc.diagnostics import CompileError
+from aotc.ir.opset.collective import COLLECTIVES, SAME_ON_ALL
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured
+from aotc.vmfb.ranks.layout import Layout, Mesh, mesh_of, part_of_rank
+
+Classes = np.ndarray
+"""The number of the class of each rank."""
+
+
+def check_groups_agree(function: Function) -> None:
+    """Check that the ranks of each group take the same branches, and as many iterations, around each collective.
+
+    ``function.attrs["ranks"]`` has the mesh and the layout of each argument.
+
+    Raises
+    ------
+    CompileError
+        At the first collective around which they may not.
+    """
+    ranks = function.attrs["ranks"]
+    mesh = mesh_of(ranks["mesh"])
+    layouts = {layout: _classes_of(mesh, layout) for layout in {*ranks["arguments"]}}
+    same = np.zeros(mesh.size, np.int64)
+    analysis = _Analysis(same)
+    for value, layout in zip(function.body.params, ranks["arguments"], strict=True):
+        analysis.classes[value] = layouts[layout]
+    analysis.region(function.body, same)
+    if analysis.unsafe:
+        op = analysis.unsafe[0]
+        what = f"{op.name} is in a loop or branch whose condition may differ between the ranks that it connects"
+        hint = "compute the condition from values that these ranks share: jax.lax.psum of it, or a replicated argument"
+        raise CompileError.at(op.loc, what, hint=hint)
+
+
+def _classes_of(mesh: Mesh, layout: Layout) -> Classes:
+    parts = [part_of_rank(mesh, layout, rank) for rank in range(mesh.size)]
+    return np.unique(np.array(parts).reshape(mesh.size, -1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _numbered(columns: Sequence[Classes]) -> Classes:
+    """Return the classes of ranks that agree in all columns."""
+    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+@dataclass(slots=True)
+class _Analysis:
+    """The classes of all values so far, and the collectives that are not safe."""
+
+    same: Classes
+    classes: dict[Value, Classes] = field(default_factory=dict)
+    unsafe: list[Op] = field(default_factory=list)
+
+    def of(self, values: Sequence[Value]) -> Classes:
+        """Return the classes of ranks that agree in all values; a value without an entry is the same on all."""
+        found = {id(c): c for v in values if (c := self.classes.get(v)) is not None and c.any()}
+        return _numbered(list(found.values())) if found else self.same
+
+    def region(self, region: Region, around: Classes) -> None:
+        """Find the classes of the values of a region that runs under conditions of the classes ``around``."""
+        for op in region.ops:
+            if op.name in COLLECTIVES:
+                self._collective(op, around)
+            elif op.name == "while":
+                self._loop(op, around)
+            elif op.name == "case":
+                self._branch(op, around)
+            else:
+                read = self.of([*op.operands, *(v for r in op.regions for v in captured(r))])
+                self.classes.update((v, read) for v in op.results if read.any())
+
+    def _loop(self, op: Op, around: Classes) -> None:
+        condition, body = op.regions
+        carried = [self.of([v]) for v in op.operands]
+        safe = len(self.unsafe)
+        while True:
+            del self.unsafe[safe:]
+            for params in (condition.params, body.params):
+                self.classes.update(zip(params, carried, strict=True))
+            self.region(condition, around)
+            turns = _numbered([around, self.of(condition.results)])
+            self.region(condition, turns)  # it runs again after each iteration
+            self.region(body, turns)
+            after = [_numbered([c, self.of([v])]) for c, v in zip(carried, body.results, strict=True)]
+            if all(map(_equal, after, carried)):
+                break
+            carried = after
+        self.classes.update((v, _numbered([c, turns])) for v, c in zip(op.results, carried, strict=True))
+
+    def _branch(self, op: Op, around: Classes) -> None:
+        chosen = _numbered([around, self.of(op.operands[:1])])
+        for region in op.regions:
+            self.region(region, chosen)
+        for number, value in enumerate(op.results):
+            self.classes[value] = _numbered([chosen, self.of([r.results[number] for r in op.regions])])
+
+    def _collective(self, op: Op, around: Classes) -> None:
+        if op.name == "partition_id":
+            self.classes[op.result] = np.arange(len(self.same))
+        if not op.operands:
+            return
+        groups = [*op.attrs.get("groups", ()), *op.attrs.get("pairs", ())]
+        if any(len({*around[[i for i in group if i >= 0]].tolist()}) > 1 for group in groups):
+            self.unsafe.append(op)
+        read = self.of(op.operands)
+        self.classes.update((v, _result_classes(op.name, op.attrs, read)) for v in op.results)
+
+
+def _equal(a: Classes, b: Classes) -> bool:
+    return bool(np.array_equal(_numbered([a]), _numbered([b])))
+
+
+def _result_classes(name: str, attrs: Mapping[str, object], read: Classes) -> Classes:
+    """Return the classes of a collective's result, of an operand of the classes ``read``."""
+    known: dict[tuple, int] = {}
+    found = np.full(len(read), -1, np.int64)
+
+    def number(facts: tuple) -> int:
+        return known.setdefault(facts, len(known))
+
+    for source, target in attrs.get("pairs", ()):  # type: ignore[attr-defined]
+        found[target] = number((int(read[source]),))
+    for group in attrs.get("groups", ()):  # type: ignore[attr-defined]
+        ranks = [i for i in group if i >= 0]
+        given = tuple(read[ranks].tolist())
+        for place, rank in enumerate(ranks):
+            own = () if name in SAME_ON_ALL else (place,)
+            found[rank] = number((given[:1] if name == "collective_broadcast" else given, own))
+    return _numbered([found])

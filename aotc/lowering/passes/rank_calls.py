@@ -1,0 +1,149 @@
+"""Replace the collectives of one rank's program by calls of the runtime, in one total order.
+
+All ranks run the same program. Two of them that begin two exchanges in different orders wait for each other for ever,
+so the order is made part of the data: each call takes a token and returns the next one, through loops and branches.
+
+Before: ``%1 = all_reduce %x {groups: ((0, 1),)}``. After: ``%1, %token_2 = custom_call %x, %token {target:
+aotc.all_reduce}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
+from aotc.ir.tensor.copies import Names
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value
+from aotc.lowering.analysis.rank_classes import check_groups_agree
+from aotc.vmfb.ranks.layout import mesh_of
+
+_TOKEN = TensorType("u32")
+_REDUCTIONS = ("add", "mul", "max", "min", "and", "or")
+
+
+def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
+    """Return ``function`` with calls in place of collectives, and the next serial number after ``first``.
+
+    Raises
+    ------
+    CompileError
+        If ranks that exchange data may take different branches or numbers of iterations around a collective, or if a
+        reduction is none of the runtime's.
+    """
+    if function.body.names.isdisjoint(COLLECTIVES):
+        return function, first
+    check_groups_agree(function)
+    names = Names(function.body)
+    start = Value(names.fresh("token"), _TOKEN)
+    zero = Op("constant", (), (start,), {"value": np.zeros((), np.uint32)}, loc=function.loc)
+    order = _Order(names, first, mesh_of(function.attrs["ranks"]["mesh"]).size)
+    body, _ = order.region(function.body, start)
+    return function.doing(replace(body, ops=(zero, *body.ops))), order.serial
+
+
+@dataclass(slots=True)
+class _Order:
+    """The names in use, the serial number of the next collective, and the number of ranks."""
+
+    names: Names
+    serial: int
+    ranks: int
+
+    def region(self, region: Region, token: Value) -> tuple[Region, Value]:
+        """Return a region whose collectives are calls that begin after ``token``, and the token of the last one."""
+        ops: list[Op] = []
+        replaced: dict[Value, Value] = {}
+        for op in region.ops:
+            if replaced:
+                operands = tuple(replaced.get(v, v) for v in op.operands)
+                op = op if operands == op.operands else replace(op, operands=operands)
+            if op.name in COLLECTIVES:
+                made, token = self._call(op, token, replaced)
+            elif all(r.names.isdisjoint(COLLECTIVES) for r in op.regions):
+                made = [op]
+            else:
+                made, token = self._nested(op, token)
+            ops += made
+        return Region(region.params, tuple(ops), tuple(replaced.get(v, v) for v in region.results)), token
+
+    def _token(self) -> Value:
+        return Value(self.names.fresh("token"), _TOKEN)
+
+    def _call(self, op: Op, token: Value, replaced: dict[Value, Value]) -> tuple[list[Op], Value]:
+        if op.name == "replica_id":
+            return [replace(op, name="constant", attrs={"value": np.zeros((), np.uint32)})], token
+        if op.name == "partition_id":
+            return [replace(op, name="custom_call", attrs=_call_attrs(op.name, {}))], token
+        groups = op.attrs.get("groups", ())
+        if groups and all(len(group) == 1 for group in groups):
+            replaced.update(zip(op.results, op.operands, strict=True))
+            return [], token
+        after = self._token()
+        facts = {"serial": self.serial, "place": _place(op.loc), **_facts(op, self.ranks)}
+        self.serial += 1
+        call = Op(
+            "custom_call", (*op.operands, token), (*op.results, after), _call_attrs(op.name, facts), (), op.loc
+        )
+        return [call], after
+
+    def _nested(self, op: Op, token: Value) -> tuple[list[Op], Value]:
+        """Return a loop or branch that takes a token and returns the last one of the side that ran."""
+        after = self._token()
+        if op.name == "while":
+            condition, body = op.regions
+            tokens = self._token(), self._token()
+            tested, _ = self.region(replace(condition, params=(*condition.params, tokens[0])), tokens[0])
+            ran, last = self.region(replace(body, params=(*body.params, tokens[1])), tokens[1])
+            regions: tuple[Region, ...] = (tested, replace(ran, results=(*ran.results, last)))
+            return [replace(op, operands=(*op.operands, token), results=(*op.results, after), regions=regions)], after
+        if op.name != "case":
+            message = f"a collective in the region of {op.name}"
+            raise CompileError.at(op.loc, message, hint="collectives in loops and branches, or outside of both")
+        sides = [self.region(r, token) for r in op.regions]
+        regions = tuple(replace(r, results=(*r.results, last)) for r, last in sides)
+        return [replace(op, results=(*op.results, after), regions=regions)], after
+
+
+def _call_attrs(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "target": RANK_CALL + name, "config": dict(config), "api_version": 4, "has_side_effect": False, "aliases": (),
+    }  # fmt: skip
+
+
+def _facts(op: Op, ranks: int) -> dict[str, Any]:
+    """Return what the runtime must know of a collective."""
+    found: dict[str, Any] = {}
+    if "groups" in op.attrs:
+        found["groups"] = [list(group) for group in op.attrs["groups"]]
+    if "pairs" in op.attrs:
+        found["pairs"] = [list(pair) for pair in op.attrs["pairs"]]
+    found |= {key: op.attrs[key] for key in ("dim", "split_dim", "concat_dim") if key in op.attrs}
+    if op.regions:
+        found["reduction"] = _reduction(op)
+    named = [i for row in (*found.get("groups", ()), *found.get("pairs", ())) for i in row]
+    if named and max(named) >= ranks:
+        raise CompileError.at(op.loc, f"{op.name} names rank {max(named)}, and there are {ranks}")
+    if "groups" in found and sorted(named) != list(range(ranks)):
+        hint = "replica_groups in which each of the ranks is once"
+        raise CompileError.at(op.loc, f"the groups of {op.name} are not all {ranks} ranks", hint=hint)
+    return found
+
+
+def _reduction(op: Op) -> str:
+    (region,) = op.regions
+    ops: Sequence[Op] = region.ops
+    if len(ops) == 1 and ops[0].name in _REDUCTIONS and {*ops[0].operands} == {*region.params}:
+        return ops[0].name
+    found = ", ".join(o.name for o in ops) or "nothing"
+    hint = f"one of {', '.join(_REDUCTIONS)} of the two elements"
+    raise CompileError.at(op.loc, f"{op.name} reduces by {found}", hint=hint)
+
+
+def _place(loc: Loc) -> str:
+    """Return the line of the user's model, for messages at run time."""
+    return loc.source or loc.name or str(loc)

@@ -1,0 +1,78 @@
+"""The part of a loaded module that several ranks run together: whole arrays and their parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aotc.vmfb.errors import CallError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.api.entry import Entry
+    from aotc.vmfb.ranks.layout import Mesh
+    from aotc.vmfb.ranks.member import Member
+
+
+class RankedModule:
+    """Base of :class:`aotc.vmfb.module.LoadedModule` for bundles of several ranks."""
+
+    name: str
+    functions: dict[str, Entry]
+    _member: Member | None
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that run the model together; 0 for a model of one device."""
+        return 0 if self._member is None else self._member.rank
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of ranks that the model was compiled for; None for a model of one device."""
+        return None if self._member is None else self._member.mesh
+
+    def shard(self, *args: Any, function: str = "") -> tuple[Any, ...]:
+        """Return this rank's parts of the arguments of a call: ``module(*module.shard(params, x))``.
+
+        Parameters
+        ----------
+        *args
+            The positional arguments of the function, with whole arrays; parts are views where that is possible.
+        function : str, optional
+            Name of the function; by default the default function.
+
+        Raises
+        ------
+        CallError
+            If an array has not its whole shape, or the model is for one device.
+        """
+        member, entry = self._own_member(), self.functions[function or self.default_name()]
+        values = entry.flatten(args, {})
+        rows = entry.signature.arguments
+        return entry.arguments_of([member.part(row, x) for row, x in zip(rows, values, strict=True)])
+
+    def gather(self, results: Any, *, function: str = "") -> Any:
+        """Return the results of a call with whole arrays, on each rank: all ranks gather together.
+
+        Parameters
+        ----------
+        results
+            What a call has returned: its structure, with this rank's parts.
+        function : str, optional
+            Name of the function; by default the default function.
+
+        Raises
+        ------
+        CallError
+            If an array is not this rank's part, a rank ended, or the model is for one device.
+        """
+        member, entry = self._own_member(), self.functions[function or self.default_name()]
+        parts = entry.results_of(results)
+        return entry.rebuild(member.gather(entry.signature.results, parts))
+
+    def default_name(self) -> str:
+        """Return the name of the function that a call of the module runs."""
+        raise NotImplementedError
+
+    def _own_member(self) -> Member:
+        if self._member is None:
+            raise CallError(self.name, "the model is for one device: its arrays are whole", hint="module(x), as it is")
+        return self._member

@@ -1,0 +1,93 @@
+"""A mesh of ranks, and how an array is cut over its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks in a grid with named axes.
+
+    Attributes
+    ----------
+    axes : tuple of (str, int)
+        Name and size of each axis, slowest first.
+    devices : tuple of int
+        The rank at each position of the grid, in row-major order; empty: 0, 1, 2...
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return prod(size for _, size in self.axes)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the position of a rank along each axis."""
+        at = self.devices.index(rank) if self.devices else rank
+        found = {}
+        for name, size in reversed(self.axes):
+            at, found[name] = divmod(at, size)
+        return found
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        devices = {"devices": list(self.devices)} if self.devices else {}
+        return {"axes": [list(axis) for axis in self.axes], **devices}
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name}={size}" for name, size in self.axes)
+
+
+def mesh_of(entry: Mapping[str, Any]) -> Mesh:
+    """Return the mesh of a manifest's entry."""
+    return Mesh(tuple((name, size) for name, size in entry["axes"]), tuple(entry.get("devices", ())))
+
+
+Layout = tuple[tuple[str, ...], ...]
+"""The axes of a mesh over which each dim of an array is cut, the slowest first; without axes a dim is whole."""
+
+
+def layout_of(entry: Sequence[Sequence[str]]) -> Layout:
+    """Return the layout of a manifest's entry."""
+    return tuple(tuple(axes) for axes in entry)
+
+
+def parts_of_dims(mesh: Mesh, layout: Layout) -> tuple[int, ...]:
+    """Return the number of parts of each dim."""
+    sizes = dict(mesh.axes)
+    return tuple(prod(sizes[axis] for axis in axes) for axes in layout)
+
+
+def part_of_rank(mesh: Mesh, layout: Layout, rank: int) -> tuple[int, ...]:
+    """Return the number of the part of each dim that a rank has."""
+    sizes, at = dict(mesh.axes), mesh.coordinates(rank)
+    found = []
+    for axes in layout:
+        number = 0
+        for axis in axes:
+            number = number * sizes[axis] + at[axis]
+        found.append(number)
+    return tuple(found)
+
+
+def whole_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a whole array, of which each rank has ``shape``."""
+    return tuple(n * parts for n, parts in zip(shape, parts_of_dims(mesh, layout), strict=True))
+
+
+def slices_of_rank(mesh: Mesh, layout: Layout, rank: int, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return where the part of a rank, of ``shape``, lies in the whole array."""
+    at = part_of_rank(mesh, layout, rank)
+    return tuple(slice(k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
+
+
+def layout_text(layout: Layout) -> str:
+    """Return a layout as text: ``data, -, model``; several axes of a dim are joined, as ``data+model``."""
+    return ", ".join("+".join(axes) or "-" for axes in layout)

@@ -1,0 +1,229 @@
+"""One rank's module among the others: its collectives, its parts of arrays, and one call at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from aotc.vmfb.api.partial import WrappedFunction
+from aotc.vmfb.arguments import dtype_text, type_text
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.ranks.collectives import Collective, run_collective
+from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of, part_of_rank, slices_of_rank
+from aotc.vmfb.ranks.link import Link, open_link
+from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
+
+if TYPE_CHECKING:
+    from aotc.vmfb.bundle import OpenedBundle
+    from aotc.vmfb.devices.early import EarlyResults
+    from aotc.vmfb.interfaces import RuntimeFunction
+    from aotc.vmfb.profile.trace import Stepper
+
+PREFIX = "aotc."
+"""Custom calls of this prefix are answered here."""
+
+
+class Member:
+    """What a module knows of itself as one of several ranks.
+
+    Attributes
+    ----------
+    mesh : Mesh
+    rank : int
+    functions : dict of str to callable
+        The functions of the bundle's collectives, by the names of their custom calls.
+    """
+
+    def __init__(self, where: str, mesh: Mesh, link: Link) -> None:
+        self.where, self.mesh, self.link = where, mesh, link
+        self.rank = link.rank
+        self._running = new_lock()
+        self.functions: dict[str, Callable[..., Any]] = {PREFIX + "partition_id": self._number}
+        for op in (
+            "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast"
+        ):  # fmt: skip
+            self.functions[PREFIX + op] = self._function(op)
+
+    def _number(self, out: np.ndarray) -> None:
+        out[...] = self.rank
+
+    def _function(self, op: str) -> Callable[..., None]:
+        """Return the function of a collective: operands and a token, then results and the next token."""
+
+        def run(*arrays: np.ndarray, serial: int, place: str, **facts: Any) -> None:
+            count = len(arrays) // 2
+            rows = {key: tuple(map(tuple, facts.pop(key))) for key in ("groups", "pairs") if key in facts}
+            collective = Collective(op, serial, place=place, **rows, **facts)
+            run_collective(collective, self.link, arrays[: count - 1], arrays[count:-1])
+            arrays[-1][...] = 0
+
+        return run
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Return the context of one call, which exchanges data with the same call of all ranks.
+
+        Raises
+        ------
+        CallError
+            If another thread of this process is in a call: ranks could run the two in different orders.
+        """
+        if not self._running.acquire(blocking=False):
+            what = "another thread calls this rank's module, and other ranks could run the two calls in another order"
+            raise CallError(self.where, what, hint="calls from one thread, in the same order on all ranks")
+        try:
+            yield
+        finally:
+            self._running.release()
+
+    def part(self, row: Mapping[str, Any], value: Any) -> np.ndarray:
+        """Return this rank's part of a whole array, a view if that is possible.
+
+        Raises
+        ------
+        ArgumentValueError
+            If the array has not the whole shape.
+        """
+        array = np.asarray(value)
+        layout, whole, dims = _placed(row)
+        if array.shape != whole:
+            found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], whole)
+            hint = "a part is an argument of a call as it is" if array.shape == dims else ""
+            raise ArgumentValueError(self.where, f"{row['name']} is not the whole array", found, expected, hint)
+        return array[slices_of_rank(self.mesh, layout, self.rank, dims)]
+
+    def gather(self, rows: Sequence[Mapping[str, Any]], values: Sequence[Any]) -> list[np.ndarray]:
+        """Return whole arrays on each rank, made of the parts of all; all ranks call this together."""
+        with self.calling():
+            return [self._gathered(row, np.asarray(x, order="C"), n) for n, (row, x) in enumerate(zip(rows, values))]
+
+    def _gathered(self, row: Mapping[str, Any], array: np.ndarray, number: int) -> np.ndarray:
+        layout, whole, dims = _placed(row)
+        if array.shape != dims or array.dtype != to_numpy(row["dtype"]):
+            found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], dims)
+            raise ArgumentValueError(self.where, f"result {number} is not this rank's part", found, expected)
+        if whole == dims:
+            return array
+        owners: dict[tuple[int, ...], int] = {}  # of each part: the first rank that has it
+        for rank in range(self.mesh.size):
+            owners.setdefault(part_of_rank(self.mesh, layout, rank), rank)
+        mine = owners[part_of_rank(self.mesh, layout, self.rank)] == self.rank
+        sends = {r: array for r in range(self.mesh.size) if mine and r != self.rank}
+        parts = {r: np.empty_like(array) for r in owners.values() if r != self.rank}
+        self.link.exchange(sends, parts, f"gather of result {number}")
+        made = np.empty(whole, array.dtype)
+        for rank, part in (parts | ({self.rank: array} if mine else {})).items():
+            made[slices_of_rank(self.mesh, layout, rank, dims)] = part
+        return made
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self.link.close()
+
+
+def _placed(row: Mapping[str, Any]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """Return layout, whole shape and part's shape of an argument or result."""
+    dims = tuple(row["dims"])
+    return layout_of(row.get("layout") or [[] for _ in dims]), tuple(row.get("whole", dims)), dims
+
+
+def layout_note(row: Mapping[str, Any]) -> str:
+    """Return how an argument or result is cut, to append to its type: `` of f32[32, 16] cut by data, -``."""
+    if not any(row.get("layout", ())):
+        return ""
+    return f" of {type_text(row['dtype'], row['whole'])} cut by {layout_text(layout_of(row['layout']))}"
+
+
+class RankFunction(WrappedFunction):
+    """A function of a rank's module: one call at a time."""
+
+    has_early_results = False
+
+    def __init__(self, whole: RuntimeFunction, member: Member) -> None:
+        super().__init__(whole)
+        self._member = member
+
+    @property
+    def direct(self) -> RankFunction:
+        """The function that submissions run."""
+        return self
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        return self.run(values)
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        self._refuse_whole_arrays(values)
+        with self._member.calling():
+            return self._whole.run(values, out, donate, results)
+
+    def run_early(
+        self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
+    ) -> list[Any]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.run_early`."""
+        self._refuse_whole_arrays(values)
+        with self._member.calling():
+            return self._whole.run_early(values, out, donate, results, early)
+
+    def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        with self._member.calling():
+            return self._whole.trace(values, folder)
+
+    def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
+        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        with self._member.calling():
+            return self._whole.step(values, make)
+
+    def _refuse_whole_arrays(self, values: Sequence[Any]) -> None:
+        """Refuse a whole array where the rank's part is expected."""
+        for argument, row, value in zip(self.arguments, self.signature.arguments, values):
+            whole = row.get("whole")
+            shape = getattr(value, "shape", None)
+            if whole is not None and shape == tuple(whole) and shape != argument.dims:
+                what = f"{argument.label} is the whole array"
+                part = type_text(argument.dtype_name, argument.dims)
+                hint = f"this rank's {part}, cut by {layout_text(layout_of(row['layout']))}: module.shard(...)"
+                raise ArgumentValueError(self.where, what, type_text(argument.dtype_name, whole), part, hint)
+
+
+def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:
+    """Join the other ranks of a bundle that is for several; return None for any other bundle.
+
+    Raises
+    ------
+    BundleError
+        If the bundle is for another number of ranks, or nothing says which rank this process is.
+    """
+    entry = bundle.manifest.get("mesh")
+    if entry is None:
+        if ranks is not None:
+            hint = "compile it with shardings over a mesh, or load it without ranks="
+            raise BundleError(bundle.where, "the bundle is for one device and takes no ranks", hint=hint)
+        return None
+    mesh = mesh_of(entry)
+    found = ranks if ranks is not None else ranks_from_environment()
+    if found is None:
+        hint = (
+            f"torchrun --nproc-per-node {mesh.size} ..., mpirun -n {mesh.size} ..., or "
+            f"aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address='host:port'))"
+        )
+        raise BundleError(bundle.where, f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process", hint=hint)
+    if found.size != mesh.size:
+        message = f"the bundle is for {mesh.size} ranks ({mesh}), and there are {found.size}"
+        raise BundleError(bundle.where, message, hint=f"start {mesh.size} processes")
+    if not isinstance(found, Ranks):
+        return Member(bundle.where, mesh, found)
+    digest = sha256(msgpack.packb(bundle.manifest)).hexdigest()[:16]
+    facts = {"bundle": digest, "compiler": bundle.manifest["producer"], "target": variant["target"], "mesh": str(mesh)}
+    return Member(bundle.where, mesh, open_link(found, facts))
