@@ -109,6 +109,17 @@ class DeadlineExceeded(CallError, TimeoutError):
     errno = errno.ETIMEDOUT
 
 
+class RankLost(CallError):
+    """A rank of a sharded model ended, or closed its module, while this rank needed it.
+
+    Every surviving rank names the same rank. The parameters are those of :class:`CallError`; ``rank`` is the lost rank.
+    """
+
+    def __init__(self, rank: int, what: str) -> None:
+        super().__init__("", what, hint="start all ranks again; values of donated arguments and of state are lost")
+        self.rank = rank
+
+
 VmError = CallError
 
 

@@ -30,6 +30,13 @@ def new_recursive_lock() -> threading.RLock:
     return _listed(RLock())
 
 
+def new_condition(lock: threading.Lock) -> threading.Condition:
+    """Return a condition variable of ``lock``, which :func:`new_lock` made. Several may share one lock."""
+    from threading import Condition
+
+    return Condition(lock)
+
+
 def after_fork(function: Callable[[], None]) -> Callable[[], None]:
     """Register ``function`` to be called in a forked child after all locks have been released; return it."""
     _AFTER_FORK.append(function)

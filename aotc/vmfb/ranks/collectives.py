@@ -1,0 +1,270 @@
+"""Collectives as StableHLO defines them, on any link between ranks.
+
+Reductions add in the order of the ranks of the group, so that results have the same bits on every rank, with every
+transport, and in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.vmfb.dtypes import from_numpy, kind_of
+from aotc.vmfb.errors import CallError
+from aotc.vmfb.ranks.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of a partitioned program.
+
+    Parameters
+    ----------
+    op : str
+        ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``collective_permute`` or
+        ``collective_broadcast``.
+    serial : int
+        Its number in the total order of the program's collectives.
+    groups : tuple of tuple of int
+        The ranks of each group; without groups all ranks are one.
+    pairs : tuple of pairs of int
+        Of ``collective_permute``: source and target.
+    dim : int
+        Of ``all_gather`` and ``reduce_scatter``.
+    split_dim, concat_dim : int
+        Of ``all_to_all``.
+    reduction : str
+        ``add``, ``mul``, ``max``, ``min``, ``and`` or ``or``.
+    place : str
+        The line of source, for errors.
+    """
+
+    op: str
+    serial: int
+    groups: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    dim: int = 0
+    split_dim: int = 0
+    concat_dim: int = 0
+    reduction: str = ""
+    place: str = ""
+
+    def __str__(self) -> str:
+        place = f" at {self.place}" if self.place else ""
+        return f"{self.op}{place}, collective {self.serial}"
+
+
+def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    """Run a collective: fill ``results`` from the ``operands`` of the ranks of this rank's group.
+
+    Arrays are C-contiguous, and results share no memory with operands. All ranks that the collective names must call
+    it.
+
+    Raises
+    ------
+    RankLost
+        If a rank that is needed ended.
+    CallError
+        If the collective does not concern this rank, or ranks are in different collectives.
+    """
+    run = _OPS[c.op]
+    work = _Work(c, link, str(c))
+    for operand, result in zip(operands, results, strict=True):
+        run(work, operand, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A collective on one rank."""
+
+    collective: Collective
+    link: Link
+    what: str
+
+    def group(self) -> tuple[tuple[int, ...], int]:
+        """Return this rank's group and its position there."""
+        group = _group_of(self.collective, self.link)
+        if group is None:
+            raise CallError("", f"rank {self.link.rank} is in no group of {self.what}")
+        return group, group.index(self.link.rank)
+
+    def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray]) -> None:
+        """Exchange arrays with other ranks; without any, nothing is waited for."""
+        if sends or receives:
+            self.link.exchange(sends, receives, self.what)
+
+
+def _group_of(c: Collective, link: Link) -> tuple[int, ...] | None:
+    if not c.groups:
+        return tuple(range(link.size))
+    return next((group for group in c.groups if link.rank in group), None)
+
+
+# Bytes of an operand up to which each rank gets the whole operands of all and reduces them itself: one exchange instead
+# of two, but more bytes. Divided by the number of ranks. Measured by TCP inside a host.
+GATHER_BYTES = 64 << 10
+
+# Bytes of an operand that are reduced at a time; bounds the memory for the parts of other ranks.
+PIECE_BYTES = 8 << 20
+
+
+def _all_reduce(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    group, me = work.group()
+    data, out = operand.reshape(-1), result.reshape(-1)
+    if len(group) == 1 or not data.size:
+        out[...] = data
+    elif data.nbytes * len(group) <= 2 * GATHER_BYTES:
+        parts = np.empty((len(group), data.size), data.dtype)
+        parts[me] = data
+        work.exchange(_others(group, me, lambda k: data), _others(group, me, lambda k: parts[k]))
+        _reduce(list(parts), out, work.collective.reduction)
+    else:
+        step = max(PIECE_BYTES // data.itemsize, len(group))
+        for start in range(0, data.size, step):
+            _reduce_by_chunks(work, data[start : start + step], out[start : start + step])
+
+
+def _reduce_by_chunks(work: _Work, data: np.ndarray, out: np.ndarray) -> None:
+    """Reduce a chunk on each rank, and gather the chunks."""
+    group, me = work.group()
+    bounds = [data.size * k // len(group) for k in range(len(group) + 1)]
+    chunks = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = np.empty((len(group), bounds[me + 1] - bounds[me]), data.dtype)
+    parts[me] = data[chunks[me]]
+    work.exchange(_others(group, me, lambda k: data[chunks[k]]), _others(group, me, lambda k: parts[k]))
+    _reduce(list(parts), out[chunks[me]], work.collective.reduction)
+    work.exchange(_others(group, me, lambda k: out[chunks[me]]), _others(group, me, lambda k: out[chunks[k]]))
+
+
+def _reduce_scatter(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    group, me = work.group()
+    slots = _split(operand, work.collective.dim, len(group))
+    parts = [slots[me] if k == me else np.empty(result.shape, result.dtype) for k in range(len(group))]
+    if result.size:
+        work.exchange(_others(group, me, lambda k: slots[k]), _others(group, me, lambda k: parts[k]))
+    _reduce([part.reshape(-1) for part in parts], result.reshape(-1), work.collective.reduction)
+
+
+def _all_gather(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    group, me = work.group()
+    _gather(work, group, me, [operand] * len(group), result, work.collective.dim)
+
+
+def _all_to_all(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    group, me = work.group()
+    _gather(work, group, me, _split(operand, work.collective.split_dim, len(group)), result, work.collective.concat_dim)
+
+
+def _gather(
+    work: _Work, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray, dim: int
+) -> None:
+    """Send an array to each rank of the group, and concatenate those that arrive."""
+    slots = [_slot(result, dim, len(group), k) for k in range(len(group))]
+    slots[me][...] = sent[me]
+    if not result.size:
+        return
+    parts = [slot if slot.flags.c_contiguous else np.empty(slot.shape, slot.dtype) for slot in slots]
+    work.exchange(_others(group, me, lambda k: sent[k]), _others(group, me, lambda k: parts[k]))
+    for k, (slot, part) in enumerate(zip(slots, parts, strict=True)):
+        if slot is not part and k != me:
+            slot[...] = part
+
+
+def _collective_permute(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    me = work.link.rank
+    targets = [target for source, target in work.collective.pairs if source == me]
+    source = next((source for source, target in work.collective.pairs if target == me), None)
+    if source is None:
+        result[...] = np.zeros((), result.dtype)
+    elif source == me:
+        result[...] = operand
+    if operand.size:
+        sends = {target: operand for target in targets if target != me}
+        work.exchange(sends, {} if source in (None, me) else {source: result})
+
+
+def _collective_broadcast(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+    me, group = work.link.rank, _group_of(work.collective, work.link)
+    if group is None:
+        result[...] = np.zeros((), result.dtype)
+    elif group[0] == me:
+        result[...] = operand
+        if operand.size:
+            work.exchange({rank: operand for rank in group[1:]}, {})
+    elif operand.size:
+        work.exchange({}, {group[0]: result})
+
+
+_OPS: dict[str, Callable[[_Work, np.ndarray, np.ndarray], None]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "collective_permute": _collective_permute,
+    "collective_broadcast": _collective_broadcast,
+}
+
+
+def _others(group: tuple[int, ...], me: int, array: Callable[[int], np.ndarray]) -> dict[int, np.ndarray]:
+    """Return an array for each other rank of the group, by rank; ``array`` gets its position."""
+    return {rank: array(k) for k, rank in enumerate(group) if k != me}
+
+
+def _slot(array: np.ndarray, dim: int, count: int, k: int) -> np.ndarray:
+    """Return the view of the ``k``-th of ``count`` equal parts of a dim."""
+    size = array.shape[dim] // count
+    return array[(slice(None),) * dim + (slice(k * size, (k + 1) * size),)]
+
+
+def _split(array: np.ndarray, dim: int, count: int) -> list[np.ndarray]:
+    """Return ``count`` equal parts of a dim as contiguous arrays; those of the first dim are views."""
+    return [np.ascontiguousarray(_slot(array, dim, count, k)) for k in range(count)]
+
+
+# Reductions.
+
+_FUNCTIONS: dict[str, np.ufunc] = {
+    "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}  # fmt: skip
+
+# Elements reduced at a time, so that the accumulator stays in the cache.
+_BLOCK = 16 << 10
+
+
+def _reduce(parts: Sequence[np.ndarray], result: np.ndarray, reduction: str) -> None:
+    """Reduce flat arrays element by element, in their order.
+
+    Floats of 16 bits and less are accumulated in f32 and rounded once (decision 310). Integers below 8 bits wrap when
+    their low bits are stored.
+    """
+    function = _FUNCTIONS[reduction]
+    wide = _accumulator(result.dtype)
+    if wide is None:
+        with np.errstate(all="ignore"):
+            function(parts[0], parts[1], out=result) if len(parts) > 1 else np.copyto(result, parts[0])
+            for part in parts[2:]:
+                function(result, part, out=result)
+        return
+    with np.errstate(all="ignore"):
+        for start in range(0, result.size, _BLOCK):
+            at = slice(start, start + _BLOCK)
+            total = parts[0][at].astype(wide)
+            for part in parts[1:]:
+                function(total, part[at].astype(wide), out=total)
+            result[at] = total.astype(result.dtype)
+
+
+def _accumulator(dtype: np.dtype) -> np.dtype | None:
+    """Return the dtype to accumulate in, or None for the dtype itself."""
+    name = from_numpy(dtype)
+    match kind_of(name):
+        case "f" if name not in ("f32", "f64"):
+            return np.dtype(np.float32)
+        case "i" if name in ("i2", "i4"):
+            return np.dtype(np.int8)
+        case "u" if name in ("u2", "u4"):
+            return np.dtype(np.uint8)
+    return None

@@ -1,0 +1,112 @@
+"""What the transports share: who the ranks are, what must be equal on all of them, and the error of a lost rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from aotc.vmfb.errors import CallError
+from aotc.vmfb.host.locks import new_lock
+
+# Seconds between two looks at the word that a rank is lost, in every wait. It bounds the delay of the error; each look
+# costs some microseconds.
+POLL_SECONDS = 0.05
+
+CLOSED = "closed the module"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rank and its process."""
+
+    rank: int
+    host: str
+    process: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host}, process {self.process})"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The rank that all ranks name as lost, and the reason: empty if its process or connection ended."""
+
+    rank: int
+    why: str = ""
+
+    def text(self, peer: object, what: str, *, waiting: bool) -> str:
+        """Return the message of a rank that was ``waiting`` in the collective ``what``, or was about to start it."""
+        verb = self.why or "ended"
+        return f"{peer} {verb} {'during' if waiting and not self.why else 'before'} {what}"
+
+
+class Turn:
+    """Context that admits one thread at a time, and raises in any other.
+
+    A lock would give two calls an order on each rank, but not the same on all: their data would be mixed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise CallError(
+                "",
+                "two threads call collectives of the same ranks at once",
+                hint="call a sharded module from one thread, or give its calls one order on all ranks",
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def own_facts(facts: Mapping[str, str], size: int) -> dict[str, str]:
+    """Return the facts of this rank that must be equal on all: the given ones, the number of ranks, byte order."""
+    return {**facts, "ranks": str(size), "byte order": sys.byteorder}
+
+
+def difference(facts: Sequence[Mapping[str, str]]) -> str:
+    """Return a message that lists the differing facts with the ranks of each value; empty if all ranks agree."""
+    lines = []
+    for name in dict.fromkeys(name for one in facts for name in one):
+        ranks_of: dict[str, list[int]] = {}
+        for rank, one in enumerate(facts):
+            ranks_of.setdefault(one.get(name, "nothing"), []).append(rank)
+        if len(ranks_of) > 1:
+            values = "; ".join(f"{value} on {rank_list(ranks)}" for value, ranks in ranks_of.items())
+            lines.append(f"    {name}: {values}")
+    if not lines:
+        return ""
+    return "\n".join(["the ranks do not run the same model in the same way", *lines])
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 2-7`` of sorted numbers."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def array_bytes(array: np.ndarray) -> memoryview:
+    """Return the bytes of a contiguous array, also of a dtype of ml_dtypes, without a copy.
+
+    Raises
+    ------
+    ValueError
+        If the array is not contiguous.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError("the array is not contiguous")
+    return memoryview(array.reshape(-1).view(np.uint8))

@@ -1,0 +1,381 @@
+"""Ranks connected by MPI, through ctypes and the standard ABI of MPI 5 (``mpi_abi.h``).
+
+One binding serves every MPI with this ABI: MPICH (the wheel ``mpich``), Open MPI, Intel MPI. If a rank dies, its launcher
+(mpirun, srun) ends all processes; a rank that closes its link, or fails, is an error on those that wait for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
+from aotc.vmfb.host.interruption import Watch
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.ranks.loss import CLOSED, Loss, Peer, Turn, array_bytes, difference, own_facts
+from aotc.vmfb.ranks.ranks import Ranks
+
+_NAMES = ("libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so")
+
+# Constants of mpi_abi.h. Handles are pointers.
+_WORLD, _BYTE, _ERRORS_RETURN, _REQUEST_NULL = 0x101, 0x247, 0x143, 0x180
+_THREAD_MULTIPLE = 4096
+_ERROR_STRING = 512
+
+# Tags of messages: data with their header, large data alone, and the word that a rank leaves.
+_DATA, _LARGE, _BYE = 1, 2, 3
+
+# Bytes up to which data are sent in one message with their header, which copies them. Messages of this size are sent
+# at once by every MPI; a second message costs more than the copy.
+_EAGER_BYTES = 8 << 10
+
+# Before the data: crc32 of the collective's name, bytes of data.
+_HEADER = np.dtype([("mark", "<u4"), ("reserved", "<u4"), ("bytes", "<u8")])
+
+# Bytes of the reason for leaving.
+_REASON = 256
+
+# Seconds of a wait in which the processor is only yielded, and the pause between two looks after that. Ranks that share
+# cores lose quanta of several milliseconds to a rank that spins.
+_YIELD_SECONDS, _PAUSE = 0.002, 0.00005
+
+# Seconds between two looks for ranks that leave, in a wait.
+_BYE_SECONDS = 0.01
+
+_Pointer = ctypes.c_void_p
+
+
+def find_library() -> Path | str:
+    """Return the file of the first library with the ABI: ``AOTC_MPI_LIBRARY``, that of the wheel, or the system's."""
+    chosen = os.environ.get("AOTC_MPI_LIBRARY")
+    if chosen:
+        return chosen
+    for name in _NAMES:
+        path = Path(sys.prefix) / "lib" / name
+        if path.exists():
+            return path
+    return _NAMES[0]
+
+
+class _Mpi:
+    """The functions of MPI that are needed, initialized once in a process."""
+
+    def __init__(self) -> None:
+        path = find_library()
+        try:
+            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise CallError(
+                "", f"MPI cannot be loaded: {error}",
+                hint="pip install 'aotc[mpi]', or AOTC_MPI_LIBRARY=<libmpi_abi.so.1 of an MPI 5>",
+            ) from error  # fmt: skip
+        # Calls of one process are made one at a time, whatever level of threads MPI has. None of them waits.
+        self._lock = new_lock()
+        self.ours = False
+        if not self._flag("MPI_Initialized"):
+            level = ctypes.c_int()
+            self.call("MPI_Init_thread", None, None, ctypes.c_int(_THREAD_MULTIPLE), ctypes.byref(level))
+            self.ours = True
+            atexit.register(self._finalize)
+        self.call("MPI_Comm_set_errhandler", _Pointer(_WORLD), _Pointer(_ERRORS_RETURN))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of MPI.
+
+        Raises
+        ------
+        CallError
+            With MPI's message.
+        """
+        with self._lock:
+            status = self._library[name](*arguments)
+        if status:
+            text, length = ctypes.create_string_buffer(_ERROR_STRING), ctypes.c_int()
+            self._library.MPI_Error_string(ctypes.c_int(status), text, ctypes.byref(length))
+            raise CallError("", f"{name}: {text.value.decode(errors='replace')}")
+
+    def integer(self, name: str, communicator: _Pointer) -> int:
+        """Return the result of ``MPI_Comm_rank`` or ``MPI_Comm_size``."""
+        value = ctypes.c_int()
+        self.call(name, communicator, ctypes.byref(value))
+        return value.value
+
+    def duplicate(self) -> _Pointer:
+        """Return a communicator of all ranks, so that links do not get each other's messages."""
+        made = _Pointer()
+        self.call("MPI_Comm_dup", _Pointer(_WORLD), ctypes.byref(made))
+        self.call("MPI_Comm_set_errhandler", made, _Pointer(_ERRORS_RETURN))
+        return made
+
+    def finalized(self) -> bool:
+        """Return True if MPI has ended in this process."""
+        return self._flag("MPI_Finalized")
+
+    def _flag(self, name: str) -> bool:
+        value = ctypes.c_int()
+        self.call(name, ctypes.byref(value))
+        return bool(value.value)
+
+    def _finalize(self) -> None:
+        if not self.finalized():
+            self.call("MPI_Finalize")
+
+
+_LOADED: list[_Mpi] = []
+
+
+def _mpi() -> _Mpi:
+    if not _LOADED:
+        _LOADED.append(_Mpi())
+    return _LOADED[0]
+
+
+class _Requests:
+    """Messages on their way."""
+
+    def __init__(self, mpi: _Mpi, communicator: _Pointer) -> None:
+        self._mpi, self._communicator = mpi, communicator
+        self._requests: list[int] = []
+        self._alive: list[Any] = []
+        self._array: Any = None
+
+    def start(self, name: str, data: np.ndarray, rank: int, tag: int) -> None:
+        """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` of an array of bytes."""
+        request = _Pointer()
+        self._mpi.call(
+            name, _Pointer(data.ctypes.data), ctypes.c_int64(data.nbytes), _Pointer(_BYTE), ctypes.c_int(rank),
+            ctypes.c_int(tag), self._communicator, ctypes.byref(request),
+        )  # fmt: skip
+        self._requests.append(request.value or 0)
+        self._alive.append(data)
+        self._array = None
+
+    def are_done(self) -> bool:
+        """Return True if all messages have arrived or may be forgotten; MPI makes progress meanwhile."""
+        if self._array is None:
+            self._array = (_Pointer * len(self._requests))(*self._requests)
+        done = ctypes.c_int()
+        self._mpi.call(
+            "MPI_Testall", ctypes.c_int(len(self._requests)), self._array, ctypes.byref(done), _Pointer(0)
+        )
+        return bool(done.value)
+
+    def cancel(self) -> None:
+        """Give up messages that have not arrived."""
+        for index in range(len(self._requests)):
+            value = self._array[index] if self._array is not None else self._requests[index]
+            if value not in (None, _REQUEST_NULL):
+                self._mpi.call("MPI_Cancel", ctypes.byref(_Pointer(value)))
+
+
+class MpiLink:
+    """One rank of MPI; see :class:`aotc.vmfb.ranks.link.Link`."""
+
+    def __init__(self, mpi: _Mpi, communicator: _Pointer) -> None:
+        self._mpi, self._communicator = mpi, communicator
+        self.rank = mpi.integer("MPI_Comm_rank", communicator)
+        self.size = mpi.integer("MPI_Comm_size", communicator)
+        self._peers: tuple[Peer, ...] = ()
+        self._turn = Turn()
+        self._failure: tuple[int, str] | None = None
+        self._open = True
+        # A receive for each other rank waits for its word that it leaves.
+        self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
+        self._left: dict[int, str] = {}
+        for rank in self._others():
+            requests, word = _Requests(mpi, communicator), np.zeros(_REASON, np.uint8)
+            requests.start("MPI_Irecv_c", word, rank, _BYE)
+            self._byes[rank] = (word, requests)
+        self._said: _Requests | None = None
+        self._at_exit = weakref.WeakMethod(self.close)
+        atexit.register(_close, self._at_exit)  # before MPI ends: handlers run in reverse
+
+    def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
+        """Send each array to its rank, and fill each array from its rank."""
+        with self._turn:
+            if self._failure is not None:
+                raise RankLost(*self._failure)
+            if not self._open:
+                raise CallError("", f"this rank {CLOSED} before {what}")
+            try:
+                self._move(sends, receives, what)
+            except RankLost as error:
+                self.close(self._left.get(error.rank, CLOSED), error.rank)
+                raise
+            except BaseException as error:
+                self.close(f"failed ({type(error).__name__})")
+                raise
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Compare facts between all ranks.
+
+        Raises
+        ------
+        CallError
+            On all ranks, if they differ.
+        """
+        mine = {"facts": own_facts(facts, self.size), "host": socket.gethostname(), "process": os.getpid()}
+        rows = [json.loads(text) for text in self._gather(json.dumps(mine).encode())]
+        self._peers = tuple(Peer(rank, row["host"], row["process"]) for rank, row in enumerate(rows))
+        differs = difference([row["facts"] for row in rows])
+        if differs:
+            self.close()
+            raise CallError("", differs)
+
+    def close(self, why: str = CLOSED, lost: int | None = None) -> None:
+        """Tell the other ranks that this one leaves, or that it does because ``lost`` did."""
+        if not self._open:
+            return
+        self._open = False
+        if self._mpi.finalized():
+            return
+        text = f"{self.rank if lost is None else lost} {why}".encode()[: _REASON - 1]
+        word = np.zeros(_REASON, np.uint8)
+        word[: len(text)] = np.frombuffer(text, np.uint8)
+        self._said = _Requests(self._mpi, self._communicator)
+        for rank, (_, requests) in self._byes.items():
+            self._said.start("MPI_Isend_c", word, rank, _BYE)
+            if rank not in self._left:
+                requests.cancel()
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all ranks, by rank."""
+        own = np.frombuffer(data, np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = len(own)
+        what, others = "the start", self._others()
+        self.exchange(
+            dict.fromkeys(others, sizes[self.rank : self.rank + 1]), {r: sizes[r : r + 1] for r in others}, what
+        )
+        texts = [own if rank == self.rank else np.zeros(sizes[rank], np.uint8) for rank in range(self.size)]
+        self.exchange(dict.fromkeys(others, own), {rank: texts[rank] for rank in others}, what)
+        return [text.tobytes() for text in texts]
+
+    def _move(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
+        mark = crc32(what.encode())
+        requests = _Requests(self._mpi, self._communicator)
+        messages = {}
+        try:
+            for rank, array in receives.items():
+                if rank != self.rank:
+                    messages[rank] = _receive(requests, rank, array)
+            for rank, array in sends.items():
+                if rank == self.rank:
+                    receives[rank][...] = array
+                else:
+                    _send(requests, rank, array, mark)
+            self._wait(requests, messages, {*sends, *receives}, what)
+        except BaseException:
+            requests.cancel()
+            raise
+        for rank, message in messages.items():
+            data = array_bytes(receives[rank])
+            found = message[: _HEADER.itemsize].view(_HEADER)[0]
+            if (int(found["mark"]), int(found["bytes"])) != (mark, len(data)):
+                raise _other_collective(rank, what)
+            if len(data) <= _EAGER_BYTES:
+                data[:] = memoryview(message[_HEADER.itemsize :])
+
+    def _wait(self, requests: _Requests, messages: Mapping[int, np.ndarray], ranks: set[int], what: str) -> None:
+        interruption, start = Watch(), monotonic()
+        look = start + _BYE_SECONDS
+        while not requests.are_done():
+            now = monotonic()
+            if now < start + _YIELD_SECONDS:
+                os.sched_yield()
+                continue
+            sleep(_PAUSE)
+            if now > look:
+                look = now + _BYE_SECONDS
+                interruption.pending_exception()
+                self._look_for_byes(ranks, what)
+
+    def _look_for_byes(self, ranks: set[int], what: str) -> None:
+        """Raise if a rank that is needed has left, or if any rank has left because of a lost one."""
+        for rank, (word, requests) in self._byes.items():
+            if rank in self._left or not requests.are_done():
+                continue
+            lost, _, self._left[rank] = word.tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
+            if int(lost) != rank:
+                self._fail(int(lost), self._left[rank], what)
+        for rank in sorted(ranks & self._left.keys()):
+            self._fail(rank, self._left[rank], what)
+
+    def _fail(self, rank: int, why: str, what: str) -> None:
+        peer = self._peers[rank] if self._peers else f"rank {rank}"
+        self._left[rank] = why
+        self._failure = rank, Loss(rank, why).text(peer, what, waiting=True)
+        raise RankLost(*self._failure)
+
+
+def _close(method: weakref.WeakMethod[Any]) -> None:
+    close = method()
+    if close is not None:
+        close()
+
+
+def _send(requests: _Requests, rank: int, array: np.ndarray, mark: int) -> None:
+    data = np.frombuffer(array_bytes(array), np.uint8)
+    eager = data.nbytes <= _EAGER_BYTES
+    message = np.empty(_HEADER.itemsize + (data.nbytes if eager else 0), np.uint8)
+    message[: _HEADER.itemsize].view(_HEADER)[0] = (mark, 0, data.nbytes)
+    if eager:
+        message[_HEADER.itemsize :] = data
+    requests.start("MPI_Isend_c", message, rank, _DATA)
+    if not eager:
+        requests.start("MPI_Isend_c", data, rank, _LARGE)
+
+
+def _receive(requests: _Requests, rank: int, array: np.ndarray) -> np.ndarray:
+    """Start to receive; return the message that begins with the header."""
+    data = np.frombuffer(array_bytes(array), np.uint8)
+    eager = data.nbytes <= _EAGER_BYTES
+    message = np.empty(_HEADER.itemsize + (data.nbytes if eager else 0), np.uint8)
+    requests.start("MPI_Irecv_c", message, rank, _DATA)
+    if not eager:
+        requests.start("MPI_Irecv_c", data, rank, _LARGE)
+    return message
+
+
+def _other_collective(rank: int, what: str) -> CallError:
+    return CallError(
+        "", f"rank {rank} is in another collective than {what}",
+        hint="all ranks must make the same calls in the same order",
+    )  # fmt: skip
+
+
+def mpi_link(ranks: Ranks, facts: Mapping[str, str]) -> MpiLink:
+    """Join the ranks that MPI's launcher started.
+
+    Raises
+    ------
+    CallError
+        If MPI is not there, or facts differ.
+    ArgumentValueError
+        If ``ranks`` are not those of MPI.
+    """
+    mpi = _mpi()
+    link = MpiLink(mpi, mpi.duplicate())
+    if (link.rank, link.size) != (ranks.rank, ranks.size):
+        link.close()
+        raise ArgumentValueError(
+            "Ranks", "these are not the ranks of MPI", f"rank {ranks.rank} of {ranks.size}",
+            f"rank {link.rank} of {link.size}, as its launcher says",
+        )  # fmt: skip
+    link.agree(facts)
+    return link

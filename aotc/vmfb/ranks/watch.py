@@ -1,0 +1,172 @@
+"""The watch of ranks that are connected by TCP: a thread in each process, and one decision for all.
+
+Each rank holds a connection to rank 0. The system closes it when the process ends, however it ends. Rank 0 decides which
+rank is lost, and sends the decision to all before anybody reacts, so that all name the same rank. If rank 0 itself ends,
+all see that connection end, and name rank 0.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Mapping
+from time import monotonic, sleep
+from typing import Any
+
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.ranks.frames import BadFrame, FrameReader, send_frame
+from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Loss
+
+# Seconds that rank 0 waits for the connection of a reported rank to end by itself. It does so at once if the process
+# ended; else the rank, or the network between the two, has failed.
+_SUSPECT_SECONDS = 0.3
+
+# Seconds that a rank waits for the decision of rank 0. Then it names the rank whose connection ended.
+_DECISION_SECONDS = 0.8
+
+# Seconds of silence after which the system asks the other machine, seconds between questions, and their number. A
+# machine that is off or cut off is noticed in five seconds. One that is merely slow is not: its system answers. The
+# connections with data have no such limit: their data stay unread while a rank computes.
+_KEEPALIVE = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5_000))
+
+# Characters of a reason that another rank prints.
+_REASON = 500
+
+
+class LossWatch:
+    """Losses as seen by one rank, and the thread that waits for them.
+
+    Parameters
+    ----------
+    rank, size : int
+    connections : mapping of int to socket
+        On rank 0 those to all other ranks, elsewhere the one to rank 0.
+    """
+
+    def __init__(self, rank: int, size: int, connections: Mapping[int, socket.socket]) -> None:
+        self.rank = rank
+        self.size = size
+        self.lost: Loss | None = None
+        self.closed: dict[int, str] = {}
+        self._connections = dict(connections)
+        self._lock = new_lock()
+        self._sending = new_lock()
+        self._suspects: dict[int, float] = {}
+        self._leaving = False
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        threading.Thread(target=self._run, name=f"aotc-rank-{rank}-watch", daemon=True).start()
+
+    def sockets(self) -> list[socket.socket]:
+        """Return all sockets, which a forked child must close: its copies would hide the end of this process."""
+        return [*self._connections.values(), self._wake, self._woken]
+
+    def report(self, rank: int) -> Loss:
+        """Report that the connection to ``rank`` ended while it was needed; return the rank that all name."""
+        if self.rank and 0 not in self.closed:
+            self._tell({"report": rank})
+        elif self.rank:  # the one that decides has closed its module, and ranks that need it fail one after another
+            self._decide(Loss(0, self.closed[0]))
+        elif rank in self.closed:
+            self._decide(Loss(rank, self.closed[rank]))
+        else:
+            self._suspects.setdefault(rank, monotonic())
+            self._notify()
+        end = monotonic() + _DECISION_SECONDS
+        while self.lost is None:
+            sleep(POLL_SECONDS / 10)
+            if self.rank and 0 in self.closed:
+                self._decide(Loss(0, self.closed[0]))
+            elif monotonic() > end:
+                self._decide(Loss(rank, self.closed.get(rank, "")))
+        return self.lost
+
+    def leave(self, why: str = CLOSED) -> None:
+        """Tell the other ranks that this one closes its module, or why it cannot continue."""
+        with self._lock:
+            if self._leaving:
+                return
+            self._leaving = True
+        self._tell({"bye": self.rank, "why": why[:_REASON]})
+        self._notify()
+
+    def _notify(self) -> None:
+        try:
+            self._wake.send(b"\0")
+        except OSError:  # the thread has ended
+            pass
+
+    def _decide(self, loss: Loss) -> None:
+        with self._lock:
+            if self.lost is not None:
+                return
+            if self.rank == 0:  # before a thread that reads the word can leave, which would be told first
+                self._tell({"lost": loss.rank, "why": loss.why})
+            self.lost = loss
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with self._sending:  # two threads must not mix their messages
+            for sock in self._connections.values():
+                send_frame(sock, message)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank, sock in self._connections.items():
+                _keep_alive(sock)
+                selector.register(sock, selectors.EVENT_READ, (rank, FrameReader(sock)))
+            selector.register(self._woken, selectors.EVENT_READ, None)
+            while not self._leaving:
+                for key, _ in selector.select(POLL_SECONDS if self._suspects else None):
+                    if key.data is None:
+                        self._woken.recv(64)
+                    elif not self._receive(*key.data):
+                        selector.unregister(key.fileobj)
+                for rank, since in list(self._suspects.items()):
+                    if monotonic() - since > _SUSPECT_SECONDS:
+                        self._decide(Loss(rank, self.closed.get(rank, "")))
+                        del self._suspects[rank]
+        for sock in self.sockets():
+            sock.close()
+
+    def _receive(self, rank: int, reader: FrameReader) -> bool:
+        """Handle what arrived from ``rank``; return False if its connection ended."""
+        try:
+            while (message := reader.read()) is not None:
+                self._handle(rank, message)
+        except (OSError, BadFrame):
+            if rank not in self.closed:
+                self._decide(Loss(rank))
+            return False
+        return True
+
+    def _handle(self, sender: int, message: dict[str, Any]) -> None:
+        named = next((message[name] for name in ("bye", "lost", "report") if name in message), None)
+        if not isinstance(named, int) or not 0 <= named < self.size:
+            raise BadFrame("a message names no rank")
+        match message:
+            case {"bye": int(rank), "why": str(why)} if sender in (0, rank):
+                self.closed[rank] = why
+                if self.rank == 0:
+                    self._tell(message)
+                    if rank in self._suspects:
+                        self._decide(Loss(rank, why))
+            case {"lost": int(rank), "why": str(why)} if sender == 0:
+                self._decide(Loss(rank, why))
+            case {"report": int(rank)} if self.rank == 0:
+                if rank in self.closed:
+                    self._decide(Loss(rank, self.closed[rank]))
+                else:
+                    self._suspects.setdefault(rank, monotonic())
+            case _:
+                raise BadFrame("unknown message")
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    except OSError:  # it has ended already: the next read says so
+        pass
