@@ -14,8 +14,8 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
-from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.opset import FREE
+from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, split_at_host_reads
 from aotc.ir.program.ir import walk as walk_steps
 from aotc.ir.program.text import print_program

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
     from aotc.vmfb.interfaces import Executable, RuntimeFunction
     from aotc.vmfb.profile.recording import CallRecording
-    from aotc.vmfb.ranks.layout import Mesh
     from aotc.vmfb.ranks.link import Link
     from aotc.vmfb.ranks.member import Member
     from aotc.vmfb.ranks.ranks import Ranks

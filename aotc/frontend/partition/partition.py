@@ -101,7 +101,8 @@ def _check(module: ir.Module, main: Any, path: str) -> None:
             raise CompileError.at(Loc(path), f"argument {number} of a program for several devices is a {kind}")
         if not kind.has_static_shape:
             message = f"argument {number} is {kind}: a program for several devices has known sizes"
-            raise CompileError.at(Loc(path), message, hint="a function for each size: aotc.compile({'b8': f8, 'b64': f64})")
+            hint = "a function for each size: aotc.compile({'b8': f8, 'b64': f64})"
+            raise CompileError.at(Loc(path), message, hint=hint)
     for op in block.operations:
         for value in op.operation.results:
             if isinstance(value.type, ir.RankedTensorType) and not value.type.has_static_shape:
@@ -152,7 +153,8 @@ def _split(module: ir.Module, main: Any, mesh: Mesh, path: str) -> tuple[list[li
     layouts = []
     for (_, types), tilings in zip(ends, (reply["arguments"], reply["results"]), strict=True):
         found = [layout_of_tiling(mesh, t, x.rank) for t, x in zip(tilings or [{}] * len(types), types, strict=True)]
-        layouts.append([x if x is not None and _is_even(mesh, x, t) else None for x, t in zip(found, types, strict=True)])
+        even = [x is not None and _is_even(mesh, x, t) for x, t in zip(found, types, strict=True)]
+        layouts.append([x if fits else None for x, fits in zip(found, even, strict=True)])
     return layouts, local
 
 
@@ -202,9 +204,8 @@ def _ask(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, 
         write_frame(given.fileno(), request, code)
         given.seek(0)
         try:
-            ended = subprocess.run(
-                python_command(_CHILD), stdin=given, stdout=found, stderr=messages, timeout=PARTITION_SECONDS, check=False
-            )
+            command, limit = python_command(_CHILD), PARTITION_SECONDS
+            ended = subprocess.run(command, stdin=given, stdout=found, stderr=messages, timeout=limit, check=False)
         except OSError as error:
             message = f"the system starts no process for XLA's partitioner: {error.strerror}"
             raise CompileError.at(Loc(path), message) from None

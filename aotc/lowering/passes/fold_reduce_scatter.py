@@ -24,8 +24,8 @@ _NAMES = ("all_reduce", "dynamic_slice")
 
 def fold_reduce_scatter(module: Module, options: Options) -> Module:
     """Return ``module`` with ``reduce_scatter`` in place of each ``all_reduce`` that is only sliced by rank."""
-    changed = {n: _folded(f) for n, f in module.functions.items() if "ranks" in f.attrs and "all_reduce" in f.body.names}
-    return module.with_functions(changed)
+    several = {n: f for n, f in module.functions.items() if "ranks" in f.attrs and "all_reduce" in f.body.names}
+    return module.with_functions({n: _folded(f) for n, f in several.items()})
 
 
 def _folded(function: Function) -> Function:

@@ -218,7 +218,8 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
             f"torchrun --nproc-per-node {mesh.size} ..., mpirun -n {mesh.size} ..., or "
             f"aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address='host:port'))"
         )
-        raise BundleError(bundle.where, f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process", hint=hint)
+        message = f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process"
+        raise BundleError(bundle.where, message, hint=hint)
     if found.size != mesh.size:
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and there are {found.size}"
         raise BundleError(bundle.where, message, hint=f"start {mesh.size} processes")
