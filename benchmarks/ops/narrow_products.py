@@ -16,16 +16,15 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 import typer
 
 import aotc
-from aotc.kernels.back_end import codegen_for
 from aotc.targets import TARGETS
 from aotc.vmfb.host.machine import tiles_permitted
 from benchmarks import options, report, timing
+from benchmarks.engines import load_module
 from benchmarks.timing import Call
 
 PAIRS, WIDENED, MATRIX = "cpu:x86-64-v4-bf16", "cpu:x86-64-v4-vnni", "cpu:x86-64-amx"
@@ -80,9 +79,7 @@ def matrix_peak(name: str) -> tuple[Call, float]:
 
 def native(lines: list[str], target: str, memory: np.ndarray) -> Call:
     """Return a call of a function on ``memory``, which is the text of its LLVM IR but for its end."""
-    module = llvm.parse_assembly("\n".join([*lines, "ret void", "}"]))
-    engine = llvm.create_mcjit_compiler(module, codegen_for(TARGETS[target]).machine)
-    engine.finalize_object()
+    engine = load_module("\n".join([*lines, "ret void", "}"]), TARGETS[target])
     KEEP.extend((engine, memory))
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("run"))
     return lambda: call(memory.ctypes.data, memory.ctypes.data + 64)

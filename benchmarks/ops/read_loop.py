@@ -6,10 +6,8 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-import llvmlite.binding as llvm
-
-from aotc.kernels.back_end import codegen_for
 from aotc.targets import resolve_targets
+from benchmarks.engines import load_module
 
 LANES = "<16 x float>"
 
@@ -29,8 +27,7 @@ def read_loop() -> Callable[[int, int], None]:
         "%now = getelementptr i8, ptr %p, i64 %at", *sums[8:], "%m = add i64 %n, 1", "%c = icmp slt i64 %m, %turns",
         "br i1 %c, label %loop, label %end", "end:", *kept, "ret void", "}",
     ])  # fmt: skip
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), codegen_for(resolve_targets("cpu")[0]).machine)
-    engine.finalize_object()
+    engine = load_module(text, resolve_targets("cpu")[0])
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("run"))
 
     def read(address: int, size: int) -> None:

@@ -5,7 +5,6 @@ import ctypes
 import ml_dtypes
 import numpy as np
 import pytest
-from llvmlite import binding as llvm
 from llvmlite import ir
 
 pytest.importorskip("numba_cuda")
@@ -15,6 +14,7 @@ from vmfb.test_cuda import gpu
 import aotc
 from aotc.kernels.cuda.short_pairs import halves, joined
 from aotc.kernels.llvm_types import F32, I32
+from benchmarks.engines import load_module
 
 BF16 = ml_dtypes.bfloat16
 # Zeros, the smallest, subnormal and largest, neighbours of 1, halves of places, infinities, NaN: each with each.
@@ -26,8 +26,6 @@ EDGES = np.array(
 
 def test_halves_are_what_was_joined():
     """Compiled for this machine's CPU, for it has no instruction of a GPU."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(I32, [F32, F32, F32.as_pointer()]), "both")
     b = ir.IRBuilder(function.append_basic_block())
@@ -36,9 +34,7 @@ def test_halves_are_what_was_joined():
     for n, value in enumerate(halves(b, pair)):
         b.store(value, b.gep(found, [ir.Constant(I32, n)]))
     b.ret(pair)
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
-    engine.finalize_object()
+    engine = load_module(str(module))
     kinds = [ctypes.c_uint32, ctypes.c_float, ctypes.c_float, ctypes.POINTER(ctypes.c_float)]
     both = ctypes.CFUNCTYPE(*kinds)(engine.get_function_address("both"))
     for x in EDGES[:-1]:

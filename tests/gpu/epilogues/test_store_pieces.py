@@ -18,6 +18,7 @@ from aotc.kernels.cuda.templates.gemm import epilogue as store_pieces
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ResultPieces
 from aotc.kernels.cuda.templates.steps import FAR, LOAD_AHEAD, STORE
 from aotc.kernels.llvm_types import F32, F64, I32, I64, VOID, i32
+from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cudasim
 
@@ -65,8 +66,6 @@ def load_ahead(module, pieces):
 
 def run_warp(emit, kinds, calls):
     """Run what ``emit`` makes of a builder and a lane on 32 threads; ``calls`` are what it calls: types, Python."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(VOID, [I32, *kinds]), "warp")
     builder = WarpBuilder(function.append_basic_block())
@@ -75,9 +74,7 @@ def run_warp(emit, kinds, calls):
     kept = [ctypes.CFUNCTYPE(*types)(python) for types, python in calls.values()]
     for name, callback in zip(calls, kept):
         llvm.add_symbol(name, ctypes.cast(callback, ctypes.c_void_p).value)
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
-    engine.finalize_object()
+    engine = load_module(str(module))
     native = ctypes.CFUNCTYPE(None, *(C[k] for k in (I32, *kinds)))(engine.get_function_address("warp"))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from aotc.targets import host_target
 from aotc.vmfb import abi
 from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.verify.program import check_commands
+from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cpu
 
@@ -122,11 +122,7 @@ class Executor:
         self.library = ctypes.CDLL(str(path))
         self.library.aotc_pool_bytes.restype = self.library.aotc_run.restype = ctypes.c_int64
         self.pool = aligned(self.library.aotc_pool_bytes() // 8)
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(KERNELS), machine)
-        self.engine.finalize_object()
+        self.engine = load_module(KERNELS)
         self.kernels = [self.engine.get_function_address(name) for name in ("stamp", "countdown")]
 
     def prepare(self, nodes: list[abi.Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from kernels.executor.test_executor import STRIDE, Command, Executor, aligned, graph, pointer
 
 from aotc.vmfb import abi
+from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cpu
 
@@ -68,9 +68,7 @@ class SlowCaller(Executor):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self.slow = llvm.create_mcjit_compiler(llvm.parse_assembly(SLOW), machine)
-        self.slow.finalize_object()
+        self.slow = load_module(SLOW)
         self.kernels = [self.slow.get_function_address("slow")]
         self.trial = aligned(abi.TRIAL_HEADER + abi.ROW_WORDS * 4096)
         self.trial[abi.TRIAL_CAPACITY] = 4096

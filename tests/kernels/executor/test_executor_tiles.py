@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from kernels.executor.test_executor import Executor, aligned, loop, pointer
 
 from aotc.vmfb import abi
+from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cpu
 
@@ -83,9 +83,7 @@ class TileExecutor(Executor):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self.items = llvm.create_mcjit_compiler(llvm.parse_assembly(ITEM), machine)
-        self.items.finalize_object()
+        self.items = load_module(ITEM)
         self.kernels.append(self.items.get_function_address("item"))
 
 

@@ -25,6 +25,7 @@ from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
+from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cpu
 
@@ -103,8 +104,7 @@ class Native:
             parsed, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options(3))
         )
         self.assembly = tm.emit_assembly(parsed)
-        self.engine = llvm.create_mcjit_compiler(parsed, tm)
-        self.engine.finalize_object()
+        self.engine = load_module(parsed, target)
         self.address = self.engine.get_function_address("run")
 
     def __call__(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, *values: int) -> None:

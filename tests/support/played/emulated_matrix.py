@@ -22,13 +22,13 @@ from aotc.targets import TARGETS, Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.host.machine import cpu_features
 from aotc.vmfb.memory.pointers import aligned_bytes
+from benchmarks.engines import load_module
 
 REGISTERS, ROWS, LINE = 8, 16, 64
 HERE = TARGETS["cpu:x86-64-v4"]
 """What the code around the instructions is compiled for."""
 runs_here = cpu_features().issuperset(HERE.features)
 
-_KEPT: list[object] = []  # LLVM does not always survive the end of an engine
 _I, _P, _L = ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64
 _INSTRUCTIONS = {
     "ldtilecfg": (_P,), "tilerelease": (), "tilezero": (_I,), "tileloadd64": (_I, _P, _L),
@@ -116,9 +116,7 @@ class Emulated:
         library = back_end.parse(text, HERE)
         library.retarget(HERE)
         library.verify()
-        self._engine = llvm.create_mcjit_compiler(library.module, back_end.codegen_for(HERE).machine)
-        self._engine.finalize_object()
-        _KEPT.append(self)
+        self._engine = load_module(library.module, HERE)
 
     def address(self, name: str) -> int:
         """Return where a function is."""

@@ -9,7 +9,6 @@ import ctypes
 import re
 from collections.abc import Sequence
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from aotc.ir.loop.ir import Kernel
@@ -17,10 +16,10 @@ from aotc.ir.loop.scratch import scratch_layout
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.targets import TARGETS, Target
+from benchmarks.engines import load_module
 
 HERE = TARGETS["cpu:x86-64-v3"]
 """What the code around the instructions is compiled for."""
-_KEPT: list[object] = []  # LLVM does not always survive the end of an engine
 _QUADS = """
 define <4 x i32> @"{name}"(<4 x i32> %s, <16 x i8> %x, <16 x i8> %y) {{
   %a = {left} <16 x i8> %x to <16 x i32>
@@ -138,9 +137,7 @@ def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], di
     library = back_end.parse(text, HERE)
     library.retarget(HERE)
     library.verify()
-    engine = llvm.create_mcjit_compiler(library.module, back_end.codegen_for(HERE).machine)
-    engine.finalize_object()
-    _KEPT.append(engine)
+    engine = load_module(library.module, HERE)
     pointers = (ctypes.c_void_p * len(buffers))(*(x.ctypes.data for x in buffers))
     monitor = (ctypes.c_int64 * 64)()
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
