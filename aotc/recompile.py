@@ -10,7 +10,7 @@ from typing import Any
 
 from aotc.bundle import Bundle
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
-from aotc.frontend.artifact import text_of
+from aotc.frontend.artifact import shortened_mlir_text
 from aotc.frontend.mlir import RawModel, try_in_child
 from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
@@ -130,7 +130,7 @@ def source_text(opened: OpenedBundle) -> str:
     BundleError
         If the bundle has no source, or the source is damaged.
     """
-    return text_of(_model(opened.where, restore(opened)))
+    return shortened_mlir_text(_model(opened.where, restore(opened)))
 
 
 def model_of(

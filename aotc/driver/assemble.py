@@ -15,7 +15,7 @@ import numpy as np
 import aotc
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.driver.compress_constants import compress_constants
-from aotc.driver.function_signatures import binding_entries, name_sizes, program_entry, signature
+from aotc.driver.function_signatures import binding_entries, program_entry, rename_size_symbols, signature_entry
 from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
@@ -157,11 +157,11 @@ def _written(
     devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
     functions = {
-        f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
+        f.name: signature_entry(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
         for f in module.functions.values()
         if f.public
     }
-    name_sizes(entries, functions)
+    rename_size_symbols(entries, functions)
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
@@ -251,15 +251,15 @@ def _images(
     replaced = options.replaced("cuda")
     if not calls and not replaced:
         return build_images(kernels, target, options, entry)
-    from aotc.driver.gpu_sources import refused_call, sources_of  # imports Numba and its simulator
+    from aotc.driver.gpu_sources import gpu_kernel_sources, uncompiled_call_error  # imports Numba and its simulator
 
     try:
-        sources = sources_of(kernels, calls, replaced, target, options)
+        sources = gpu_kernel_sources(kernels, calls, replaced, target, options)
         return build_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:
             raise replacement_error(refusal.symbol, refusal.reason) from None
-        raise refused_call(calls[refusal.symbol], refusal.reason) from None
+        raise uncompiled_call_error(calls[refusal.symbol], refusal.reason) from None
 
 
 def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:

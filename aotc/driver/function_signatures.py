@@ -20,7 +20,7 @@ from aotc.vmfb.ranks.layout import mesh_of, whole_shape
 from aotc.vmfb.trees import mark_unused
 
 
-def signature(
+def signature_entry(
     f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
 ) -> dict[str, Any]:
     """Return the manifest entry of a public function: arguments, results, pytrees.
@@ -94,7 +94,7 @@ def binding_entries(v: Variant) -> dict[str, Any]:
     return entries
 
 
-def name_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
+def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
     """Rename the symbolic sizes of ``call`` programs as in the public signatures: lowering renames some symbols."""
     for entry in entries:
         for name, row in entry.get("prepared", {}).items():
@@ -106,7 +106,7 @@ def name_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Map
 
 
 def _half(f: Function, v: Variant) -> dict[str, Any]:
-    said = signature(f, taken=v.taken.get(f.name, ()))
+    said = signature_entry(f, taken=v.taken.get(f.name, ()))
     own = {key: said[key] for key in ("arguments", "results")}
     return {"name": f.name, **own, **program_entry(v.programs[f.name])}
 

@@ -28,7 +28,7 @@ from aotc.vmfb.devices.cuda.device import obstacle
 from aotc.vmfb.errors import CallError
 
 
-def sources_of(
+def gpu_kernel_sources(
     kernels: Sequence[Kernel], calls: Mapping[str, CustomCall], replaced: Mapping[str, str], target: Target,
     options: Options,
 ) -> dict[str, str]:  # fmt: skip
@@ -54,7 +54,7 @@ def sources_of(
     return sources | trials
 
 
-def refused_call(call: CustomCall, reason: str) -> CompileError:
+def uncompiled_call_error(call: CustomCall, reason: str) -> CompileError:
     """Return the error for a custom call whose function for GPUs cannot be compiled."""
     message = f"custom call @{call.name}: its function for GPUs cannot be compiled into the bundle: {reason}"
     return CompileError.at(call.loc, message, hint="change it, or register the call without gpu= to run it on the host")
@@ -63,11 +63,11 @@ def refused_call(call: CustomCall, reason: str) -> CompileError:
 def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
     known = registered_call(call.name)
     if known is None or known.gpu is None:
-        raise refused_call(call, "it is not registered any more")
+        raise uncompiled_call_error(call, "it is not registered any more")
     try:
         return users_module(kernel, known.gpu.function, call.attributes, target)
     except Refused as error:
-        raise refused_call(call, str(error)) from None
+        raise uncompiled_call_error(call, str(error)) from None
 
 
 def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str:

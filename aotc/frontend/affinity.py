@@ -18,7 +18,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.session import State
 from aotc.options import DEVICE, HOST, Options
 
@@ -104,9 +104,9 @@ def check_signatures(functions: Mapping[str, Any], options: Options, path: str) 
 def _signature(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
     """Yield attribute, device, description and location of each affinity of a function, its arguments and results."""
     own = function.operation
-    name, loc = f"@{own.attributes['sym_name'].value}", to_loc(own.location, path)
+    name, loc = f"@{own.attributes['sym_name'].value}", loc_from_mlir(own.location, path)
     rows = [(f"of {name}", own.attributes, loc)]
-    places = [to_loc(a.location, path) for block in own.regions[0].blocks for a in block.arguments]
+    places = [loc_from_mlir(a.location, path) for block in own.regions[0].blocks for a in block.arguments]
     if "arg_attrs" in own.attributes:
         arguments = zip_longest(own.attributes["arg_attrs"], places, fillvalue=loc)  # a declaration has no block
         rows += [(f"of argument {n} of {name}", attributes, place) for n, (attributes, place) in enumerate(arguments)]
@@ -225,7 +225,7 @@ def transferred_to_devices(state: State, leaves: Collection[Any], devices: Colle
     )
 
 
-def placement_of(op: Any, devices: Collection[str]) -> str:
+def placement_annotation(op: Any, devices: Collection[str]) -> str:
     """Return the device to which ``annotate_device_placement`` or ``Sharding`` moves its operand; else empty."""
     return _memory(frontend_attribute(op, _PLACEMENT), devices) or _sharded(op.attributes.get(_SHARDING), devices)
 

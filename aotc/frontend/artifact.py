@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.hidden_ops import hide_ops, operations_of, show_ops
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir import RawModel, upgrade_module
 from aotc.source.bytecode import is_portable
 
@@ -83,8 +83,8 @@ def numbered_model(raw: RawModel) -> NumberedModel:
         except ir.MLIRError:  # an op of another dialect whose text does not read back
             return NumberedModel(lines, places, raw)
         for op, same in zip(list(operations_of(module)), list(operations_of(printed)), strict=True):
-            loc, at = to_loc(op.location, ""), same.location
-            places[to_loc(at, "").line - 1] = loc.source or loc.name
+            loc, at = loc_from_mlir(op.location, ""), same.location
+            places[loc_from_mlir(at, "").line - 1] = loc.source or loc.name
             if getattr(ir.Operation.location, "fset", None) is not None:
                 op.location = ir.Location.fused([op.location, at])
         return NumberedModel(lines, places, replace(raw, data=module_bytes(module), rewritten=b""))
@@ -101,7 +101,7 @@ def _shown(raw: RawModel) -> ir.Module:
     return module
 
 
-def text_of(raw: RawModel) -> str:
+def shortened_mlir_text(raw: RawModel) -> str:
     """Return the text of a model without large constants and locations.
 
     Raises

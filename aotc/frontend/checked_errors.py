@@ -18,7 +18,7 @@ from aotc.vmfb.dtypes import from_numpy, kind_of
 from aotc.vmfb.messages import field_text, literal, shown_as
 
 
-def checks_of(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+def checkify_checks(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
     """Return the checks in an error pytree, whose leaves have ``types``, in order.
 
     If the types are None, messages do not show values.

@@ -51,7 +51,7 @@ def _is_key(value: Any) -> bool:
     return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
-def deserialize(data: bytes) -> jax.export.Exported | None:
+def deserialize_exported(data: bytes) -> jax.export.Exported | None:
     """Return the ``Exported`` in ``data``, or None if it is not such a blob."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint=install_command("compile"))

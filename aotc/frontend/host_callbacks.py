@@ -26,7 +26,7 @@ from jax._src import callback as jax_callback
 from jax._src import checkify, debugging
 
 from aotc.frontend.calls.callbacks import TARGET
-from aotc.frontend.checked_errors import checks_of
+from aotc.frontend.checked_errors import checkify_checks
 
 Record = Mapping[str, Any]
 _KINDS = {
@@ -81,7 +81,7 @@ def _print(ctx: Any, *args: Any, ordered: bool = False, **_: Any) -> Sequence[An
 def _check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_: Any) -> Sequence[Any]:
     if debug:  # of checkify.debug_check, which only checkify.checkify enables
         return []
-    return _emit(ctx, args, {"kind": "check", "checks": checks_of(err_tree, ctx.avals_in)})
+    return _emit(ctx, args, {"kind": "check", "checks": checkify_checks(err_tree, ctx.avals_in)})
 
 
 def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
@@ -111,7 +111,7 @@ def _record_of(wrapped: Any) -> Record:
     ordered = "callback_without_token" in (held := _closure_values(wrapped))
     function = _closure_values(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
     if isinstance(function, functools.partial) and function.func is checkify.python_err:
-        return {"kind": "check", "checks": checks_of(function.args[0], None)}
+        return {"kind": "check", "checks": checkify_checks(function.args[0], None)}
     maker = getattr(function, "__qualname__", "").partition(".")[0]
     return _of_function(_KINDS.get(maker, "a callback"), _closure_values(function).get("callback", function), ordered)
 

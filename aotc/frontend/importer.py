@@ -17,9 +17,9 @@ from aotc.frontend.entry_attrs import attribute_dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
-from aotc.frontend.locations import place_of, to_loc
-from aotc.frontend.mlir import RawModel, fetch, read_source, show_lines
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, leaf_types
+from aotc.frontend.locations import loc_from_mlir, location_of_mlir_op
+from aotc.frontend.mlir import RawModel, add_source_lines, fetch, read_source
+from aotc.frontend.mlir_types import DYNAMIC, leaf_types, stablehlo_bounds
 from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
@@ -84,7 +84,7 @@ def import_raw(
                 read = read_source(raw, platform, parsed=parsed, context=context)
                 return import_module(read.module, read.path, read.metadata, journal, options or Options())
         except CompileError as error:
-            show_lines(error, raw)
+            add_source_lines(error, raw)
             raise
         except RuntimeError as error:
             if not _NOT_UTF8.search(str(error)):
@@ -246,7 +246,7 @@ def _is_private(function: Any) -> bool:
 def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
     """Return the dims of each argument; every unknown size is a new symbol."""
     shapes = []
-    for leaf in _argument_types(function, to_loc(function.operation.location, session.path)):
+    for leaf in _argument_types(function, loc_from_mlir(function.operation.location, session.path)):
         _, sizes = session.parts(leaf)
         shapes.append(tuple(session.fresh_symbol() if n == DYNAMIC else n for n in sizes))
     return shapes
@@ -277,7 +277,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         body = _checked(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
         body = Region(tuple(params), (), ())
-    loc = to_loc(function.operation.location, session.path)
+    loc = loc_from_mlir(function.operation.location, session.path)
     attrs = entry_attrs(function, block, metadata, session.devices, loc)
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
@@ -291,7 +291,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
 def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Sequence[Dim]]) -> None:
     """Require at every call that arguments are no larger than their types allow."""
     for t, shape in zip(types, shapes, strict=True):
-        for size, bound in zip(shape, bounds_of(t)):
+        for size, bound in zip(shape, stablehlo_bounds(t)):
             if bound != DYNAMIC:
                 state.require("le", size, bound, "a size of {0} of an argument, of which the type allows {1}")
 
@@ -340,7 +340,7 @@ def import_block(state: State, block: Any) -> list[Value]:
     outer, session = (state.loc, state.op), state.session
     for view in block.operations:
         op = view.operation
-        state.loc, state.op = place_of(op, session.path, session.places), op.name.replace("aotc.", "chlo.")
+        state.loc, state.op = location_of_mlir_op(op, session.path, session.places), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
             with on_compute_side(state, op):
                 results = state.operands(op)
@@ -369,7 +369,7 @@ def _import_op(state: State, op: Any) -> None:
         state.placeholder(op)
     if journal:
         if outcome != IMPORTED and len(journal.entries) == seen:
-            journal.add_inner(op, lambda inner: place_of(inner, session.path, session.places))
+            journal.add_inner(op, lambda inner: location_of_mlir_op(inner, session.path, session.places))
         journal.add(op, loc, outcome, findings)
 
 
@@ -438,6 +438,6 @@ def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, ke
     finally:
         session.open.discard(key)
     name = session.fresh_name(callee)
-    session.functions[name] = Function(name, body, False, {}, to_loc(function.operation.location, session.path))
+    session.functions[name] = Function(name, body, False, {}, loc_from_mlir(function.operation.location, session.path))
     session.called.append((callee, known))
     return Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))

@@ -16,7 +16,7 @@ from aotc.frontend.hidden_ops import operations_of, replace_op, reveal_hidden_op
 from aotc.frontend.importers.elementwise import is_complex_only
 from aotc.frontend.importers.elementwise_math import OF_CHLO
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.op_importers import IMPORTERS
 
 mhlo.register_mhlo_passes()
@@ -104,7 +104,7 @@ def _check_types(op: Any, path: str) -> None:
 
 def _refused(op: Any, path: str, message: str, hint: str) -> CompileError:
     snippet = op.get_asm(large_elements_limit=8).splitlines()[0]
-    return CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=snippet)
+    return CompileError.at(loc_from_mlir(op.location, path), message, hint=hint, snippet=snippet)
 
 
 def _inline(op: Any) -> None:

@@ -25,21 +25,21 @@ _LAYER = re.compile(r"(?:.*\.)?([A-Za-z]\w*)\.(?:__call__|call|forward)")
 _Frame = tuple[str, str, int]  # function, file and line
 
 
-def place_of(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
+def location_of_mlir_op(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
     """Return the location of ``op``.
 
     All ops of a location share one object, cached in ``known``; without ``known``, each op has its own.
     """
     location = op.location
     if known is None:
-        return to_loc(location, path)
+        return loc_from_mlir(location, path)
     loc = known.get(location.attr)
     if loc is None:
-        known[location.attr] = loc = to_loc(location, path)
+        known[location.attr] = loc = loc_from_mlir(location, path)
     return loc
 
 
-def to_loc(location: Any, path: str) -> Loc:
+def loc_from_mlir(location: Any, path: str) -> Loc:
     """Return an MLIR location as a :class:`Loc`.
 
     A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any

@@ -289,7 +289,7 @@ def _from_blob(data: bytes, path: str) -> RawModel:
     from aotc.frontend import from_jax
     from aotc.frontend.jax_program import from_exported
 
-    exported = from_jax.deserialize(data)
+    exported = from_jax.deserialize_exported(data)
     if exported is None and is_readable(data):
         return RawModel(data, path)  # MLIR's parser reports the error
     if exported is None:
@@ -339,10 +339,10 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
 def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Finding:
     place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib returns the base class, which has no line
     line, column = (int(place[1]), int(place[2])) if place else (0, 0)
-    return pointed(Finding(diagnostic.message, Loc(path, line, column), hint=hint), lines)
+    return finding_with_source_line(Finding(diagnostic.message, Loc(path, line, column), hint=hint), lines)
 
 
-def pointed(finding: Finding, lines: Sequence[str]) -> Finding:
+def finding_with_source_line(finding: Finding, lines: Sequence[str]) -> Finding:
     """Return ``finding`` with its line of the model's text, and a caret under the operand whose number it mentions."""
     line, column = finding.loc.line, finding.loc.column
     if finding.snippet or not 0 < line <= len(lines):
@@ -369,7 +369,7 @@ def lines_shown(model: Any) -> Iterator[None]:
             except (OSError, ValueError):
                 text = b""
             if isinstance(text, str | bytes):
-                show_lines(error, RawModel(text, os.fspath(one) if is_path else text_name(name)))
+                add_source_lines(error, RawModel(text, os.fspath(one) if is_path else text_name(name)))
         raise
 
 
@@ -378,12 +378,12 @@ def text_name(name: Any) -> str:
     return "" if name is None else f"<{name}>"
 
 
-def show_lines(error: CompileError, raw: RawModel) -> None:
+def add_source_lines(error: CompileError, raw: RawModel) -> None:
     """Add the line of the model's text to findings."""
     code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
     if is_readable(code):
         lines = code.decode().splitlines()
-        error.findings = [pointed(f, lines) if f.loc.path == raw.path else f for f in error.findings]
+        error.findings = [finding_with_source_line(f, lines) if f.loc.path == raw.path else f for f in error.findings]
 
 
 def _around(line: str, at: int) -> tuple[str, int]:

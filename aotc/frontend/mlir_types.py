@@ -90,7 +90,7 @@ def dtype_text(t: ir.Type) -> str:
     return _DTYPE_NAMES.get(element, element)
 
 
-def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
+def dtype_and_sizes(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
     """Return the dtype name and the sizes (``DYNAMIC`` if unknown) of a tensor or scalar type.
 
     ``path`` is the file, for the error of an unsupported type.
@@ -131,7 +131,7 @@ def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
         raise CompileError.at(loc, message, hint=f"at most {MOST_BYTES:,}")
 
 
-def bounds_of(t: ir.Type) -> tuple[int, ...]:
+def stablehlo_bounds(t: ir.Type) -> tuple[int, ...]:
     """Return the bound in ``#stablehlo.bounds`` of each dim of a type, ``DYNAMIC`` if there is none."""
     encoding = t.encoding if isinstance(t, ir.RankedTensorType) else None
     if encoding is None or not stablehlo.TypeExtensions.isinstance(encoding):
@@ -161,7 +161,7 @@ def integer_tuple(attribute: Any) -> tuple[int, ...]:
     return tuple(int(x) for x in attribute)
 
 
-def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
+def integer_attribute_tuple(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
     """Return the integer array attribute ``name`` of an op, or ``default``."""
     return integer_tuple(op.attributes[name]) if name in op.attributes else tuple(default)
 
@@ -192,6 +192,6 @@ def discardable_integer(attributes: Any, name: str, default: int, loc: Loc) -> i
     raise CompileError.at(loc, f"{name} is {attribute}, expected an integer", hint=f"{name} = {default} : i32")
 
 
-def get_value(op: Any, name: str, default: Any) -> Any:
+def attribute_value(op: Any, name: str, default: Any) -> Any:
     """Return the Python value of a simple attribute, or ``default``."""
     return op.attributes[name].value if name in op.attributes else default

@@ -58,7 +58,7 @@ def _demanded(
         try:  # wrong number or rank of operands: the type rule reports it
             OPS[name].infer(types, attrs, (), given)
         except RuleError as error:
-            message, hint = broken_rule(state.op, error)
+            message, hint = broken_type_rule(state.op, error)
             raise CompileError.at(state.loc, message, hint=hint) from None
         raise
     for c in found:
@@ -66,14 +66,14 @@ def _demanded(
     return found
 
 
-def broken_rule(op: str, error: RuleError) -> tuple[str, str]:
+def broken_type_rule(op: str, error: RuleError) -> tuple[str, str]:
     """Return message and hint for an op whose operands violate a type rule: its own, or that of a part of it."""
     message = str(error)
     hint = f"element types and sizes that {op} takes" if op else "operands of other types"
     return (message if not op or op in message else f"{op}: {message}"), hint
 
 
-def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
+def require_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
     """Return ``v`` with the dims ``shape``; require each dim to be equal, unless that is proven."""
     for own, size in zip(v.type.shape, shape):
         if own != size:
@@ -93,7 +93,7 @@ def require_types(state: Scope, values: Sequence[Value], given: Sequence[TensorT
     """Return ``values``, required to have the shapes of the ``given`` types where their ranks match."""
     if len(given) != len(values):
         return values
-    return [with_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
+    return [require_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
 
 
 def require_stated_sizes(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:

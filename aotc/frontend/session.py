@@ -15,7 +15,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, check_size, integer_tuple, leaf_types, parts_of
+from aotc.frontend.mlir_types import DYNAMIC, check_size, dtype_and_sizes, integer_tuple, leaf_types, stablehlo_bounds
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims.algebra import Dim, Expr, Sym, lone_atom, sym
@@ -150,7 +150,7 @@ class ImportSession:
                 self.quantized = True
                 dtypes = {"storage": q.storage, "expressed": q.expressed}
                 pair = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
-            self.types[t] = pair = pair or parts_of(t, self.path)
+            self.types[t] = pair = pair or dtype_and_sizes(t, self.path)
         return pair
 
 
@@ -205,7 +205,7 @@ class State:
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
             requirements.require_stated_sizes(self, results, [self.session.parts(leaf)[1] for leaf in leaves])
-            requirements.require_bounds(self, results, [bounds_of(leaf) for leaf in leaves])
+            requirements.require_bounds(self, results, [stablehlo_bounds(leaf) for leaf in leaves])
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Distribute ``tensors`` to MLIR ``values`` by their types."""
@@ -273,7 +273,7 @@ class State:
         try:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
         except RuleError as error:
-            message, hint = requirements.broken_rule(self.op, error)
+            message, hint = requirements.broken_type_rule(self.op, error)
             raise CompileError.at(self.loc, message, hint=hint) from None
         for t in result_types:
             if t not in self.session.fitting:
@@ -281,7 +281,7 @@ class State:
                 self.session.fitting.add(t)
         results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
-        if result_types and shape_values.trackable(result_types[0]):
+        if result_types and shape_values.has_shape_value(result_types[0]):
             self._track(name, operands, types, attrs, results[0])
         return results
 
@@ -289,11 +289,11 @@ class State:
         self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
     ) -> None:
         known = [self.known[v] for v in operands if v in self.known]
-        decided = shape_values.absorb(name, known) if result.type.dtype == "i1" else None
+        decided = shape_values.fold_boolean_by_one_operand(name, known) if result.type.dtype == "i1" else None
         if decided is not None:
             self.known[result] = decided
         if len(known) == len(operands):
-            folded = shape_values.fold(name, known, types, attrs, result.type, self.session.positive)
+            folded = shape_values.fold_shape_value(name, known, types, attrs, result.type, self.session.positive)
             if folded is not None and self.session.sizes:
                 folded = self._if_negatives_agree(folded, name, known, types, attrs, result)
             if folded is not None:
@@ -320,7 +320,7 @@ class State:
         if not signed:
             return folded
         wider = [tuple(substitute(d, signed) for d in values) for values in known]
-        again = shape_values.fold(name, wider, types, attrs, result.type, self.session.positive)
+        again = shape_values.fold_shape_value(name, wider, types, attrs, result.type, self.session.positive)
         return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
     def _spread(self, operands: Sequence[Value]) -> list[Value]:
@@ -360,10 +360,10 @@ class State:
                 f"{what} depends on data inside a loop, a branch or a callee",
                 hint="compute the size in the entry function, outside of loops, and hand it on",
             )
-        if not shape_values.trackable(v.type):
+        if not shape_values.has_shape_value(v.type):
             self.fail(f"{what} is {v.type}", hint=f"at most {SHAPE_ELEMENTS} sizes can be read")
         names = []
-        for n in range(shape_values.count(v.type)):
+        for n in range(shape_values.static_element_count(v.type)):
             scalar = v
             if v.type.rank:
                 one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
@@ -423,7 +423,7 @@ class State:
                 types = [self.static_type(leaf) for leaf in leaf_types(v.type)]
             except CompileError:
                 types = None
-            if types is None or any(shape_values.trackable(t) for t in types):
+            if types is None or any(shape_values.has_shape_value(t) for t in types):
                 self.values[v] = None
             else:
                 attrs = {"target": PLACEHOLDER, "config": {}, "api_version": 1, "has_side_effect": False, "aliases": ()}

@@ -1,7 +1,7 @@
 """Abstract interpretation of shape arithmetic: the *shape value* of a small integer tensor is a tuple of dims.
 
-:func:`fold` evaluates one op on shape values, or returns None for an unknown value. So the size of a dynamic result
-becomes the expression that the model computed for it.
+:func:`fold_shape_value` evaluates one op on shape values, or returns None for an unknown value. So the size of a dynamic
+result becomes the expression that the model computed for it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 Known = tuple[Dim, ...]
 
 
-def trackable(t: TensorType) -> bool:
+def has_shape_value(t: TensorType) -> bool:
     """Is ``t`` an integer or boolean type of known, small size, whose values may have shape values?"""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
     return math.prod(static_sizes(t)) <= SHAPE_ELEMENTS
 
 
-def count(t: TensorType) -> int:
+def static_element_count(t: TensorType) -> int:
     """Return the number of elements of a type of known size."""
     return math.prod(static_sizes(t))
 
@@ -102,7 +102,7 @@ _OF_BOOLEANS: dict[str, Callable[[Dim, Dim], Dim | None]] = {
 }  # fmt: skip
 
 
-def fold(
+def fold_shape_value(
     name: str,
     operands: Sequence[Known],
     types: Sequence[TensorType],
@@ -139,7 +139,7 @@ def _fits(value: Dim, dtype: str) -> bool:
     return low <= value < high
 
 
-def absorb(name: str, known: Sequence[Known]) -> Known | None:
+def fold_boolean_by_one_operand(name: str, known: Sequence[Known]) -> Known | None:
     """Return the shape value of a boolean ``and``/``or`` that one operand alone determines, else None."""
     match name:
         case "and":

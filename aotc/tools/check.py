@@ -28,7 +28,7 @@ import aotc
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
-from aotc.driver.assemble import Ahead, assemble, signature
+from aotc.driver.assemble import Ahead, assemble, signature_entry
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import RawModel, fetch
 from aotc.frontend.xla import run_xla
@@ -215,7 +215,7 @@ class Checker:
     @property
     def arguments(self) -> list[dict[str, Any]]:
         """The arguments of the function, as in a bundle's manifest."""
-        rows: list[dict[str, Any]] = signature(self.function)["arguments"]
+        rows: list[dict[str, Any]] = signature_entry(self.function)["arguments"]
         return rows
 
     @callers_errors()

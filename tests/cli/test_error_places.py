@@ -46,13 +46,13 @@ def test_the_caret_is_under_what_is_wrong(line, under, said, as_file, tmp_path):
 
 def test_an_operand_by_number_has_the_caret():
     from aotc.diagnostics import Finding, Loc
-    from aotc.frontend.mlir import pointed
+    from aotc.frontend.mlir import finding_with_source_line
 
     line = "  %z, %w = stablehlo.thing %arg0, %1#0, %c : tensor<4xf32>"
     for n, name in enumerate(("%arg0", "%1#0", "%c")):
-        found = pointed(Finding(f"operand #{n} must be a tensor", Loc("m", 1, 12)), [line])
+        found = finding_with_source_line(Finding(f"operand #{n} must be a tensor", Loc("m", 1, 12)), [line])
         assert found.snippet[found.caret :].startswith(name)
-    found = pointed(Finding("operand #9 must be a tensor", Loc("m", 1, 12)), [line])
+    found = finding_with_source_line(Finding("operand #9 must be a tensor", Loc("m", 1, 12)), [line])
     assert found.snippet[found.caret :].startswith("stablehlo.thing")
 
 

@@ -160,7 +160,7 @@ def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
 
 
 def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
-    monkeypatch.setattr(aotc.driver.assemble, "signature", lambda f, devices, taken: {"arguments": 3})
+    monkeypatch.setattr(aotc.driver.assemble, "signature_entry", lambda f, devices, taken: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
         aotc.compile(MODEL)
 

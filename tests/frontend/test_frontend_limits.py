@@ -10,7 +10,7 @@ from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import MOST_NUMBERS
 from aotc.frontend.model_text import MOST_BRACES
 from aotc.frontend.quantized.products import I32_TERMS
-from aotc.frontend.shape_values import trackable
+from aotc.frontend.shape_values import has_shape_value
 from aotc.ir.tensor.ir import TensorType, walk
 from aotc.ir.tensor.text import INLINE_ELEMENTS, print_module
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
@@ -26,7 +26,7 @@ def test_large_constants_are_not_copied(more):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_small_integer_tensors_are_followed_as_dims(more):
-    assert trackable(TensorType("i32", (SHAPE_ELEMENTS + more,))) == (more == 0)
+    assert has_shape_value(TensorType("i32", (SHAPE_ELEMENTS + more,))) == (more == 0)
 
 
 @pytest.mark.parametrize("more", [0, 1])

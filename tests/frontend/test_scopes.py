@@ -10,7 +10,7 @@ import pytest
 
 import aotc
 from aotc.frontend.importer import import_raw
-from aotc.frontend.locations import MOST_NODES, to_loc
+from aotc.frontend.locations import MOST_NODES, loc_from_mlir
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor.ir import walk
 from aotc.lowering.passes.inline import inline
@@ -148,7 +148,7 @@ def test_location_that_repeats_itself_ends():
         location = ir.Location.file("a.py", 1, 1)
         for _ in range(60):
             location = ir.Location.callsite(location, [location])
-        assert to_loc(location, "").source == "a.py:1"
+        assert loc_from_mlir(location, "").source == "a.py:1"
     assert MOST_NODES < 1000
 
 

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.lapack import into_memory, options_of, out_of_memory, unpack_eigenvectors, without_factors
+from aotc.frontend.calls.lapack import (
+    bind_results_in_model_order,
+    lapack_call_options,
+    operands_in_memory_order,
+    results_with_zero_factors,
+    unpack_eigenvectors,
+)
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
@@ -24,80 +30,86 @@ def _call(state: State, routine: str, operands: list[Value], options: dict[str, 
 
 def _plain(routine: str, state: State, op: Any) -> None:
     """Import a call with the same operands, results and options as the LAPACK routine."""
-    out_of_memory(state, op, _call(state, routine, into_memory(state, op), dict(options_of(op))))
+    bind_results_in_model_order(
+        state, op, _call(state, routine, operands_in_memory_order(state, op), dict(lapack_call_options(op)))
+    )
 
 
 def _potrf(state: State, op: Any) -> None:
     x = state.data_operands(op)[0]
-    factor = state.one("cholesky", [x], {"lower": bool(options_of(op)["lower"])})
+    factor = state.one("cholesky", [x], {"lower": bool(lapack_call_options(op)["lower"])})
     state.bind(op, [factor, state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))])
 
 
 def _triangle(op: Any) -> str:
-    return "L" if options_of(op)["lower"] else "U"
+    return "L" if lapack_call_options(op)["lower"] else "U"
 
 
 def _syevd(state: State, op: Any) -> None:
     options = {"mode": "V", "uplo": _triangle(op)}
-    out_of_memory(state, op, _call(state, "syevd", into_memory(state, op), options))
+    bind_results_in_model_order(state, op, _call(state, "syevd", operands_in_memory_order(state, op), options))
 
 
 def _sytrd(state: State, op: Any) -> None:
-    out_of_memory(state, op, _call(state, "sytrd", into_memory(state, op), {"uplo": _triangle(op)}))
+    bind_results_in_model_order(
+        state, op, _call(state, "sytrd", operands_in_memory_order(state, op), {"uplo": _triangle(op)})
+    )
 
 
 def _svd(routine: str, state: State, op: Any) -> None:
     """Import the SVD of a matrix as stored; if it is stored by rows, the two factors are swapped, as JAX expects."""
-    options = options_of(op)
+    options = lapack_call_options(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
-    results = _call(state, routine, into_memory(state, op), mode)
-    out_of_memory(state, op, results if options["compute_uv"] else without_factors(state, op, results))
+    results = _call(state, routine, operands_in_memory_order(state, op), mode)
+    bind_results_in_model_order(
+        state, op, results if options["compute_uv"] else results_with_zero_factors(state, op, results)
+    )
 
 
 def _svd_with_v(state: State, op: Any) -> None:
     """Import the Jacobi and polar routines, which return V, not its adjoint, and always both factors."""
-    mode = {"mode": "A" if options_of(op)["full_matrices"] else "S"}
-    a, s, u, vt, status = _call(state, "gesdd", into_memory(state, op), mode)
+    mode = {"mode": "A" if lapack_call_options(op)["full_matrices"] else "S"}
+    a, s, u, vt, status = _call(state, "gesdd", operands_in_memory_order(state, op), mode)
     rank = vt.type.rank
     v = state.one("transpose", [vt], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
     if v.type.dtype in ("c64", "c128"):
         v = state.one("conj", [v])
-    out_of_memory(state, op, [a, s, u, v, status])
+    bind_results_in_model_order(state, op, [a, s, u, v, status])
 
 
 def _gtsv(state: State, op: Any) -> None:
-    results = _call(state, "gtsv", into_memory(state, op), {})
-    out_of_memory(state, op, [results[3]])
+    results = _call(state, "gtsv", operands_in_memory_order(state, op), {})
+    bind_results_in_model_order(state, op, [results[3]])
 
 
 def _eig_letters(op: Any) -> dict[str, str]:
-    options = options_of(op)
+    options = lapack_call_options(op)
     return {f"compute_{side}": "V" if options[side] else "N" for side in ("left", "right")}
 
 
 def _geev(state: State, op: Any) -> None:
     """Import geev: its eigenvalues are complex; the eigenvectors of a real matrix are packed as in LAPACK."""
-    operands = into_memory(state, op)
+    operands = operands_in_memory_order(state, op)
     results = _call(state, "geev", operands, _eig_letters(op))
     values = results[0] if len(results) == 4 else state.one("complex", results[:2])
-    out_of_memory(state, op, [operands[0], values, *results[-3:]])
+    bind_results_in_model_order(state, op, [operands[0], values, *results[-3:]])
 
 
 def _hybrid_eig(state: State, op: Any) -> None:
-    results = _call(state, "geev", into_memory(state, op), _eig_letters(op))
+    results = _call(state, "geev", operands_in_memory_order(state, op), _eig_letters(op))
     if len(results) == 5:
         results[2:4] = (unpack_eigenvectors(state, results[1], v) for v in results[2:4])
-    out_of_memory(state, op, results)
+    bind_results_in_model_order(state, op, results)
 
 
 def _geqp3(state: State, op: Any) -> None:
-    out_of_memory(state, op, _call(state, "geqp3", into_memory(state, op), {}))
+    bind_results_in_model_order(state, op, _call(state, "geqp3", operands_in_memory_order(state, op), {}))
 
 
 def _syrk(state: State, op: Any) -> None:
     """Import syrk: ``alpha * a @ a.T + beta * c``."""
     a, c, alpha, beta = state.data_operands(op)
-    inner = a.type.rank - (2 if options_of(op)["transpose"] else 1)
+    inner = a.type.rank - (2 if lapack_call_options(op)["transpose"] else 1)
     batch = tuple(range(a.type.rank - 2))
     attrs = {"lhs_batch": batch, "rhs_batch": batch, "lhs_contract": (inner,), "rhs_contract": (inner,)}
     product = state.one("dot_general", [a, a], {**attrs, "precision": "HIGHEST"})

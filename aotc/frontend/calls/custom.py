@@ -17,7 +17,14 @@ from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
-from aotc.frontend.mlir_types import array_numbers, config_of, dictionary_entries, get_value, integer_tuple, leaf_types
+from aotc.frontend.mlir_types import (
+    array_numbers,
+    attribute_value,
+    config_of,
+    dictionary_entries,
+    integer_tuple,
+    leaf_types,
+)
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims.algebra import Expr
@@ -49,7 +56,7 @@ def _refusal(target: str) -> tuple[str, str] | None:
 
 def _shape_assertion(state: State, op: Any) -> None:
     test, *numbers = state.operands(op)
-    assert_test(state, test, numbers, get_value(op, "error_message", "a shape assertion failed"))
+    assert_test(state, test, numbers, attribute_value(op, "error_message", "a shape assertion failed"))
 
 
 def _csr_dot(state: State, op: Any) -> None:
@@ -98,8 +105,8 @@ def _users(state: State, op: Any, target: str) -> None:
     attrs = {
         "target": target,
         "config": {} if config is None else _plain(config),
-        "api_version": get_value(op, "api_version", 1),
-        "has_side_effect": bool(get_value(op, "has_side_effect", False)),
+        "api_version": attribute_value(op, "api_version", 1),
+        "has_side_effect": bool(attribute_value(op, "has_side_effect", False)),
         "aliases": _aliases(op),
     }
     operands, types = state.data_operands(op), _result_types(state, op)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.affinity import check_declared, device_of, placement_of
+from aotc.frontend.affinity import check_declared, device_of, placement_annotation
 from aotc.frontend.importers.random import bind_random_bits
 from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, leaf_types
 from aotc.frontend.session import Importer, State
@@ -139,7 +139,7 @@ def _hand_on(state: State, op: Any) -> None:
             target = op.attributes["call_target_name"].value
             message = f"custom call @{target} takes shards: {v.type} of {result.type}: it needs several devices"
             state.fail(message, "export the function for one device")
-    device = placement_of(op, state.session.devices)
+    device = placement_annotation(op, state.session.devices)
     state.bind(op, [state.one("transfer", [v], {"device": device}) for v in operands] if device else operands)
 
 

@@ -28,7 +28,7 @@ class LapackOptions(dict[str, Any]):
         raise CompileError.at(Loc(), f"a linear algebra call lacks the option {name!r}; it has {names}")
 
 
-def options_of(op: Any) -> LapackOptions:
+def lapack_call_options(op: Any) -> LapackOptions:
     """Return the options of an FFI call by name; characters are stored as unsigned 8-bit numbers."""
     held = dictionary_entries(config_of(op)).items()
     return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
@@ -47,14 +47,14 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
     return [list(reversed(layout)) for layout in layouts[: len(ranks)]]
 
 
-def into_memory(state: State, op: Any) -> list[Value]:
+def operands_in_memory_order(state: State, op: Any) -> list[Value]:
     """Return the operands, transposed so that their dims are in memory order."""
     values = state.data_operands(op)
     orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
     return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
 
 
-def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
+def bind_results_in_model_order(state: State, op: Any, results: Sequence[Value]) -> None:
     """Bind ``results``, whose dims are in memory order, transposed back to the dim order of the model."""
     orders = _orders(op, "result_layouts", [v.type.rank for v in results])
     logical = [_stored(state, v, np.argsort(order).tolist()) for v, order in zip(results, orders, strict=True)]
@@ -62,16 +62,16 @@ def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
 
 
 def _lapack(routine: str, state: State, op: Any) -> None:
-    options = dict(options_of(op))
-    results = state.emit("lapack", into_memory(state, op), {"routine": routine, "options": options})
+    options = dict(lapack_call_options(op))
+    results = state.emit("lapack", operands_in_memory_order(state, op), {"routine": routine, "options": options})
     if routine == "geev" and len(results) == 5:
         results = _complex_vectors(state, results)
     if routine in SVDS and options["mode"] == "N":
-        results = without_factors(state, op, results)
-    out_of_memory(state, op, results)
+        results = results_with_zero_factors(state, op, results)
+    bind_results_in_model_order(state, op, results)
 
 
-def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
+def results_with_zero_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
     """Return the results of a decomposition with zeros, in the model's shape, for the factors that are not computed."""
     factors = list(results[2:4])
     every = list(op.results)
@@ -123,7 +123,7 @@ def _shifted(state: State, x: Value, by: int) -> Value:
 def _potrf(state: State, op: Any) -> None:
     """Import potrf as ``cholesky``; the other triangle is the operand's. A failure gives NaN, and status 0."""
     x = state.data_operands(op)[0]
-    lower = options_of(op)["uplo"] == "L"
+    lower = lapack_call_options(op)["uplo"] == "L"
     factor = state.one("cholesky", [x], {"lower": lower})
     row, column = (
         state.one("iota", (), {"dim": d}, [TensorType("i32", x.type.shape)]) for d in (x.type.rank - 2, x.type.rank - 1)
@@ -134,7 +134,7 @@ def _potrf(state: State, op: Any) -> None:
 
 
 def _trsm(state: State, op: Any) -> None:
-    options = options_of(op)
+    options = lapack_call_options(op)
     attrs = {
         "left_side": options["side"] == "L",
         "lower": options["uplo"] == "L",

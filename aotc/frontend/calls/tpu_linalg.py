@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.calls.cusolver import permutation_of
-from aotc.frontend.mlir_types import get_value
+from aotc.frontend.mlir_types import attribute_value
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import TensorType, Value
 
@@ -38,7 +38,7 @@ def _product_of_reflectors(state: State, op: Any) -> None:
 
 def _eigh(state: State, op: Any) -> None:
     """Import eigh. The configuration is text: lower, sorted, iteration limit, tolerance."""
-    lower = get_value(op, "backend_config", "1").split(",")[0] == "1"
+    lower = attribute_value(op, "backend_config", "1").split(",")[0] == "1"
     options = {"mode": "V", "uplo": "L" if lower else "U"}
     state.bind(op, _call(state, "syevd", state.data_operands(op), options)[:2])
 

@@ -11,7 +11,7 @@ from aotc.frontend.affinity import transferred_to_devices
 from aotc.frontend.entry_attrs import argument_affinities
 from aotc.frontend.importers.elementwise import COMPOSITES, is_complex_only
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.frontend.stated_types import check_results
@@ -137,7 +137,7 @@ def _homes(state: State, callee: str) -> dict[str, list[str]]:
     if function is None:
         return {}
     found = argument_affinities(
-        function, state.session.devices, to_loc(function.operation.location, state.session.path)
+        function, state.session.devices, loc_from_mlir(function.operation.location, state.session.path)
     )
     if state.by_element and any(map(any, found.values())):
         state.fail(f"{callee}, which is called in the computation of another op, names devices")

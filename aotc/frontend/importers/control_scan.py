@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.mlir_types import get_value, integer_tuple
+from aotc.frontend.mlir_types import attribute_value, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.spec import SIZES_DIFFER
@@ -53,7 +53,7 @@ def _scan(state: State, op: Any) -> None:
     length = _length(state, op, inputs, dim)
     limit = state.one("dim", (), {"expr": length}, [index])
     one, block = state.constant(np.int64(1), index), op.regions[0].blocks[0]
-    reverse = bool(get_value(op, "is_reverse", False))
+    reverse = bool(attribute_value(op, "is_reverse", False))
     returned = list(block.operations)[-1].operation.operands
 
     def step(held: list[Value]) -> list[Value]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.constants import constant_elements
-from aotc.frontend.requirements import with_shape
+from aotc.frontend.requirements import require_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import TensorType, Value
@@ -87,7 +87,7 @@ def _bitcast(state: State, op: Any) -> None:
     dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
     if len(shape) < x.type.rank:  # the last dim has the parts of one element
         parts = DTYPES[dtype].bits // max(DTYPES[x.type.dtype].bits, 1)
-        x = with_shape(state, x, (*x.type.shape[:-1], parts))
+        x = require_shape(state, x, (*x.type.shape[:-1], parts))
     state.bind(op, [state.one("bitcast", [x], {}, [TensorType(dtype, dims[: len(shape)])])])
 
 

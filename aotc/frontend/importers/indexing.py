@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.mlir_types import get_value, integer_tuple
+from aotc.frontend.mlir_types import attribute_value, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Expr
 
@@ -79,8 +79,8 @@ def _scatter(state: State, op: Any) -> None:
         **{n: tuple(getattr(numbers, n)) for n in names},
         "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
         "index_vector_dim": numbers.index_vector_dim,
-        "unique_indices": bool(get_value(op, "unique_indices", False)),
-        "indices_are_sorted": bool(get_value(op, "indices_are_sorted", False)),
+        "unique_indices": bool(attribute_value(op, "unique_indices", False)),
+        "indices_are_sorted": bool(attribute_value(op, "indices_are_sorted", False)),
     }
     block, count = op.regions[0].blocks[0], attrs["inputs"]
     data = state.promoted([*operands[:count], *operands[count + 1 :]], [state.dtype(a.type) for a in block.arguments])
@@ -91,8 +91,8 @@ def _scatter(state: State, op: Any) -> None:
 
 def _sort(state: State, op: Any) -> None:
     operands = state.operands(op)
-    dim = get_value(op, "dimension", -1)
-    attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(get_value(op, "is_stable", False))}
+    dim = attribute_value(op, "dimension", -1)
+    attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(attribute_value(op, "is_stable", False))}
     comparator = state.scalar_region(op.regions[0].blocks[0])
     state.bind(op, state.emit("sort", operands, attrs, (), [comparator]))
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.importers.reduction import padding_pairs
-from aotc.frontend.mlir_types import get_integers, get_value, integer_tuple
+from aotc.frontend.mlir_types import attribute_value, integer_attribute_tuple, integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
@@ -79,11 +79,11 @@ def _convolution(state: State, op: Any) -> None:
         flat = state.dims_of(widths[0], "the padding of dynamic_conv")
         padding = tuple(zip(flat[::2], flat[1::2]))
     attrs = {
-        "strides": get_integers(op, "window_strides", ones),
+        "strides": integer_attribute_tuple(op, "window_strides", ones),
         "padding": padding,
-        "lhs_dilation": get_integers(op, "lhs_dilation", ones),
-        "rhs_dilation": get_integers(op, "rhs_dilation", ones),
-        "reversal": tuple(bool(x) for x in get_integers(op, "window_reversal", (0,) * rank)),
+        "lhs_dilation": integer_attribute_tuple(op, "lhs_dilation", ones),
+        "rhs_dilation": integer_attribute_tuple(op, "rhs_dilation", ones),
+        "reversal": tuple(bool(x) for x in integer_attribute_tuple(op, "window_reversal", (0,) * rank)),
         **{k: getattr(numbers, n) for k, n in _CONVOLUTION_DIMS.items()},
         **{k: tuple(getattr(numbers, n)) for k, n in _CONVOLUTION_SPATIAL.items()},
         "feature_groups": op.attributes["feature_group_count"].value,
@@ -112,7 +112,7 @@ def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]
 
 
 def _cholesky(state: State, op: Any) -> None:
-    _in_solver_precision(state, op, "cholesky", {"lower": bool(get_value(op, "lower", False))})
+    _in_solver_precision(state, op, "cholesky", {"lower": bool(attribute_value(op, "lower", False))})
 
 
 def _triangular_solve(state: State, op: Any) -> None:

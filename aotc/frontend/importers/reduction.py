@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.mlir_types import get_integers, integer_tuple
+from aotc.frontend.mlir_types import integer_attribute_tuple, integer_tuple
 from aotc.frontend.requirements import require_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import ACCUMULATED
@@ -75,9 +75,9 @@ def _reduce_window(state: State, op: Any) -> None:
     ones = (1,) * rank
     attrs = {
         "window": integer_tuple(op.attributes["window_dimensions"]),
-        "strides": get_integers(op, "window_strides", ones),
-        "base_dilations": get_integers(op, "base_dilations", ones),
-        "window_dilations": get_integers(op, "window_dilations", ones),
+        "strides": integer_attribute_tuple(op, "window_strides", ones),
+        "base_dilations": integer_attribute_tuple(op, "base_dilations", ones),
+        "window_dilations": integer_attribute_tuple(op, "window_dilations", ones),
         "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
     }
     region = state.scalar_region(op.regions[0].blocks[0])
@@ -90,8 +90,8 @@ def _select_and_scatter(state: State, op: Any) -> None:
     rank = operands[0].type.rank
     ones = (1,) * rank
     attrs = {
-        "window": get_integers(op, "window_dimensions", ones),
-        "strides": get_integers(op, "window_strides", ones),
+        "window": integer_attribute_tuple(op, "window_dimensions", ones),
+        "strides": integer_attribute_tuple(op, "window_strides", ones),
         "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
     }
     for argument in (a for r in op.regions for a in r.blocks[0].arguments):

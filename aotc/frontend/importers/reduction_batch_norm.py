@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.requirements import with_shape
+from aotc.frontend.requirements import require_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Expr, product
 from aotc.ir.tensor.ir import TensorType, Value
@@ -27,7 +27,7 @@ class _Norm:
 
     def vectors(self, values: Sequence[Value]) -> list[Value]:
         """Return ``values``, required to be vectors with one element per feature."""
-        return [with_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
+        return [require_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
 
     def spread(self, v: Value) -> Value:
         """Broadcast a vector over features to the input's shape."""
@@ -84,7 +84,7 @@ def _training(state: State, op: Any) -> None:
 def _gradient(state: State, op: Any) -> None:
     norm, one = _Norm(state, op), state.one
     scale, mean, variance = norm.vectors(state.operands(op)[1:4])
-    upstream = with_shape(state, state.operands(op)[4], norm.x.type.shape)
+    upstream = require_shape(state, state.operands(op)[4], norm.x.type.shape)
     inverse = norm.inverse_deviation(variance)
     unit = one("mul", [one("sub", [norm.x, norm.spread(mean)]), norm.spread(inverse)])
     d_offset = norm.total(upstream)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.mlir_types import DYNAMIC, bounds_of, get_integers, integer_tuple
+from aotc.frontend.mlir_types import DYNAMIC, integer_attribute_tuple, integer_tuple, stablehlo_bounds
 from aotc.frontend.requirements import require_stated_sizes
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
@@ -35,17 +35,19 @@ def _broadcast_in_dim(state: State, op: Any) -> None:
     _, shape = state.session.parts(t)
     if any(n == DYNAMIC and sizes.get(d, 1) == 1 for d, n in enumerate(shape)):
         state.fail(f"{op.name} of {x.type}: nothing states a size of {t}", "write stablehlo.dynamic_broadcast_in_dim")
-    state.bind(op, [broadcasted(state, x, dims, state.type_with(t, [sizes.get(d, 1) for d in range(len(shape))]))])
+    state.bind(
+        op, [broadcast_to_type(state, x, dims, state.type_with(t, [sizes.get(d, 1) for d in range(len(shape))]))]
+    )
 
 
 def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
-    kept = get_integers(op, "known_nonexpanding_dimensions", ())
-    state.bind(op, [broadcasted(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, kept)])
+    kept = integer_attribute_tuple(op, "known_nonexpanding_dimensions", ())
+    state.bind(op, [broadcast_to_type(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, kept)])
 
 
-def broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
+def broadcast_to_type(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
     """Return ``x`` broadcast to ``t``; an unknown size of ``x`` may be 1 at run time, unless its dim is in ``kept``.
 
     If both sizes are sizes of arguments, they are required to be equal: kernels then need no index computation.
@@ -131,7 +133,7 @@ def _slice(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     start, limit, stride = (integer_tuple(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
     _, shape = state.session.parts(op.results[0].type)
-    bounds = bounds_of(op.operands[0].type)
+    bounds = stablehlo_bounds(op.operands[0].type)
     ends: list[Dim] = list(limit)
     for d, n in enumerate(shape):
         if n == DYNAMIC and bounds and bounds[d] == limit[d] and (start[d], stride[d]) == (0, 1):
@@ -171,10 +173,12 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     sizes = _sizes_after(state, op)
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
         sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
-    if sizes is None and any(v not in state.known or from_values(state, state.known[v]) for v in bounds):
+    if sizes is None and any(v not in state.known or dims_depend_on_values(state, state.known[v]) for v in bounds):
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
-    if sizes is not None and (bounds[0] not in state.known or any(from_values(state, state.known[v]) for v in bounds)):
+    if sizes is not None and (
+        bounds[0] not in state.known or any(dims_depend_on_values(state, state.known[v]) for v in bounds)
+    ):
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
@@ -188,7 +192,7 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     state.bind(op, results)
 
 
-def from_values(state: State, dims: Sequence[Dim]) -> bool:
+def dims_depend_on_values(state: State, dims: Sequence[Dim]) -> bool:
     """Return True if ``dims`` depend on values of tensors: such values may be out of bounds."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))
@@ -237,7 +241,7 @@ def _set_dimension_size(state: State, op: Any) -> None:
         return
     most = _bound(op.operands[0].type, dim, whole)
     stated = state.session.parts(op.results[0].type)[1][dim]
-    if not bounds_of(op.results[0].type) and stated != size:
+    if not stablehlo_bounds(op.results[0].type) and stated != size:
         hint = "state its bound in the type of the result: #stablehlo.bounds"
         state.fail(f"set_dimension_size of {whole} elements to {size} is not supported without a bound", hint)
     if decide("le", size, most) is False:
@@ -254,7 +258,7 @@ def _set_dimension_size(state: State, op: Any) -> None:
 
 def _bound(t: Any, dim: int, size: Dim) -> Dim:
     """Return the bound of a dim in type ``t``, or its ``size``."""
-    bounds = bounds_of(t)
+    bounds = stablehlo_bounds(t)
     return bounds[dim] if bounds and bounds[dim] != DYNAMIC else size
 
 

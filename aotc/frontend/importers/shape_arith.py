@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.importers.shape import from_values
+from aotc.frontend.importers.shape import dims_depend_on_values
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.compare import decide
 from aotc.ir.tensor.ir import TensorType, Value
@@ -67,7 +67,7 @@ def _unsigned(state: State, values: list[Value]) -> list[Value]:
 def _is_natural(state: State, v: Value) -> bool:
     """Return True if ``v`` consists of sizes, which cannot be negative; values of integer arguments can be."""
     known = state.known.get(v)
-    return known is not None and all(decide("le", 0, d) for d in known) and not from_values(state, known)
+    return known is not None and all(decide("le", 0, d) for d in known) and not dims_depend_on_values(state, known)
 
 
 def _unsigned_dtype(dtype: str) -> str:

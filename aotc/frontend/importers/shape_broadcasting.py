@@ -12,8 +12,8 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError
-from aotc.frontend.importers.shape import broadcasted
-from aotc.frontend.locations import to_loc
+from aotc.frontend.importers.shape import broadcast_to_type
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, maximum, minimum
@@ -31,7 +31,7 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
     CHLO accepts types that this op does not accept; they are rejected here, as jaxlib's passes crash on them.
     """
     check_ranks(op, path)
-    name, loc = op.name.removeprefix(PREFIX), to_loc(op.location, path)
+    name, loc = op.name.removeprefix(PREFIX), loc_from_mlir(op.location, path)
     result = op.results[0].type
     attributes = [op.attributes[n] for n in range(len(op.attributes))]
     dims = {a.name: a.attr for a in attributes if a.name == "broadcast_dimensions"}
@@ -61,14 +61,14 @@ def check_decomposable(op: Any, path: str) -> None:
     if left is not None and not isinstance(left.element_type, ir.IntegerType | ir.FloatType):
         message = f"{op.name}: its left operand is {left}, expected integers or floats"
         hint = "one dot_general for each group, or the real and imaginary parts by themselves"
-        raise CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=str(op))
+        raise CompileError.at(loc_from_mlir(op.location, path), message, hint=hint, snippet=str(op))
 
 
 def check_ranks(op: Any, path: str) -> None:
     """Reject an op with an unranked operand or result."""
     if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, *op.results)):
         raise CompileError.at(
-            to_loc(op.location, path), f"{op.name}: an operand or a result has no rank",
+            loc_from_mlir(op.location, path), f"{op.name}: an operand or a result has no rank",
             hint="give every tensor a rank", snippet=str(op),
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _together(state: State, op: Any) -> None:
         for d in range(rank)
     )
     types = [TensorType(v.type.dtype, shape) for v in operands]
-    state.bind(op, [broadcasted(state, v, d, t) for v, d, t in zip(operands, places, types, strict=True)])
+    state.bind(op, [broadcast_to_type(state, v, d, t) for v, d, t in zip(operands, places, types, strict=True)])
 
 
 SHAPE_BROADCASTING: dict[str, Importer] = {_TOGETHER: _together}

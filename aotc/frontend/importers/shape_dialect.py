@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.shape_broadcasting import common_size
-from aotc.frontend.importers.shape_tensor import dim_of, index_constant, tensor_of_scalars
+from aotc.frontend.importers.shape_tensor import import_dimension_size, index_constant, tensor_of_scalars
 from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
@@ -100,7 +100,7 @@ def _get_extent(state: State, op: Any) -> None:
 
 def _dim(state: State, op: Any) -> None:
     x, where = state.operands(op)
-    state.bind(op, [dim_of(state, op, x, where)])
+    state.bind(op, [import_dimension_size(state, op, x, where)])
 
 
 def _split_at(state: State, op: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.importers.shape import from_values
+from aotc.frontend.importers.shape import dims_depend_on_values
 from aotc.frontend.importers.shape_arith import bitcast
 from aotc.frontend.limits import SIZE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, integer_tuple
-from aotc.frontend.requirements import with_shape
+from aotc.frontend.requirements import require_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.tensor.ir import TensorType, Value
@@ -28,10 +28,10 @@ def _index_of(state: State, v: Value, what: str) -> int:
 
 def _dim(state: State, op: Any) -> None:
     x, where = state.operands(op)
-    state.bind(op, [dim_of(state, op, x, where)])
+    state.bind(op, [import_dimension_size(state, op, x, where)])
 
 
-def dim_of(state: State, op: Any, x: Value, where: Value) -> Value:
+def import_dimension_size(state: State, op: Any, x: Value, where: Value) -> Value:
     """Return the size of ``x`` in the dim ``where``, which must be a constant."""
     index = _index_of(state, where, f"the dimension of {op.name}")
     if not 0 <= index < x.type.rank:
@@ -100,7 +100,7 @@ def _cast(state: State, op: Any) -> None:
     if len(shape) != x.type.rank:
         state.fail(f"tensor.cast of {x.type} to rank {len(shape)}", "keep the rank")
     sizes = tuple(own if n == DYNAMIC else n for n, own in zip(shape, x.type.shape))
-    state.bind(op, [with_shape(state, x, sizes)])
+    state.bind(op, [require_shape(state, x, sizes)])
 
 
 def _sizes(state: State, op: Any, values: Sequence[Value], static: Sequence[int] | None = None) -> tuple[Dim, ...]:
@@ -209,7 +209,7 @@ def _extract_slice(state: State, op: Any) -> None:
     x = state.value(op.operands[0])
     offsets, sizes, strides = _slice_parts(state, op, 1)
     known = [state.known.get(v) for v in offsets]
-    if all(k is not None and not from_values(state, k) for k in known):
+    if all(k is not None and not dims_depend_on_values(state, k) for k in known):
         starts = [k[0] for k in known if k is not None]
         limits = [a + _reach(n, s) for a, n, s in zip(starts, sizes, strides)]
         taken = state.one("slice", [x], {"start": tuple(starts), "limit": tuple(limits), "stride": strides})

@@ -14,7 +14,7 @@ from typing import Any
 
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.quantized.math import dequantize, quantize
-from aotc.frontend.quantized.products import as_i8, bind_product, is_of_integers
+from aotc.frontend.quantized.products import bind_product, is_of_integers, uint8_operand_as_int8
 from aotc.frontend.quantized.types import quantization_of
 from aotc.frontend.session import Importer, Leaves, State
 
@@ -61,7 +61,7 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
 def _product(importer: Importer, state: State, op: Any) -> bool:
     """Import a matmul on integers and return True if that is possible, else False."""
     given = {v: state.values[v] for v in list(op.operands)[:2]}
-    narrow = {v: (as_i8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
+    narrow = {v: (uint8_operand_as_int8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
     state.values.update(narrow)
     try:
         with quantized_as(state, "i32"):

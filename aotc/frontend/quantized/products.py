@@ -38,7 +38,7 @@ def is_of_integers(op: Any) -> bool:
     return lhs.storage in (*_FIT_I8, "u8") and rhs.storage in _FIT_I8 and lhs.expressed == rhs.expressed == "f32"
 
 
-def as_i8(state: State, v: Value, q: Quantization) -> Value:
+def uint8_operand_as_int8(state: State, v: Value, q: Quantization) -> Value:
     """Return the integers as i8; u8 integers and their zero point are reduced by ``U8_SHIFT``."""
     if q.storage == "u8":
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
