@@ -27,7 +27,7 @@ from aotc.frontend.requirements import with_argument_sizes
 from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, is_static, product, static, sym
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.tensor.ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.options import DROP, Options
@@ -165,7 +165,7 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
     found = {name: named[n][k] for name, (n, k) in places.items()}
     early: list[Requirement] = []
     for number, (relation, left, right, message, values) in enumerate(first.get("requirements", ())):
-        solved = relation == "eq" and decide("eq", substitute(left, found), substitute(right, found))
+        solved = relation == "eq" and decide_relation("eq", substitute(left, found), substitute(right, found))
         if not unknowns or number < first.get("assertions", 0) or solved:
             sides = [substitute(e, sizes) for e in (left, right, *values)]
             early.append((relation, sides[0], sides[1], message, tuple(sides[2:])))

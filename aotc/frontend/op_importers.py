@@ -22,9 +22,9 @@ from aotc.frontend.importers.shape_dialect import SHAPE_DIALECT
 from aotc.frontend.importers.shape_tensor import SHAPE_TENSOR
 from aotc.frontend.quantized.importer import QUANTIZED
 from aotc.frontend.session import Importer
-from aotc.ir.opset.spec import merge
+from aotc.ir.opset.spec import merge_op_tables
 
-IMPORTERS: dict[str, Importer] = merge(
+IMPORTERS: dict[str, Importer] = merge_op_tables(
     ELEMENTWISE, ELEMENTWISE_MATH, SHAPE, SHAPE_ARITH, SHAPE_BROADCASTING, SHAPE_TENSOR, SHAPE_DIALECT, INDEXING,
     REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM, CONTROL, CONTROL_SCAN, CONTROL_SCF, COLLECTIVE, RANDOM,
     QUANTIZED, {"stablehlo.custom_call": import_custom_call},

@@ -19,7 +19,7 @@ from aotc.frontend.mlir_types import DYNAMIC, check_size, dtype_and_sizes, integ
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims.algebra import Dim, Expr, Sym, lone_atom, sym
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor.ir import Function, Op, Region, Requirement, TensorType, Value
@@ -384,7 +384,7 @@ class State:
         key = (relation, left, right)
         if key in self.session.met:
             return
-        proven = decide(relation, left, right)
+        proven = decide_relation(relation, left, right)
         if proven is False:
             told = message.format(*(values or (left, right)))
             named = not self.op or self.op in told

@@ -1,7 +1,7 @@
 """Abstract interpretation of shape arithmetic: the *shape value* of a small integer tensor is a tuple of dims.
 
-:func:`fold_shape_value` evaluates one op on shape values, or returns None for an unknown value. So the size of a dynamic
-result becomes the expression that the model computed for it.
+:func:`fold_shape_value` evaluates one op on shape values, or returns None for an unknown value. So the size of a
+dynamic result becomes the expression that the model computed for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.frontend.limits import SHAPE_ELEMENTS
 from aotc.ir.dims.algebra import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.dims.symbols import substitute
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.opset.shape import SHAPE
@@ -72,7 +72,7 @@ def _sign(a: Dim) -> Dim:
 
 def _compare(name: str, a: Dim, b: Dim) -> Dim:
     """Return the comparison of two dims: 1 if it holds, 0 if not, an expression if that depends on the call."""
-    decided = decide(name, a, b)
+    decided = decide_relation(name, a, b)
     if decided is not None:
         return int(decided)
     match name:

@@ -16,7 +16,16 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import FREE
 from aotc.ir.opset.collective import RANK_CALL
-from aotc.ir.program.ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, split_at_host_reads
+from aotc.ir.program.ir import (
+    Bind,
+    Buffered,
+    Constants,
+    Launch,
+    Pieces,
+    block_bytes,
+    split_at_host_reads,
+    step_memory_space,
+)
 from aotc.ir.program.ir import walk as walk_steps
 from aotc.ir.program.text import print_program
 from aotc.ir.tensor.ir import Function, Module, walk
@@ -395,7 +404,7 @@ def _deduplicate(
     the kernels that they replace.
     """
     launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
-    homes = {step.kernel.name: max(space_of(step), 0) for step in launches}
+    homes = {step.kernel.name: max(step_memory_space(step), 0) for step in launches}
     chosen: dict[tuple[Target, Kernel], str] = {}
     names: dict[str, str] = {}
     for name, kernel in kernels.items():

@@ -18,7 +18,7 @@ from aotc.ir.program.ir import Buffered, Launch, split_at_host_reads, walk
 from aotc.ir.program.verify import verify_plan, verify_steps
 from aotc.ir.tensor.ir import Function, Value
 from aotc.ir.tensor.substitute_dims import is_loop_name
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.program.emit_program import Program, Stage
 from aotc.lowering.program.schedule import CommandBuffer
 from aotc.lowering.program.verify_schedule import verify_schedule
@@ -101,7 +101,7 @@ def _value(v: Value) -> dict[str, Any]:
 
 def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:
     """Return a function from the name of a region to the number of its outputs that are updated in place."""
-    return lambda name: overwritten(functions[name]) if name in functions else 0
+    return lambda name: count_overwritten_parameters(functions[name]) if name in functions else 0
 
 
 def _commands(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from aotc.ir.dims.symbols import evaluate
-from aotc.ir.loop.forms.matmul import flat_place, read_product
+from aotc.ir.loop.forms.matmul import read_product, row_major_offset
 from aotc.ir.loop.forms.tiling import stored_dtypes
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda import block
@@ -108,7 +108,7 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
         functions[SIZES["depth"]] = partial(int, kernel.tiling.window.slices(tiles.depth) * tiles.depth)
 
     def put(z, row, col, value):
-        out = flat_place(product.epilogue[-1])
+        out = row_major_offset(product.epilogue[-1])
         arrays[-1].reshape(-1)[at(out, z, row, col)] = value
 
     functions[STORE] = store or put

@@ -10,7 +10,7 @@ pytest.importorskip("numba_cuda")
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
 from gpu.test_attention_regions import CASES, arrays_of, region
 
-from aotc.ir.loop.forms.attention import shared_of
+from aotc.ir.loop.forms.attention import attention_shared_bytes_of_kernel
 from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
@@ -155,7 +155,7 @@ def test_blocks_of_a_cluster_wait_for_each_other(monkeypatch, slow):
 def test_what_memory_a_block_needs_is_known_to_lowering():
     for tiling, sizes, dtype, orders, causal in FORMS.values():
         kernel = parse_kernel(attention_text(tiling, sizes, dtype, "f32", orders, causal))
-        assert attention_tiles(kernel).shared == shared_of(kernel)
+        assert attention_tiles(kernel).shared == attention_shared_bytes_of_kernel(kernel)
 
 
 def test_who_meets_waits_for_who_arrives():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotc.ir.dims.algebra import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, product, sym
-from aotc.ir.dims.compare import decide, largest
+from aotc.ir.dims.compare import decide_relation, upper_bound_in_loops
 from aotc.ir.dims.symbols import evaluate, substitute, symbols
 from aotc.lowering.analysis.index_maps import delinearize, linearize
 
@@ -89,15 +89,15 @@ RELATIONS = {
 @given(EXPRESSIONS, EXPRESSIONS, VALUES)
 def test_decided_comparisons_hold(left, right, values):
     for relation, holds in RELATIONS.items():
-        decided = decide(relation, left[0], right[0])
+        decided = decide_relation(relation, left[0], right[0])
         assert decided in (None, holds(left[1](values), right[1](values)))
 
 
 def test_comparisons_that_bounds_decide():
     i, n = sym("i", 0, 4), sym("n", 1)
-    assert [decide(relation, i, 4) for relation in RELATIONS] == [False, True, True, True, False, False]
-    assert [decide(relation, n, 1) for relation in RELATIONS] == [None, None, False, None, None, True]
-    assert [decide(relation, n, n) for relation in RELATIONS] == [True, False, False, True, False, True]
+    assert [decide_relation(relation, i, 4) for relation in RELATIONS] == [False, True, True, True, False, False]
+    assert [decide_relation(relation, n, 1) for relation in RELATIONS] == [None, None, False, None, None, True]
+    assert [decide_relation(relation, n, n) for relation in RELATIONS] == [True, False, False, True, False, True]
 
 
 @settings(max_examples=300, deadline=None)
@@ -105,7 +105,7 @@ def test_comparisons_that_bounds_decide():
 def test_the_largest_value_in_loops_is_an_upper_bound(pair, values):
     """Of the loops ``i``, of 4 iterations, and ``j``, of ``b``."""
     expression, meaning = pair
-    bound = largest(expression, {"i": 4, "j": sym("b")})
+    bound = upper_bound_in_loops(expression, {"i": 4, "j": sym("b")})
     if bound is not None:
         assert not {s.name for s in symbols(bound)} & {"i", "j"}
         assert meaning(values) <= evaluate(bound, values)
@@ -114,12 +114,12 @@ def test_the_largest_value_in_loops_is_an_upper_bound(pair, values):
 def test_the_end_of_a_causal_loop_has_a_static_bound():
     rows = {"row": sym("s"), "z": 8}
     row, z = sym("row", 0, sym("s")), sym("z", 0, 8)
-    assert largest(minimum(1024, row + 1), rows) == 1024
-    assert largest(row + 1, rows) == sym("s")
-    assert largest(minimum(1000, (z % 4 + 1) * 256), rows) == 1000
-    assert largest((z % 4 + 1) * 256, rows) == 1024
-    assert largest(z // 2, rows) == 3
-    assert largest(sym("n") - row, rows) is None
+    assert upper_bound_in_loops(minimum(1024, row + 1), rows) == 1024
+    assert upper_bound_in_loops(row + 1, rows) == sym("s")
+    assert upper_bound_in_loops(minimum(1000, (z % 4 + 1) * 256), rows) == 1000
+    assert upper_bound_in_loops((z % 4 + 1) * 256, rows) == 1024
+    assert upper_bound_in_loops(z // 2, rows) == 3
+    assert upper_bound_in_loops(sym("n") - row, rows) is None
 
 
 @settings(max_examples=300, deadline=None)

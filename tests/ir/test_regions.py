@@ -2,7 +2,7 @@
 
 import pytest
 
-from aotc.ir.tensor.ir import Module, Op, captured, reads_none, replaced_values, uses, walk
+from aotc.ir.tensor.ir import Module, Op, captured, reads_no_values_of, replaced_values, uses, walk
 from aotc.ir.tensor.text import parse_module
 
 TEXT = """
@@ -63,8 +63,8 @@ def test_what_is_captured_comes_by_its_first_use(body):
     assert captured(inner.regions[0]) == (j, n)
     assert captured(inner.regions[1]) == (n,)
     assert captured(loop.regions[1]) is captured(loop.regions[1]) == (n,)
-    assert reads_none(loop.regions[1], {x: n})
-    assert not reads_none(loop.regions[1], {n: x})
+    assert reads_no_values_of(loop.regions[1], {x: n})
+    assert not reads_no_values_of(loop.regions[1], {n: x})
 
 
 def test_uses_count_operands_and_results_everywhere(body):

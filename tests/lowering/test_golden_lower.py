@@ -19,7 +19,7 @@ from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.analysis.fft_tables import twiddles
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.plans.plan_region import PLANNERS, PLANNERS_OF_OPS
 from aotc.lowering.plans.region_plan import parse_plan
 from aotc.lowering.regions.lower_region import lower_region
@@ -93,7 +93,7 @@ PREPARE = {
 def run(function: Function, kernel, arrays):
     """Return the results of a region from its kernel; what it updates in place holds the operands."""
     dims = sizes_of([p.type for p in function.body.params])
-    shared = overwritten(function)
+    shared = count_overwritten_parameters(function)
     outputs = []
     for n, v in enumerate(function.body.results):
         shape = tuple(d if isinstance(d, int) else dims[str(d)] for d in v.type.shape)

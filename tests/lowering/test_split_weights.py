@@ -12,7 +12,7 @@ from aotc.ir.semantics.run import interpret
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.analysis.constant_values import of_weights
+from aotc.lowering.analysis.constant_values import is_computable_from_weights
 from aotc.lowering.passes.split_weights import split_weights
 from aotc.options import Options
 
@@ -66,17 +66,17 @@ def test_what_is_not_of_weights_alone():
     known = Op("constant", (), (Value("c", t),), {"value": np.ones(4, np.float32)})
     size = Op("dim", (), (dim,), {"expr": sym("n") + 1})
     definitions = {known.result: known, dim: size}
-    assert of_weights(Op("exp", (w,), (out,)), {w}, definitions)
-    assert of_weights(Op("add", (w, known.result), (out,)), {w}, definitions)
-    assert not of_weights(Op("exp", (known.result,), (out,)), {w}, definitions)
-    assert not of_weights(Op("add", (w, x), (out,)), {w}, definitions)
-    assert not of_weights(Op("assert", (w,), (), {"message": ""}), {w}, definitions)
-    assert not of_weights(Op("custom_call", (w,), (out,), {"target": "f"}), {w}, definitions)
+    assert is_computable_from_weights(Op("exp", (w,), (out,)), {w}, definitions)
+    assert is_computable_from_weights(Op("add", (w, known.result), (out,)), {w}, definitions)
+    assert not is_computable_from_weights(Op("exp", (known.result,), (out,)), {w}, definitions)
+    assert not is_computable_from_weights(Op("add", (w, x), (out,)), {w}, definitions)
+    assert not is_computable_from_weights(Op("assert", (w,), (), {"message": ""}), {w}, definitions)
+    assert not is_computable_from_weights(Op("custom_call", (w,), (out,), {"target": "f"}), {w}, definitions)
     start = {"start": (sym("n"),), "limit": (sym("n") + 2,), "stride": (1,)}
-    assert not of_weights(Op("slice", (w,), (out,), start), {w}, definitions)
+    assert not is_computable_from_weights(Op("slice", (w,), (out,), start), {w}, definitions)
     grown = Value("g", TensorType("f32", (sym("n"), 4)))
-    assert not of_weights(Op("broadcast", (w,), (grown,), {"dims": (1,)}), {w}, definitions)
-    assert not of_weights(Op("dynamic_slice", (w, dim), (out,), {"sizes": (4,)}), {w}, definitions)
+    assert not is_computable_from_weights(Op("broadcast", (w,), (grown,), {"dims": (1,)}), {w}, definitions)
+    assert not is_computable_from_weights(Op("dynamic_slice", (w, dim), (out,), {"sizes": (4,)}), {w}, definitions)
 
 
 def _chain(steps):

@@ -15,7 +15,7 @@ from aotc.ir.dims.algebra import sym
 from aotc.ir.dims.symbols import evaluate
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.analysis.index_maps import forward
+from aotc.lowering.analysis.index_maps import result_index_of_movement
 
 SIZES = (0, 1, 2, 7, 64)
 
@@ -87,7 +87,7 @@ def numbers_of(shape, sizes):
 def test_a_reshape_is_folded_into_a_store_only_where_its_extents_are_proven_equal(name):
     source, target = {**PROVEN, **UNPROVEN}[name]
     index = tuple(sym(f"i{k}", 0, d) for k, d in enumerate(source))
-    found = forward(reshape(source, target), index)
+    found = result_index_of_movement(reshape(source, target), index)
     assert (found is None) == (name in UNPROVEN)
     for values in itertools.product((1, 2, 3, 4, 6, 12), repeat=3):
         sizes = dict(zip("abc", values))

@@ -11,7 +11,7 @@ from aotc.frontend.mlir_types import DYNAMIC, integer_attribute_tuple, integer_t
 from aotc.frontend.requirements import require_stated_sizes
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
@@ -55,7 +55,7 @@ def broadcast_to_type(state: State, x: Value, dims: Sequence[int], t: TensorType
     for k, d in enumerate(dims):
         size, wanted = x.type.shape[k], t.shape[d]
         equal = k in kept or (_is_size(state, size) and _is_size(state, wanted))
-        if not isinstance(size, int) and not equal and decide("eq", size, wanted) is None:
+        if not isinstance(size, int) and not equal and decide_relation("eq", size, wanted) is None:
             x = _stretched(state, x, k, wanted)
     if x.type == t and tuple(dims) == tuple(range(t.rank)):
         return x
@@ -244,9 +244,9 @@ def _set_dimension_size(state: State, op: Any) -> None:
     if not stablehlo_bounds(op.results[0].type) and stated != size:
         hint = "state its bound in the type of the result: #stablehlo.bounds"
         state.fail(f"set_dimension_size of {whole} elements to {size} is not supported without a bound", hint)
-    if decide("le", size, most) is False:
+    if decide_relation("le", size, most) is False:
         state.fail(f"set_dimension_size of {most} elements to {size}", "pad the operand with stablehlo.pad first")
-    if most != whole and decide("le", size, whole) is not True:
+    if most != whole and decide_relation("le", size, whole) is not True:
         state.require("le", whole, most, "a size of {0} of an operand, of which the type allows {1}")
         zero = state.constant(np.zeros((), to_numpy(x.type.dtype)), TensorType(x.type.dtype))
         none, high = (0,) * x.type.rank, tuple(most - whole if d == dim else 0 for d in range(x.type.rank))

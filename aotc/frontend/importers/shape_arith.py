@@ -12,7 +12,7 @@ import numpy as np
 
 from aotc.frontend.importers.shape import dims_depend_on_values
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -67,7 +67,11 @@ def _unsigned(state: State, values: list[Value]) -> list[Value]:
 def _is_natural(state: State, v: Value) -> bool:
     """Return True if ``v`` consists of sizes, which cannot be negative; values of integer arguments can be."""
     known = state.known.get(v)
-    return known is not None and all(decide("le", 0, d) for d in known) and not dims_depend_on_values(state, known)
+    return (
+        known is not None
+        and all(decide_relation("le", 0, d) for d in known)
+        and not dims_depend_on_values(state, known)
+    )
 
 
 def _unsigned_dtype(dtype: str) -> str:

@@ -18,7 +18,7 @@ from aotc.frontend.importers.shape_tensor import import_dimension_size, index_co
 from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.messages import literal
 
@@ -142,7 +142,7 @@ def _cstr_eq(state: State, op: Any) -> None:
         if len(other) != len(first):
             state.fail(f"{op.name}: shapes of {len(first)} and {len(other)} sizes", "shapes of one rank")
         for a, b in zip(first, other):
-            if decide("eq", a, b) is False:
+            if decide_relation("eq", a, b) is False:
                 state.fail(f"{op.name}: sizes {a} and {b} differ", "equal shapes")
             state.require("eq", a, b, "sizes {0} and {1} differ")
     state.bind(op, ())

@@ -1,7 +1,7 @@
 """Comparisons of dims by the bounds of their symbols, and the largest value of a dim in loops.
 
-Dims have no order: the meaning of ``n < 4`` depends on the purpose. :func:`certain` is for conditions that must hold in
-every call, :func:`possible` for conditions that may hold in one.
+Dims have no order: the meaning of ``n < 4`` depends on the purpose. :func:`is_provable_relation` is for conditions that
+must hold in every call, :func:`is_possible_relation` for conditions that may hold in one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aotc.ir.dims.algebra import Atom, Call, Dim, Expr, Sym, bounds, expr_of_ato
 from aotc.ir.dims.symbols import symbols
 
 
-def decide(relation: str, a: Dim, b: Dim) -> bool | None:
+def decide_relation(relation: str, a: Dim, b: Dim) -> bool | None:
     """Return True if ``a relation b`` holds for all values of the symbols, False if for none, else None.
 
     Parameters
@@ -41,17 +41,17 @@ def decide(relation: str, a: Dim, b: Dim) -> bool | None:
     return True if proven else False if refuted else None
 
 
-def certain(relation: str, a: Dim, b: Dim) -> bool:
+def is_provable_relation(relation: str, a: Dim, b: Dim) -> bool:
     """Return True if ``a relation b`` holds for all values of the symbols."""
-    return decide(relation, a, b) is True
+    return decide_relation(relation, a, b) is True
 
 
-def possible(relation: str, a: Dim, b: Dim) -> bool:
+def is_possible_relation(relation: str, a: Dim, b: Dim) -> bool:
     """Return False only if ``a relation b`` holds for no values of the symbols."""
-    return decide(relation, a, b) is not False
+    return decide_relation(relation, a, b) is not False
 
 
-def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
+def upper_bound_in_loops(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     """Return an upper bound of ``e`` in loops that start at 0, or None if it is unknown.
 
     Parameters
@@ -70,7 +70,7 @@ def largest(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     for monomial, coefficient in e.terms:
         atoms: list[Dim] = [expr_of_atom(atom) for atom in monomial]
         if any(_varies(atom, extents) for atom in atoms):
-            grows = coefficient > 0 and (len(atoms) == 1 or all(certain("ge", atom, 0) for atom in atoms))
+            grows = coefficient > 0 and (len(atoms) == 1 or all(is_provable_relation("ge", atom, 0) for atom in atoms))
             tops = [_largest_atom(atom, extents) for atom in monomial]
             if not grows or any(top is None for top in tops):
                 return bounds(e)[1]
@@ -86,7 +86,7 @@ def _varies(e: Dim, extents: Mapping[str, Dim]) -> bool:
 def _largest_atom(atom: Atom, extents: Mapping[str, Dim]) -> Dim | None:
     if isinstance(atom, Sym):
         return extents[atom.name] - 1 if atom.name in extents else expr_of_atom(atom)
-    a, b = (largest(x, extents) for x in (atom.a, atom.b))
+    a, b = (upper_bound_in_loops(x, extents) for x in (atom.a, atom.b))
     match atom:
         case Call(fn="min"):
             fixed = [x for x in (atom.a, atom.b) if not _varies(x, extents)]

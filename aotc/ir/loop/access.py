@@ -66,7 +66,7 @@ class Access:
     arms: Arms = ()
 
 
-def operands(stmt: Stmt) -> tuple[Scalar, ...]:
+def statement_scalars(stmt: Stmt) -> tuple[Scalar, ...]:
     """Return the scalar expressions that ``stmt`` itself computes, without those of nested statements."""
     match stmt:
         case Let(value=value) | Store(value=value) | If(cond=value) | While(pred=value) | Either(cond=value):
@@ -74,7 +74,7 @@ def operands(stmt: Stmt) -> tuple[Scalar, ...]:
     return ()
 
 
-def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
+def statement_sizes(stmt: Stmt) -> tuple[Dim, ...]:
     """Return the index expressions of ``stmt`` that do not index a buffer: loop bounds, sizes, offsets."""
     match stmt:
         case For(begin=begin, end=end):
@@ -88,12 +88,12 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
     return ()
 
 
-def dims_of(stmt: Stmt) -> Iterator[Dim]:
+def statement_index_exprs(stmt: Stmt) -> Iterator[Dim]:
     """Yield all index expressions of ``stmt`` itself: indices of elements, of loads in its scalars, and its bounds."""
-    yield from bounds_of(stmt)
+    yield from statement_sizes(stmt)
     if isinstance(stmt, Store | Prefetch):
         yield from stmt.index
-    for leaf in loads_and_indices(operands(stmt)):
+    for leaf in loads_and_indices(statement_scalars(stmt)):
         yield from leaf.index if isinstance(leaf, Load) else (leaf.expr,)
 
 
@@ -108,7 +108,7 @@ def max_number_buffers(kernel: Kernel) -> frozenset[str]:
     return frozenset(s.buffer.name for s in walk(kernel.body) if isinstance(s, Store) and s.reduce == "max_number")
 
 
-def finds_any(stmt: Stmt) -> bool:
+def is_any_test_loop(stmt: Stmt) -> bool:
     """Is ``stmt`` a loop over lanes that only tests whether a condition holds in any of them?"""
     match stmt:
         case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
@@ -162,8 +162,10 @@ def loads_and_indices(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
 
 def names_in(stmt: Stmt) -> set[str]:
     """Return the variables and the symbols that ``stmt`` itself reads."""
-    scalars = scalars_in(operands(stmt))
-    return {x.name for x in scalars if isinstance(x, Var)} | {s.name for e in dims_of(stmt) for s in symbols(e)}
+    scalars = scalars_in(statement_scalars(stmt))
+    return {x.name for x in scalars if isinstance(x, Var)} | {
+        s.name for e in statement_index_exprs(stmt) for s in symbols(e)
+    }
 
 
 def definitions_of(scalar: Scalar, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -192,7 +194,7 @@ def accesses(
 
 
 def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
-    for leaf in loads_and_indices(operands(stmt)):
+    for leaf in loads_and_indices(statement_scalars(stmt)):
         if isinstance(leaf, Load):
             yield Access(leaf.buffer, leaf.index, False, loops, arms)
     match stmt:
@@ -303,7 +305,7 @@ class AccessWalker(ABC, Generic[Scope]):
     def block(self, body: Sequence[Stmt], scope: Scope) -> None:
         """Visit the accesses of a block's statements."""
         for stmt in body:
-            for leaf in loads_and_indices(operands(stmt)):
+            for leaf in loads_and_indices(statement_scalars(stmt)):
                 if isinstance(leaf, Load):
                     self.element(leaf.buffer, leaf.index, scope)
             match stmt:

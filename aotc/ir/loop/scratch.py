@@ -11,7 +11,7 @@ from aotc.vmfb.abi import ALIGNMENT, GPU_ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
 
-def bytes_of(buffer: Buffer) -> int:
+def buffer_bytes(buffer: Buffer) -> int:
     """Return the bytes of a private, scratch or shared buffer."""
     size = product(buffer.shape)
     if isinstance(size, Expr):
@@ -27,15 +27,15 @@ def shared_array_bytes(size: int) -> int:
     return -(-size // GPU_ALIGNMENT) * GPU_ALIGNMENT
 
 
-def bytes_of_all(buffers: Iterable[Buffer]) -> int:
+def shared_bytes_of_buffers(buffers: Iterable[Buffer]) -> int:
     """Return the total bytes of shared memory that ``buffers`` occupy."""
-    return sum(shared_array_bytes(bytes_of(buffer)) for buffer in buffers)
+    return sum(shared_array_bytes(buffer_bytes(buffer)) for buffer in buffers)
 
 
 def shared_bytes(block: Sequence[Stmt]) -> int:
     """Return the bytes of shared memory that the statements of ``block`` allocate."""
     made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
-    return bytes_of_all(dict.fromkeys(made))
+    return shared_bytes_of_buffers(dict.fromkeys(made))
 
 
 def _in_arena(buffer: Buffer) -> bool:
@@ -49,7 +49,7 @@ def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
     for stmt in walk(kernel.body):
         if isinstance(stmt, Alloc) and _in_arena(stmt.buffer) and stmt.buffer.name not in offsets:
             offsets[stmt.buffer.name] = end
-            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+            end += -(-buffer_bytes(stmt.buffer) // ALIGNMENT) * ALIGNMENT
     return offsets, end
 
 

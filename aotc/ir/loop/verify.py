@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import Dim, Expr, bounds, is_static, product, sym
-from aotc.ir.dims.compare import possible
+from aotc.ir.dims.compare import is_possible_relation
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
-from aotc.ir.loop.access import accesses, bounds_of, may_overwrite
+from aotc.ir.loop.access import accesses, may_overwrite, statement_sizes
 from aotc.ir.loop.ir import (
     WARP,
     Alloc,
@@ -295,7 +295,7 @@ class _KernelCheck:
     def tile(self, t: Tile) -> None:
         for buffer in (t.out, t.a, t.b):
             self.use(buffer, "tile")
-        for dim in bounds_of(t):
+        for dim in statement_sizes(t):
             self.dim(dim, "tile")
         if t.rows < 1 or t.cols < 1:
             self.report(f"tile: {t.rows} x {t.cols} is empty")
@@ -351,7 +351,7 @@ def _is_false(test: Scalar) -> bool:
     match test:
         case Apply(fn, (left, right)) if fn in COMPARISONS:
             a, b = _as_dim(left), _as_dim(right)
-            return a is not None and b is not None and not possible(fn, a, b)
+            return a is not None and b is not None and not is_possible_relation(fn, a, b)
     return False
 
 

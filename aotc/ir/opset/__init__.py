@@ -20,7 +20,7 @@ from aotc.ir.opset.random import RANDOM
 from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.opset.shape import SHAPE
 from aotc.ir.opset.sorting import SORTING
-from aotc.ir.opset.spec import OpSpec, RuleError, merge
+from aotc.ir.opset.spec import OpSpec, RuleError, merge_op_tables
 
 FAMILIES: Mapping[str, Mapping[str, OpSpec]] = {
     "elementwise": ELEMENTWISE,
@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, Mapping[str, OpSpec]] = {
     "random": RANDOM,
     "sorting": SORTING,
 }
-OPS: dict[str, OpSpec] = merge(*FAMILIES.values())
+OPS: dict[str, OpSpec] = merge_op_tables(*FAMILIES.values())
 
 
 def names(fact: Callable[[OpSpec], bool]) -> frozenset[str]:

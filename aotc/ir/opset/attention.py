@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, ceildiv
 from aotc.ir.opset.dim_attributes import dims_of, numbers_of
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, cast, need, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, cast_array, op_spec_table, require_rule
 from aotc.ir.tensor.ir import Region, TensorType
 from aotc.vmfb.dtypes import kind_of
 
@@ -35,25 +35,27 @@ def axes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], Dim, Dim, Dim, Di
 
 def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types) -> Types:
     places = operand_dims(attrs)
-    need(len(types) == len(places) >= 3, f"attention: {len(types)} operands, and dims of {len(places)}")
+    require_rule(len(types) == len(places) >= 3, f"attention: {len(types)} operands, and dims of {len(places)}")
     for t, dims in zip(types, places):
-        need(len(dims) == len(places[0]), f"attention: dims {dims} and {places[0]} differ in length")
+        require_rule(len(dims) == len(places[0]), f"attention: dims {dims} and {places[0]} differ in length")
         present = sorted(d for d in dims if d != ABSENT)
-        need(present == list(range(t.rank)), f"attention: {dims} are not the dims of {t}")
-    need(ABSENT not in places[0] and all(ABSENT not in dims[-2:] for dims in places[:3]), "attention: a dim is absent")
+        require_rule(present == list(range(t.rank)), f"attention: {dims} are not the dims of {t}")
+    require_rule(
+        ABSENT not in places[0] and all(ABSENT not in dims[-2:] for dims in places[:3]), "attention: a dim is absent"
+    )
     named = dict(zip((key for key in _OPERANDS if attrs.get(key)), types))
     for key, t in named.items():
         kinds = "b" if key == "mask_dims" else "fi" if key in ("k_dims", "v_dims") else "f"
-        need(kind_of(t.dtype) in kinds, f"attention: {key[:-5]} is {t}")
+        require_rule(kind_of(t.dtype) in kinds, f"attention: {key[:-5]} is {t}")
     causal = dims_of(attrs, "causal")
-    need(len(causal) <= 1, f"attention: causal = {causal}")
+    require_rule(len(causal) <= 1, f"attention: causal = {causal}")
     batch, row, term, depth, column = axes(types, attrs)
     wanted = [(*batch, row, depth), (*batch, term, depth), (*batch, term, column), *[(*batch, row, term)] * 4]
     for t, dims, shape in zip(types, places, wanted):
         for d, size in zip(dims, shape):
-            need(d == ABSENT or t.shape[d] == size, f"attention: dim {d} of {t}, expected {size}")
+            require_rule(d == ABSENT or t.shape[d] == size, f"attention: dim {d} of {t}, expected {size}")
     out = attrs["out_dims"]
-    need(sorted(out) == list(range(len(batch) + 2)), f"attention: out_dims = {out}")
+    require_rule(sorted(out) == list(range(len(batch) + 2)), f"attention: out_dims = {out}")
     order = dict(zip(out, (*batch, row, column)))
     dtype = given[0].dtype if given else types[0].dtype
     shape = tuple(order[d] for d in range(len(out)))
@@ -63,7 +65,7 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
         return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
     if "split" not in attrs:
         return (TensorType(dtype, shape),)
-    need(tuple(out) == tuple(range(len(out))), f"attention in parts: out_dims = {out}")
+    require_rule(tuple(out) == tuple(range(len(out))), f"attention in parts: out_dims = {out}")
     wide, inner = "f64" if types[0].dtype == "f64" else "f32", (*batch, attrs["split"], row)
     return TensorType(wide, (*inner, column)), TensorType(wide, inner), TensorType(wide, inner)
 
@@ -84,7 +86,7 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], ty
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         weights = np.exp(scores - top)
         result = np.matmul(weights / weights.sum(-1, keepdims=True), v)
-    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
+    return [cast_array(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
 
 
 def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -116,7 +118,7 @@ def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[
         for place, x in zip(found, (result, top[..., 0], total[..., 0])):
             place.append(x)
     means, *numbers = (np.stack(x, axis) for x, axis in zip(found, (-3, -2, -2)))
-    return [cast(x, t.dtype) for x, t in zip((means, *numbers), types)]
+    return [cast_array(x, t.dtype) for x, t in zip((means, *numbers), types)]
 
 
 def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
@@ -143,7 +145,7 @@ def _terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return shapes[1][attrs["k_dims"][-2]] + shapes[0][attrs["q_dims"][-1]]
 
 
-ATTENTION = table(
+ATTENTION = op_spec_table(
     OpSpec(
         "attention",
         _infer,

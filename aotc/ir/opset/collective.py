@@ -11,7 +11,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, mod
-from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, equal_shapes, equal_sizes, need, table
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    Constraint,
+    OpSpec,
+    Types,
+    equal_shapes,
+    equal_sizes,
+    op_spec_table,
+    require_rule,
+)
 from aotc.ir.tensor.ir import TensorType
 
 GROUPED = ("groups", "channel", "global_ids")
@@ -41,19 +51,21 @@ def _scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
 
 def _exchange(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     count = attrs["split_count"]
-    need(count == group_size(attrs["groups"]), f"all_to_all: {count} parts for {group_size(attrs['groups'])} processes")
+    require_rule(
+        count == group_size(attrs["groups"]), f"all_to_all: {count} parts for {group_size(attrs['groups'])} processes"
+    )
     return tuple(_scaled(_divided(t, attrs["split_dim"], count), attrs["concat_dim"], count) for t in types)
 
 
 def _scaled(t: TensorType, dim: int, factor: int) -> TensorType:
-    need(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
+    require_rule(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
     return TensorType(t.dtype, tuple(n * factor if d == dim else n for d, n in enumerate(t.shape)))
 
 
 def _divided(t: TensorType, dim: int, parts: int) -> TensorType:
-    need(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
+    require_rule(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
     size: Dim = t.shape[dim]
-    need(not isinstance(size, int) or size % parts == 0, f"dim {dim} of {t} does not divide into {parts}")
+    require_rule(not isinstance(size, int) or size % parts == 0, f"dim {dim} of {t} does not divide into {parts}")
     return TensorType(t.dtype, tuple(n // parts if d == dim else n for d, n in enumerate(t.shape)))
 
 
@@ -81,15 +93,17 @@ def _identifier(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 
 
 def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(len(types) == 6, f"ragged_all_to_all: takes 6 operands, not {len(types)}")
+    require_rule(len(types) == 6, f"ragged_all_to_all: takes 6 operands, not {len(types)}")
     x, out, *places = types
-    need(
+    require_rule(
         x.dtype == out.dtype and x.rank == out.rank > 0 and x.shape[1:] == out.shape[1:],
         f"ragged_all_to_all: rows of {x} do not fit into {out}",
     )
     for t in places:
-        need(t.rank == 1 and t == places[0], f"ragged_all_to_all: offsets and sizes must be vectors alike, found {t}")
-        need(isinstance(t.shape[0], int), f"ragged_all_to_all: the number of exchanges in {t} is not known")
+        require_rule(
+            t.rank == 1 and t == places[0], f"ragged_all_to_all: offsets and sizes must be vectors alike, found {t}"
+        )
+        require_rule(isinstance(t.shape[0], int), f"ragged_all_to_all: the number of exchanges in {t} is not known")
     return (out,)
 
 
@@ -135,7 +149,7 @@ def _zero(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
     return [np.zeros((), np.uint32)]
 
 
-COLLECTIVES = table(
+COLLECTIVES = op_spec_table(
     OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED), tolerance=0, removed_by="lower_collectives"),
     OpSpec("all_reduce", _same, _alone, GROUPED, regions=1, tolerance=0, removed_by="lower_collectives"),
     OpSpec(

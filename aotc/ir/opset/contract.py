@@ -22,16 +22,16 @@ from aotc.ir.loop.forms.quantized import chunk_bytes, unpack
 from aotc.ir.opset.dim_attributes import dim_of, padding_of
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, op_spec_table, require_rule, same_shape
 from aotc.ir.tensor.ir import TensorType
 
 
 def _infer_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, rhs = types
-    need(lhs.rank == rhs.rank and lhs.rank in (2, 3), f"matmul: {lhs} and {rhs} are not (batched) matrices")
+    require_rule(lhs.rank == rhs.rank and lhs.rank in (2, 3), f"matmul: {lhs} and {rhs} are not (batched) matrices")
     *batch, rows, count = _swapped(lhs.shape, attrs["lhs_transposed"])
     *other, depth, columns = _swapped(rhs.shape, attrs["rhs_transposed"])
-    need(same_shape(batch, other) and count == depth, f"matmul: {lhs} and {rhs} do not fit")
+    require_rule(same_shape(batch, other) and count == depth, f"matmul: {lhs} and {rhs} do not fit")
     return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, columns)),)
 
 
@@ -47,13 +47,15 @@ def _matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
 
 def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, rhs = types
-    need(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
+    require_rule(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
     *window, features, outputs = rhs.shape
     if attrs.get("rhs_transposed", False):
         *window, outputs, last, features = rhs.shape
         window.append(last)
     groups = attrs["feature_groups"]
-    need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
+    require_rule(
+        lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups"
+    )
     padding = padding_of(attrs, len(window))
     steps = zip(lhs.shape[1:-1], padding, window, attrs["rhs_dilation"], attrs["strides"])
     spatial = tuple(window_extent(d, low, high, 1, w, gap, stride) for d, (low, high), w, gap, stride in steps)
@@ -103,9 +105,13 @@ def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
 
 def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, panels = types
-    need(panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit")
+    require_rule(
+        panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit"
+    )
     *batch, rows, depth = _swapped(lhs.shape, attrs["lhs_transposed"])
-    need(panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth")
+    require_rule(
+        panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth"
+    )
     return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, dim_of(attrs, "n"))),)
 
 
@@ -142,7 +148,7 @@ def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     return _conv([lhs, rhs], {**attrs, "feature_groups": groups}, regions, types)
 
 
-CONTRACT = table(
+CONTRACT = op_spec_table(
     OpSpec(
         "matmul",
         _infer_matmul,

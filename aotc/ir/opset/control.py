@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, op_spec_table, require_rule
 from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.messages import render
 
@@ -16,14 +16,14 @@ class AssertionFailed(ValueError):
 def _infer_while(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     for region, what in zip(regions, ("condition", "body")):
         found = tuple(p.type for p in region.params)
-        need(found == types, f"while: {what} takes {_list(found)}, the carried values are {_list(types)}")
+        require_rule(found == types, f"while: {what} takes {_list(found)}, the carried values are {_list(types)}")
     if regions:
         test = tuple(r.type for r in regions[0].results)
-        need(
+        require_rule(
             len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0, f"while: the condition gives {_list(test)}"
         )
         back = tuple(r.type for r in regions[1].results)
-        need(back == types, f"while: the body gives {_list(back)}, the carried values are {_list(types)}")
+        require_rule(back == types, f"while: the body gives {_list(back)}, the carried values are {_list(types)}")
     return types
 
 
@@ -42,16 +42,16 @@ def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types:
 
 
 def _infer_case(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(
+    require_rule(
         len(types) == 1 and types[0].rank == 0 and types[0].dtype == "i32",
         f"case: the index is {_list(types)}, expected i32[]",
     )
-    need(bool(regions), "case: has no branch")
+    require_rule(bool(regions), "case: has no branch")
     found = tuple(r.type for r in regions[0].results)
     for region in regions:
-        need(not region.params, "case: a branch takes parameters")
+        require_rule(not region.params, "case: a branch takes parameters")
         other = tuple(r.type for r in region.results)
-        need(other == found, f"case: branches give {_list(found)} and {_list(other)}")
+        require_rule(other == found, f"case: branches give {_list(found)} and {_list(other)}")
     return found
 
 
@@ -69,9 +69,13 @@ def _not_here(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 
 def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(bool(types) and types[0].dtype == "i1" and types[0].rank == 0, f"assert: the condition is {_list(types[:1])}")
+    require_rule(
+        bool(types) and types[0].dtype == "i1" and types[0].rank == 0, f"assert: the condition is {_list(types[:1])}"
+    )
     for t in types[1:]:
-        need(t.rank == 0 and kind_of(t.dtype) in "iu", f"assert: a message argument is {t}, expected an integer scalar")
+        require_rule(
+            t.rank == 0 and kind_of(t.dtype) in "iu", f"assert: a message argument is {t}, expected an integer scalar"
+        )
     return ()
 
 
@@ -82,7 +86,7 @@ def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
 
 
 def _infer_fail(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(
+    require_rule(
         len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
         f"fail: the number of the message is {_list(types)}, expected an integer scalar",
     )
@@ -95,7 +99,7 @@ def _fail(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
 
 
 def _infer_bind_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(
+    require_rule(
         len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
         f"bind_dim: the size is {_list(types)}, expected an integer scalar",
     )
@@ -109,8 +113,8 @@ def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 
 def _infer_on(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(not types, f"on: takes no operands, found {_list(types)}")
-    need(not (regions and regions[0].params), "on: its region takes parameters")
+    require_rule(not types, f"on: takes no operands, found {_list(types)}")
+    require_rule(not (regions and regions[0].params), "on: its region takes parameters")
     return tuple(r.type for r in regions[0].results)
 
 
@@ -119,7 +123,7 @@ def _on(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Ty
 
 
 def _infer_transfer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(len(types) == 1, f"transfer: takes one value, found {_list(types)}")
+    require_rule(len(types) == 1, f"transfer: takes one value, found {_list(types)}")
     return types
 
 
@@ -127,7 +131,7 @@ def _transfer(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
     return [np.array(arrays[0])]
 
 
-CONTROL = table(
+CONTROL = op_spec_table(
     OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
     OpSpec("while", _infer_while, _while, regions=2, branches=True, folds_state=True),
     OpSpec("case", _infer_case, _case, regions=-1, branches=True),

@@ -11,13 +11,13 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RuleError,
     Types,
-    all_alike,
-    cast,
+    cast_array,
     declared_type,
-    merge,
-    need,
+    equal_operand_shapes,
+    merge_op_tables,
+    op_spec_table,
+    require_rule,
     static_sizes,
-    table,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import COMPLEX_OF, DTYPES, from_numpy, kind_of, real_of, to_numpy
@@ -31,10 +31,10 @@ def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -
         case "real":
             return real_of(dtypes[0])
         case "complex":
-            need(dtypes[0] in COMPLEX_OF, f"{scalar.name}: parts must be f32 or f64, not {dtypes[0]}")
+            require_rule(dtypes[0] in COMPLEX_OF, f"{scalar.name}: parts must be f32 or f64, not {dtypes[0]}")
             return COMPLEX_OF[dtypes[0]]
         case "given":
-            need(given is not None, f"{scalar.name}: the result type must be given")
+            require_rule(given is not None, f"{scalar.name}: the result type must be given")
             return given or ""
     return dtypes[-1]
 
@@ -47,7 +47,7 @@ def check_count(scalar: ScalarOp, count: int) -> None:
     RuleError
         If it is wrong.
     """
-    need(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
+    require_rule(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
 
 
 def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
@@ -60,10 +60,10 @@ def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
     """
     checked = dtypes
     if scalar.name == "select":
-        need(dtypes[0] == "i1", f"select: the predicate is {dtypes[0]}, expected i1")
+        require_rule(dtypes[0] == "i1", f"select: the predicate is {dtypes[0]}, expected i1")
         checked = dtypes[1:]
-    need(len(set(checked)) == 1, f"{scalar.name}: operand dtypes differ: {', '.join(checked)}")
-    need(kind_of(checked[0]) in scalar.kinds, f"{scalar.name}: is not defined on {checked[0]}")
+    require_rule(len(set(checked)) == 1, f"{scalar.name}: operand dtypes differ: {', '.join(checked)}")
+    require_rule(kind_of(checked[0]) in scalar.kinds, f"{scalar.name}: is not defined on {checked[0]}")
 
 
 def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
@@ -81,9 +81,9 @@ def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
         return convert(arrays[0], dtype)
     wide = [_widen(a) for a in arrays] if scalar.widens else arrays
     if scalar.counts_bits and DTYPES[dtype].bits < 8:
-        return cast(_of_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
+        return cast_array(_of_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
     with np.errstate(all="ignore"):
-        return cast(np.asarray(scalar.reference(*wide)), dtype)
+        return cast_array(np.asarray(scalar.reference(*wide)), dtype)
 
 
 def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
@@ -120,7 +120,7 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     of_format = not scalar.widens and not scalar.total
     return OpSpec(
         scalar.name, infer, reference, inline=True, folds=True, of_format=of_format,
-        work=scalar.work, tolerance=scalar.tolerance, constraints=all_alike,
+        work=scalar.work, tolerance=scalar.tolerance, constraints=equal_operand_shapes,
         selects=scalar.result == "select",
     )  # fmt: skip
 
@@ -129,14 +129,16 @@ def _infer_bitcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     (source,), target = types, declared_type(given, "bitcast")
     narrow, wide = DTYPES[target.dtype].bits, DTYPES[source.dtype].bits
     complex_ = [kind_of(t.dtype) == "c" for t in (source, target)]
-    need(complex_[0] == complex_[1], f"bitcast: {source} to {target}: complex numbers stay complex")
+    require_rule(complex_[0] == complex_[1], f"bitcast: {source} to {target}: complex numbers stay complex")
     shape = source.shape
     if narrow < wide:
         shape = (*shape, wide // narrow)
     elif narrow > wide:
-        need(bool(shape) and shape[-1] == narrow // wide, f"bitcast: {source} does not hold whole {target.dtype}")
+        require_rule(
+            bool(shape) and shape[-1] == narrow // wide, f"bitcast: {source} does not hold whole {target.dtype}"
+        )
         shape = shape[:-1]
-    need(shape == target.shape, f"bitcast: {source} to {target}: expected {TensorType(target.dtype, shape)}")
+    require_rule(shape == target.shape, f"bitcast: {source} to {target}: expected {TensorType(target.dtype, shape)}")
     return (target,)
 
 
@@ -166,16 +168,16 @@ def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
     """Return ``x`` rounded to a float of fewer bits, in its own type."""
     dtype = from_numpy(x.dtype)
-    return cast(reduce_precision(_widen(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype)
+    return cast_array(reduce_precision(_widen(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype)
 
 
 def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [with_fewer_bits(np.asarray(arrays[0]), attrs["exponent_bits"], attrs["mantissa_bits"])]
 
 
-ELEMENTWISE = merge(
+ELEMENTWISE = merge_op_tables(
     {s.name: _scalar_spec(s) for s in SCALARS.values() if not s.of_loops},
-    table(
+    op_spec_table(
         OpSpec("bitcast", _infer_bitcast, _reference_bitcast, inline=True, folds=True, of_format=True, tolerance=0),
         OpSpec(
             "reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aotc.ir.opset import elementwise_complex as complex_
-from aotc.ir.opset.spec import cast
+from aotc.ir.opset.spec import cast_array
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -254,7 +254,7 @@ def convert(x: Array, dtype: str) -> Array:
             return _wrap_small(x.astype(np.int64), target.kind == "i", target.bits).astype(numpy_type)
         if source.bits < 8 and source.kind in "iu":
             x = x.astype(np.int8 if source.kind == "i" else np.uint8)
-        return cast(x, dtype)
+        return cast_array(x, dtype)
 
 
 def _saturate(x: Array, signed: bool, bits: int) -> Array:

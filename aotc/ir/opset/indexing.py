@@ -19,28 +19,30 @@ from aotc.ir.opset.spec import (
     equal_shapes,
     equal_sizes,
     first_in_place,
-    need,
+    op_spec_table,
+    require_rule,
     same_shape,
+    size_within_extent,
     static_sizes,
-    table,
-    within_extent,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
 
 def _check_starts(name: str, x: TensorType, starts: Types) -> None:
-    need(len(starts) == x.rank, f"{name}: {x} needs {x.rank} start indices, found {len(starts)}")
+    require_rule(len(starts) == x.rank, f"{name}: {x} needs {x.rank} start indices, found {len(starts)}")
     for t in starts:
-        need(t.rank == 0 and kind_of(t.dtype) in "iu", f"{name}: a start index is {t}, expected an integer scalar")
+        require_rule(
+            t.rank == 0 and kind_of(t.dtype) in "iu", f"{name}: a start index is {t}, expected an integer scalar"
+        )
 
 
 def _infer_dynamic_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, sizes = types[0], dims_of(attrs, "sizes")
     _check_starts("dynamic_slice", x, types[1:])
-    need(len(sizes) == x.rank, f"dynamic_slice: {len(sizes)} sizes for {x}")
+    require_rule(len(sizes) == x.rank, f"dynamic_slice: {len(sizes)} sizes for {x}")
     for size, d in zip(sizes, x.shape):
-        need(
+        require_rule(
             not isinstance(size, int) or not isinstance(d, int) or 0 <= size <= d, f"dynamic_slice: size {size} of {x}"
         )
     return (TensorType(x.dtype, tuple(sizes)),)
@@ -53,7 +55,7 @@ def _window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -
 
 def _slice_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, extent in zip(dims_of(attrs, "sizes"), types[0].shape):
-        yield from within_extent(size, extent, "a slice of {0} elements from {1}")
+        yield from size_within_extent(size, extent, "a slice of {0} elements from {1}")
 
 
 def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -63,9 +65,11 @@ def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -
 def _infer_dynamic_update_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, update = types[:2]
     _check_starts("dynamic_update_slice", x, types[2:])
-    need(update.dtype == x.dtype and update.rank == x.rank, f"dynamic_update_slice: {update} into {x}")
+    require_rule(update.dtype == x.dtype and update.rank == x.rank, f"dynamic_update_slice: {update} into {x}")
     for n, d in zip(update.shape, x.shape):
-        need(not isinstance(n, int) or not isinstance(d, int) or n <= d, f"dynamic_update_slice: {update} into {x}")
+        require_rule(
+            not isinstance(n, int) or not isinstance(d, int) or n <= d, f"dynamic_update_slice: {update} into {x}"
+        )
     return (x,)
 
 
@@ -90,12 +94,14 @@ def _batch_shape(indices: Sequence[Dim], vector_dim: int) -> tuple[Any, ...]:
 def _infer_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, indices = types
     sizes = dims_of(attrs, "slice_sizes")
-    need(kind_of(indices.dtype) in "iu", f"gather: indices are {indices.dtype}, expected integers")
-    need(len(sizes) == x.rank, f"gather: {len(sizes)} slice sizes for {x}")
+    require_rule(kind_of(indices.dtype) in "iu", f"gather: indices are {indices.dtype}, expected integers")
+    require_rule(len(sizes) == x.rank, f"gather: {len(sizes)} slice sizes for {x}")
     hidden = {*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]}
     offsets = [s for i, s in enumerate(sizes) if i not in hidden]
     batch = list(_batch_shape(indices.shape, attrs["index_vector_dim"]))
-    need(len(offsets) == len(attrs["offset_dims"]), f"gather: {len(offsets)} offset dims, found {attrs['offset_dims']}")
+    require_rule(
+        len(offsets) == len(attrs["offset_dims"]), f"gather: {len(offsets)} offset dims, found {attrs['offset_dims']}"
+    )
     shape = [offsets.pop(0) if i in attrs["offset_dims"] else batch.pop(0) for i in range(len(offsets) + len(batch))]
     return (TensorType(x.dtype, tuple(shape)),)
 
@@ -113,7 +119,7 @@ def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
     x, indices = types
     vector_dim = attrs["index_vector_dim"]
     for size, extent in zip(dims_of(attrs, "slice_sizes"), x.shape):
-        yield from within_extent(size, extent, "a slice of {0} elements from {1}")
+        yield from size_within_extent(size, extent, "a slice of {0} elements from {1}")
     sizes = dims_of(attrs, "slice_sizes")
     for d in (*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]):
         yield Constraint("le", sizes[d], 1, "a slice of {0} elements along a dim that is dropped")
@@ -161,16 +167,16 @@ def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
 
 def _infer_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     n = attrs["inputs"]
-    need(len(types) == 2 * n + 1, f"scatter: {n} inputs need {2 * n + 1} operands, found {len(types)}")
+    require_rule(len(types) == 2 * n + 1, f"scatter: {n} inputs need {2 * n + 1} operands, found {len(types)}")
     inputs, indices, updates = types[:n], types[n], types[n + 1 :]
-    need(kind_of(indices.dtype) in "iu", f"scatter: indices are {indices.dtype}, expected integers")
+    require_rule(kind_of(indices.dtype) in "iu", f"scatter: indices are {indices.dtype}, expected integers")
     for t in inputs:
-        need(same_shape(t.shape, inputs[0].shape), f"scatter: input shapes differ: {t} and {inputs[0]}")
+        require_rule(same_shape(t.shape, inputs[0].shape), f"scatter: input shapes differ: {t} and {inputs[0]}")
     for t in updates:
-        need(t.shape == updates[0].shape, f"scatter: update shapes differ: {t} and {updates[0]}")
+        require_rule(t.shape == updates[0].shape, f"scatter: update shapes differ: {t} and {updates[0]}")
     batch = updates[0].rank - len(attrs["update_window_dims"])
     vector = indices.rank - (attrs["index_vector_dim"] < indices.rank)
-    need(batch == vector, f"scatter: updates {updates[0]} do not fit indices {indices}")
+    require_rule(batch == vector, f"scatter: updates {updates[0]} do not fit indices {indices}")
     return inputs
 
 
@@ -256,7 +262,7 @@ _GATHER_ATTRS = (
     "index_vector_dim", "slice_sizes",
 )  # fmt: skip
 
-INDEXING = table(
+INDEXING = op_spec_table(
     OpSpec(
         "dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",), inline=True, folds=True, tolerance=0,
         constraints=_slice_sizes,

@@ -15,7 +15,17 @@ from aotc.ir.opset.dim_attributes import number_pairs_of, pairs_of
 from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, static_sizes, table
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    OpSpec,
+    Types,
+    cast_array,
+    first_in_place,
+    op_spec_table,
+    require_rule,
+    static_sizes,
+)
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import COMPLEX_OF, kind_of, real_of, to_numpy
 
@@ -24,7 +34,7 @@ def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     lhs, rhs = types
     pairs = [*zip(attrs["lhs_batch"], attrs["rhs_batch"]), *zip(attrs["lhs_contract"], attrs["rhs_contract"])]
     for i, j in pairs:
-        need(lhs.shape[i] == rhs.shape[j], f"dot_general: dim {i} of {lhs} and dim {j} of {rhs} differ")
+        require_rule(lhs.shape[i] == rhs.shape[j], f"dot_general: dim {i} of {lhs} and dim {j} of {rhs} differ")
     batch = tuple(lhs.shape[i] for i in attrs["lhs_batch"])
     left = tuple(d for i, d in enumerate(lhs.shape) if i not in (*attrs["lhs_batch"], *attrs["lhs_contract"]))
     right = tuple(d for i, d in enumerate(rhs.shape) if i not in (*attrs["rhs_batch"], *attrs["rhs_contract"]))
@@ -38,12 +48,12 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
     if kind <= {"i", "u", "b"}:
         exact = np.float64 if small and lhs.shape[-1] < 1 << 21 else np.int64
         with np.errstate(all="ignore"):
-            return cast(cast_integers(np.matmul(lhs.astype(exact), rhs.astype(exact))), dtype)
+            return cast_array(cast_integers(np.matmul(lhs.astype(exact), rhs.astype(exact))), dtype)
     if "c" not in kind and small:
         lhs, rhs = lhs.astype(np.float32), rhs.astype(np.float32)
     wide = np.result_type(lhs.dtype, rhs.dtype)
     with np.errstate(all="ignore"):
-        return cast(np.matmul(lhs.astype(wide, copy=False), rhs.astype(wide, copy=False)), dtype)
+        return cast_array(np.matmul(lhs.astype(wide, copy=False), rhs.astype(wide, copy=False)), dtype)
 
 
 def cast_integers(x: np.ndarray) -> np.ndarray:
@@ -68,7 +78,7 @@ def _infer_convolution(types: Types, attrs: Attrs, regions: tuple, given: Types)
     lhs, rhs = types
     groups, batch_groups = attrs["feature_groups"], attrs["batch_groups"]
     spatial = [rhs.shape[d] for d in attrs["kernel_spatial"]]
-    need(lhs.shape[attrs["input_feature"]] == rhs.shape[attrs["kernel_input"]] * groups,
+    require_rule(lhs.shape[attrs["input_feature"]] == rhs.shape[attrs["kernel_input"]] * groups,
          f"convolution: features of {lhs} and {rhs} do not match in {groups} groups")  # fmt: skip
     shape: dict[int, object] = {attrs["output_feature"]: rhs.shape[attrs["kernel_output"]]}
     batch = lhs.shape[attrs["input_batch"]]
@@ -93,7 +103,7 @@ def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
     shape = [static_sizes(types[0])[d] for d in order]
     result = np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped(x, rhs, attrs, shape, types[0].dtype)
-    return [cast(result, types[0].dtype).transpose(np.argsort(order))]
+    return [cast_array(result, types[0].dtype).transpose(np.argsort(order))]
 
 
 def _grouped(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list[int], dtype: str) -> np.ndarray:
@@ -128,12 +138,12 @@ def _patches_matmul(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list
 
 def _infer_fft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), kind, length = types, attrs["kind"], attrs["length"]
-    need(kind in ("FFT", "IFFT", "RFFT", "IRFFT"), f"fft: kind {kind}")
-    need(0 < len(length) <= x.rank, f"fft: {len(length)} lengths for {x}")
+    require_rule(kind in ("FFT", "IFFT", "RFFT", "IRFFT"), f"fft: kind {kind}")
+    require_rule(0 < len(length) <= x.rank, f"fft: {len(length)} lengths for {x}")
     if kind == "RFFT":
-        need(x.dtype in COMPLEX_OF, f"fft: RFFT of {x.dtype}")
+        require_rule(x.dtype in COMPLEX_OF, f"fft: RFFT of {x.dtype}")
         return (TensorType(COMPLEX_OF[x.dtype], (*x.shape[:-1], length[-1] // 2 + 1)),)
-    need(kind_of(x.dtype) == "c", f"fft: {kind} of {x.dtype}")
+    require_rule(kind_of(x.dtype) == "c", f"fft: {kind} of {x.dtype}")
     return (TensorType(real_of(x.dtype), (*x.shape[:-1], length[-1])),) if kind == "IRFFT" else (x,)
 
 
@@ -143,20 +153,22 @@ def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
     call: Any = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
     if arrays[0].size == 0:
         return [np.zeros(static_sizes(types[0]), to_numpy(types[0].dtype))]
-    return [cast(call(arrays[0], s=length, axes=axes), types[0].dtype)]
+    return [cast_array(call(arrays[0], s=length, axes=axes), types[0].dtype)]
 
 
 def _infer_dft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, table = types
     of, length = ("f32", "f64") if attrs["real"] else ("c64", "c128"), math.prod(attrs["radices"])
-    need(x.dtype in of and 0 <= attrs["axis"] < x.rank, f"dft: {x} along dim {attrs['axis']}")
+    require_rule(x.dtype in of and 0 <= attrs["axis"] < x.rank, f"dft: {x} along dim {attrs['axis']}")
     points = 2 * length if attrs["real"] else length
-    need(x.shape[attrs["axis"]] == points, f"dft: {x} is not {points} long along dim {attrs['axis']}")
-    need(table.rank == 2 and table.shape[0] == 2, f"dft: the twiddles are {table}")
+    require_rule(x.shape[attrs["axis"]] == points, f"dft: {x} is not {points} long along dim {attrs['axis']}")
+    require_rule(table.rank == 2 and table.shape[0] == 2, f"dft: the twiddles are {table}")
     if not attrs["real"]:
         return (x,)
     last = attrs["axis"] == x.rank - 1
-    need(last and not attrs["inverse"], f"dft: real signals are transformed forwards along the last dim, not {attrs}")
+    require_rule(
+        last and not attrs["inverse"], f"dft: real signals are transformed forwards along the last dim, not {attrs}"
+    )
     return (TensorType(COMPLEX_OF[x.dtype], (*x.shape[:-1], length + 1)),)
 
 
@@ -166,11 +178,11 @@ def _dft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
         found = np.fft.rfft(x, axis=axis)
     else:
         found = np.fft.ifft(x, axis=axis, norm="forward") if attrs["inverse"] else np.fft.fft(x, axis=axis)
-    return [cast(found * attrs["scale"], types[0].dtype)]
+    return [cast_array(found * attrs["scale"], types[0].dtype)]
 
 
 def _infer_square(name: str, x: TensorType) -> Types:
-    need(x.rank >= 2 and x.shape[-1] == x.shape[-2], f"{name}: {x} is not square")
+    require_rule(x.rank >= 2 and x.shape[-1] == x.shape[-2], f"{name}: {x} is not square")
     return (x,)
 
 
@@ -195,14 +207,14 @@ def _cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
         except np.linalg.LinAlgError:
             continue
         result[i] = factor if lower else np.conj(factor).T
-    return [cast(result.reshape(x.shape), types[0].dtype)]
+    return [cast_array(result.reshape(x.shape), types[0].dtype)]
 
 
 def _infer_triangular_solve(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     a, b = types
     _infer_square("triangular_solve", a)
-    need(a.rank == b.rank, f"triangular_solve: {a} and {b} differ in rank")
-    need(b.shape[-2 if attrs["left_side"] else -1] == a.shape[-1], f"triangular_solve: {b} does not fit {a}")
+    require_rule(a.rank == b.rank, f"triangular_solve: {a} and {b} differ in rank")
+    require_rule(b.shape[-2 if attrs["left_side"] else -1] == a.shape[-1], f"triangular_solve: {b} does not fit {a}")
     return (b,)
 
 
@@ -218,18 +230,20 @@ def _triangular_solve(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types
     if b.size == 0:
         return [arrays[1]]
     if attrs["left_side"]:
-        return [cast(np.linalg.solve(a, b), types[0].dtype)]
+        return [cast_array(np.linalg.solve(a, b), types[0].dtype)]
     swapped = np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2))
-    return [cast(np.swapaxes(swapped, -1, -2), types[0].dtype)]
+    return [cast_array(np.swapaxes(swapped, -1, -2), types[0].dtype)]
 
 
 def _infer_csr_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(len(types) == 4, f"csr_dot takes 4 operands, found {len(types)}")
+    require_rule(len(types) == 4, f"csr_dot takes 4 operands, found {len(types)}")
     data, starts, columns, dense = types
-    need(data.rank == starts.rank == columns.rank == 1 and data.shape == columns.shape,
+    require_rule(data.rank == starts.rank == columns.rank == 1 and data.shape == columns.shape,
          f"csr_dot: values {data}, row starts {starts} and columns {columns} are no CSR matrix")  # fmt: skip
-    need(starts.dtype == columns.dtype and kind_of(starts.dtype) in "iu", f"csr_dot: indices are {starts.dtype}")
-    need(dense.rank in (1, 2) and dense.dtype == data.dtype, f"csr_dot: {dense} cannot be multiplied by {data}")
+    require_rule(
+        starts.dtype == columns.dtype and kind_of(starts.dtype) in "iu", f"csr_dot: indices are {starts.dtype}"
+    )
+    require_rule(dense.rank in (1, 2) and dense.dtype == data.dtype, f"csr_dot: {dense} cannot be multiplied by {data}")
     return (TensorType(data.dtype, (starts.shape[0] - 1, *dense.shape[1:])),)
 
 
@@ -259,7 +273,7 @@ def _convolution_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return math.prod(n for d, n in enumerate(shapes[1]) if d != attrs["kernel_output"])
 
 
-LINALG = table(
+LINALG = op_spec_table(
     OpSpec(
         "dot_general",
         _infer_dot,

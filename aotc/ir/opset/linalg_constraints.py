@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aotc.ir.dims.algebra import minimum, mod
 from aotc.ir.opset.linalg_lapack import ROUTINES
-from aotc.ir.opset.spec import Attrs, Constraint, Types, at_least_one, equal_shapes, equal_sizes
+from aotc.ir.opset.spec import Attrs, Constraint, Types, equal_shapes, equal_sizes, positive_values
 
 
 def dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
@@ -35,7 +35,7 @@ def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
         (lhs.shape[attrs["input_batch"]], batch_groups, "batches"),
     ):
         yield Constraint("eq", mod(size, parts), 0, f"{what} do not divide into {parts} groups: {{0}} are left")
-    yield from at_least_one((rhs.shape[d] for d in attrs["kernel_spatial"]), "a window")
+    yield from positive_values((rhs.shape[d] for d in attrs["kernel_spatial"]), "a window")
 
 
 def fft(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:

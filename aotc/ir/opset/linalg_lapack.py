@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum
-from aotc.ir.opset.spec import RuleError, Types, may_equal, need
+from aotc.ir.opset.spec import RuleError, Types, dims_may_be_equal, require_rule
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of, real_of
 
@@ -101,7 +101,9 @@ class Problem:
     """
 
     def __init__(self, types: Types, options: Mapping[str, Any]) -> None:
-        need(bool(types) and types[0].dtype in LETTERS, f"lapack: no routines for {types[0] if types else 'nothing'}")
+        require_rule(
+            bool(types) and types[0].dtype in LETTERS, f"lapack: no routines for {types[0] if types else 'nothing'}"
+        )
         self.types, self.options = types, options
         self.dtype, self.real = types[0].dtype, real_of(types[0].dtype)
         self.complex = self.dtype != self.real
@@ -355,16 +357,16 @@ def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) 
     row = ROUTINES.get(name)
     if row is None:
         raise RuleError(f"lapack: no routine {name!r}; there are {', '.join(ROUTINES)}")
-    need(len(types) == len(row.ranks), f"{name} takes {len(row.ranks)} operands, found {len(types)}")
+    require_rule(len(types) == len(row.ranks), f"{name} takes {len(row.ranks)} operands, found {len(types)}")
     missing = [o for o in row.options if o not in attrs["options"]]
-    need(not missing, f"{name}: option {', '.join(missing)} is missing")
+    require_rule(not missing, f"{name}: option {', '.join(missing)} is missing")
     problem = Problem(types, attrs["options"])
     batch = types[0].shape[: types[0].rank - row.ranks[0]]
     for t, rank in zip(types, row.ranks):
-        need(t.rank == len(batch) + rank and t.shape[: len(batch)] == batch,
+        require_rule(t.rank == len(batch) + rank and t.shape[: len(batch)] == batch,
              f"{name}: {t} is no batch {tuple(map(str, batch))} of arrays of rank {rank}")  # fmt: skip
     if row.square:
-        need(problem.rows == problem.cols, f"{name}: {types[0]} is not square")
+        require_rule(problem.rows == problem.cols, f"{name}: {types[0]} is not square")
     _check_shapes(name, problem)
     return row.results(problem)
 
@@ -372,20 +374,27 @@ def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) 
 def _check_shapes(name: str, p: Problem) -> None:
     """Reject operands that are too small for the routine's accesses, and unknown options."""
     mode = p.options.get("mode", "N")
-    need(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
+    require_rule(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
     last = [t.shape[-1] for t in p.types]
     match name:
         case "orgqr" | "ormqr":
-            need(may_hold(last[1], p.cols), f"{name}: {p.types[1]} has more reflectors than {p.types[0]} columns")
+            require_rule(
+                may_hold(last[1], p.cols), f"{name}: {p.types[1]} has more reflectors than {p.types[0]} columns"
+            )
             if name == "ormqr":
                 side = p.types[2].shape[-1 if p.options["left"] else -2]
-                need(may_equal(side, p.rows), f"ormqr: {p.types[0]} cannot be applied to {p.types[2]}")
+                require_rule(dims_may_be_equal(side, p.rows), f"ormqr: {p.types[0]} cannot be applied to {p.types[2]}")
         case "geqp3":
-            need(may_equal(last[1], p.cols) and p.types[1].dtype == "i32", f"geqp3: {p.types[1]} are no pivots")
+            require_rule(
+                dims_may_be_equal(last[1], p.cols) and p.types[1].dtype == "i32", f"geqp3: {p.types[1]} are no pivots"
+            )
         case "gtsv":
-            need(all(may_equal(d, last[0]) for d in last), f"gtsv: diagonals {p.types[0]} do not fit {p.types[3]}")
+            require_rule(
+                all(dims_may_be_equal(d, last[0]) for d in last),
+                f"gtsv: diagonals {p.types[0]} do not fit {p.types[3]}",
+            )
         case "gees":
-            need(p.options.get("sort", "N") == "N", "gees: sorting is not supported")
+            require_rule(p.options.get("sort", "N") == "N", "gees: sorting is not supported")
 
 
 def may_hold(count: Dim, room: Dim) -> bool:

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.opset.spec import Arrays, Attrs, Types, need
+from aotc.ir.opset.spec import Arrays, Attrs, Types, require_rule
 
 
 def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     """Return the type of the solution; see :class:`OpSpec`."""
-    need(len(types) == 4, f"tridiagonal_solve_perturbed takes 4 operands, found {len(types)}")
+    require_rule(len(types) == 4, f"tridiagonal_solve_perturbed takes 4 operands, found {len(types)}")
     low, diagonal, high, b = types
-    need(low == diagonal == high and low.shape == b.shape[:-1] and low.dtype == b.dtype,
+    require_rule(low == diagonal == high and low.shape == b.shape[:-1] and low.dtype == b.dtype,
          f"tridiagonal_solve_perturbed: diagonals {low}, {diagonal}, {high} do not fit {b}")  # fmt: skip
-    need(b.dtype in ("f32", "f64", "c64", "c128"), f"tridiagonal_solve_perturbed: no solution in {b.dtype}")
+    require_rule(b.dtype in ("f32", "f64", "c64", "c128"), f"tridiagonal_solve_perturbed: no solution in {b.dtype}")
     return (b,)
 
 

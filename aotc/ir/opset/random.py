@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, static_sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, op_spec_table, require_rule, static_sizes
 from aotc.vmfb.dtypes import to_numpy
 
 # Rotation distances of Threefry-2x32 for even and odd blocks of four rounds, and the constant that is mixed into its
@@ -17,13 +17,17 @@ PARITY = 0x1BD11BDA
 
 
 def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(len(given) == 2, "rng_bit_generator: the result types must be given")
-    need(given[0] == types[0], f"rng_bit_generator: the state is {types[0]} but {given[0]} comes back")
-    need(attrs["algorithm"] in ("DEFAULT", "THREE_FRY", "PHILOX"), f"rng_bit_generator: algorithm {attrs['algorithm']}")
+    require_rule(len(given) == 2, "rng_bit_generator: the result types must be given")
+    require_rule(given[0] == types[0], f"rng_bit_generator: the state is {types[0]} but {given[0]} comes back")
+    require_rule(
+        attrs["algorithm"] in ("DEFAULT", "THREE_FRY", "PHILOX"), f"rng_bit_generator: algorithm {attrs['algorithm']}"
+    )
     rooms = (2,) if attrs["algorithm"] == "THREE_FRY" else (2, 3)
     fits = types[0].dtype == "u64" and types[0].rank == 1 and types[0].shape[0] in rooms
     expected = " or ".join(f"u64[{n}]" for n in rooms)
-    need(fits, f"rng_bit_generator: the state is {types[0]}, expected {expected}, or as many bits in other integers")
+    require_rule(
+        fits, f"rng_bit_generator: the state is {types[0]}, expected {expected}, or as many bits in other integers"
+    )
     return given
 
 
@@ -121,7 +125,7 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
     return [after, unsigned.view(dtype).reshape(static_sizes(result))]
 
 
-RANDOM = table(
+RANDOM = op_spec_table(
     OpSpec(
         "rng_bit_generator", _infer, _reference, ("algorithm",), of_format=True, tolerance=0, constraints=_state_sizes
     )

@@ -18,32 +18,32 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RegionCall,
     Types,
-    at_least_one,
     equal_shapes,
-    need,
+    op_spec_table,
+    positive_values,
+    require_rule,
     same_shape,
     static_sizes,
-    table,
 )
 from aotc.ir.tensor.ir import TensorType
 
 
 def _halves(name: str, types: Types) -> tuple[Types, Types]:
-    need(
+    require_rule(
         len(types) % 2 == 0 and len(types) > 0, f"{name}: as many initial values as inputs, found {len(types)} operands"
     )
     half = len(types) // 2
     for t in types[half:]:
-        need(t.rank == 0, f"{name}: an initial value is {t}, expected a scalar")
+        require_rule(t.rank == 0, f"{name}: an initial value is {t}, expected a scalar")
     for t in types[:half]:
-        need(same_shape(t.shape, types[0].shape), f"{name}: input shapes differ: {t} and {types[0]}")
+        require_rule(same_shape(t.shape, types[0].shape), f"{name}: input shapes differ: {t} and {types[0]}")
     return types[:half], types[half:]
 
 
 def _infer_reduce(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     inputs, inits = _halves("reduce", types)
     dims = attrs["dims"]
-    need(all(0 <= d < inputs[0].rank for d in dims), f"reduce: dims {dims} of {inputs[0]}")
+    require_rule(all(0 <= d < inputs[0].rank for d in dims), f"reduce: dims {dims} of {inputs[0]}")
     shape = tuple(s for i, s in enumerate(inputs[0].shape) if i not in dims)
     return tuple(TensorType(t.dtype, shape) for t in inits)
 
@@ -88,7 +88,7 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
     inputs, inits = _halves("reduce_window", types)
     x = inputs[0]
     for key in ("window", "strides", "base_dilations", "window_dilations", "padding"):
-        need(len(attrs[key]) == x.rank, f"reduce_window: {key} does not match the rank of {x}")
+        require_rule(len(attrs[key]) == x.rank, f"reduce_window: {key} does not match the rank of {x}")
     shape = tuple(
         window_extent(d, lo, hi, base, w, wd, s)
         for d, (lo, hi), base, w, wd, s in zip(
@@ -108,7 +108,7 @@ def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
     for n, extent in zip(dims_of(attrs, "window"), types[0].shape):  # a window as long as an empty array is empty, too
         yield Constraint("le", minimum(1, extent), n, "a window of {1}, expected at least {0}")
     for name in ("strides", "base_dilations", "window_dilations"):
-        yield from at_least_one(attrs[name], name.replace("_", " "))
+        yield from positive_values(attrs[name], name.replace("_", " "))
 
 
 def _window_views(
@@ -137,10 +137,10 @@ def _reduce_window(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...]
 
 def _infer_select_and_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, source, init = types
-    need(init.rank == 0, f"select_and_scatter: the initial value is {init}, expected a scalar")
+    require_rule(init.rank == 0, f"select_and_scatter: the initial value is {init}, expected a scalar")
     for key in ("window", "strides", "padding"):
-        need(len(attrs[key]) == x.rank, f"select_and_scatter: {key} does not match the rank of {x}")
-    need(source.rank == x.rank, f"select_and_scatter: source {source} does not fit {x}")
+        require_rule(len(attrs[key]) == x.rank, f"select_and_scatter: {key} does not match the rank of {x}")
+    require_rule(source.rank == x.rank, f"select_and_scatter: source {source} does not fit {x}")
     return (TensorType(init.dtype, x.shape),)
 
 
@@ -194,7 +194,7 @@ def _of_window(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return math.prod(numbers_of(attrs, "window"))
 
 
-REDUCTION = table(
+REDUCTION = op_spec_table(
     OpSpec(
         "reduce",
         _infer_reduce,

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from aotc.ir.dims.algebra import is_static, maximum, product, static
-from aotc.ir.dims.compare import possible
+from aotc.ir.dims.compare import is_possible_relation
 from aotc.ir.opset.dim_attributes import dim_of, dims_of, numbers_of
 from aotc.ir.opset.spec import (
     Arrays,
@@ -17,14 +17,14 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RuleError,
     Types,
-    at_least_one,
     declared_type,
+    dims_may_be_equal,
     equal_shapes,
-    may_equal,
-    need,
+    op_spec_table,
+    positive_values,
+    require_rule,
     same_shape,
     static_sizes,
-    table,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
@@ -48,8 +48,8 @@ def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     result = declared_type(given, "iota")
-    need(0 <= attrs["dim"] < result.rank, f"iota: dim {attrs['dim']} of {result}")
-    need(kind_of(result.dtype) != "b", "iota: is not defined on i1")
+    require_rule(0 <= attrs["dim"] < result.rank, f"iota: dim {attrs['dim']} of {result}")
+    require_rule(kind_of(result.dtype) != "b", "iota: is not defined on i1")
     return given
 
 
@@ -61,7 +61,9 @@ def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
 
 def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     result = declared_type(given, "dim")
-    need(result.rank == 0 and kind_of(result.dtype) in "iu", f"dim: the result must be an integer scalar, not {result}")
+    require_rule(
+        result.rank == 0 and kind_of(result.dtype) in "iu", f"dim: the result must be an integer scalar, not {result}"
+    )
     return given
 
 
@@ -71,12 +73,12 @@ def _dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
 
 def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), dims, result = types, attrs["dims"], declared_type(given, "broadcast")
-    need(len(dims) == x.rank, f"broadcast: {x.rank} operand dims but {len(dims)} in dims")
-    need(len(set(dims)) == len(dims) and all(0 <= d < result.rank for d in dims), f"broadcast: bad dims {dims}")
+    require_rule(len(dims) == x.rank, f"broadcast: {x.rank} operand dims but {len(dims)} in dims")
+    require_rule(len(set(dims)) == len(dims) and all(0 <= d < result.rank for d in dims), f"broadcast: bad dims {dims}")
     for i, d in enumerate(dims):
-        if x.shape[i] != 1 and not may_equal(x.shape[i], result.shape[d]):
+        if x.shape[i] != 1 and not dims_may_be_equal(x.shape[i], result.shape[d]):
             raise RuleError(f"broadcast: operand dim {i} of {x} does not fit dim {d} of {result}")
-    need(x.dtype == result.dtype, f"broadcast: {x.dtype} to {result.dtype}")
+    require_rule(x.dtype == result.dtype, f"broadcast: {x.dtype} to {result.dtype}")
     return given
 
 
@@ -97,8 +99,8 @@ def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
 
 def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), result = types, declared_type(given, "reshape")
-    need(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
-    if not may_equal(product(x.shape), product(result.shape)):
+    require_rule(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
+    if not dims_may_be_equal(product(x.shape), product(result.shape)):
         raise RuleError(f"reshape: {x} and {result} differ in element count")
     return given
 
@@ -113,7 +115,7 @@ def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list
 
 def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), perm = types, attrs["perm"]
-    need(sorted(perm) == list(range(x.rank)), f"transpose: {perm} is no permutation of {x.rank} dims")
+    require_rule(sorted(perm) == list(range(x.rank)), f"transpose: {perm} is no permutation of {x.rank} dims")
     return (TensorType(x.dtype, tuple(x.shape[p] for p in perm)),)
 
 
@@ -123,7 +125,7 @@ def _transpose(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
 
 def _infer_reverse(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,) = types
-    need(all(0 <= d < x.rank for d in attrs["dims"]), f"reverse: bad dims {attrs['dims']} for {x}")
+    require_rule(all(0 <= d < x.rank for d in attrs["dims"]), f"reverse: bad dims {attrs['dims']} for {x}")
     return (x,)
 
 
@@ -134,12 +136,12 @@ def _reverse(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list
 def _infer_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,) = types
     start, limit, stride = dims_of(attrs, "start"), dims_of(attrs, "limit"), dims_of(attrs, "stride")
-    need(len(start) == len(limit) == len(stride) == x.rank, f"slice: bounds do not match the rank of {x}")
+    require_rule(len(start) == len(limit) == len(stride) == x.rank, f"slice: bounds do not match the rank of {x}")
     for i in range(x.rank):
-        need(stride[i] != 0, "slice: stride 0")
+        require_rule(stride[i] != 0, "slice: stride 0")
         ends = (0, start[i], limit[i], x.shape[i])
-        fits = all(possible("le", low, high) for low, high in pairwise(ends))
-        need(not is_static(ends) or fits, f"slice: dim {i}: {start[i]}:{limit[i]} of {x}")
+        fits = all(is_possible_relation("le", low, high) for low, high in pairwise(ends))
+        require_rule(not is_static(ends) or fits, f"slice: dim {i}: {start[i]}:{limit[i]} of {x}")
     return (TensorType(x.dtype, tuple((hi - lo + s - 1) // s for lo, hi, s in zip(start, limit, stride))),)
 
 
@@ -148,7 +150,7 @@ def _slice_bounds(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
         yield Constraint("le", limit, extent, "a slice up to {0} of {1} elements")
         yield Constraint("le", start, limit, "a slice from {0} up to {1}")
         yield Constraint("le", 0, start, "a slice from {1}")
-    yield from at_least_one(dims_of(attrs, "stride"), "a slice with a stride")
+    yield from positive_values(dims_of(attrs, "stride"), "a slice with a stride")
 
 
 def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -158,14 +160,14 @@ def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     x, value = types
-    need(value.rank == 0 and value.dtype == x.dtype, f"pad: the padding value is {value}, expected {x.dtype}[]")
+    require_rule(value.rank == 0 and value.dtype == x.dtype, f"pad: the padding value is {value}, expected {x.dtype}[]")
     low, high, interior = dims_of(attrs, "low"), dims_of(attrs, "high"), dims_of(attrs, "interior")
-    need(len(low) == len(high) == len(interior) == x.rank, f"pad: widths do not match the rank of {x}")
+    require_rule(len(low) == len(high) == len(interior) == x.rank, f"pad: widths do not match the rank of {x}")
     shape = []
     for d, lo, hi, inner in zip(x.shape, low, high, interior):
         grown = d if inner == 0 else d + maximum(d - 1, 0) * inner
         shape.append(lo + grown + hi)
-        need(not isinstance(shape[-1], int) or shape[-1] >= 0, f"pad: {x} becomes smaller than nothing")
+        require_rule(not isinstance(shape[-1], int) or shape[-1] >= 0, f"pad: {x} becomes smaller than nothing")
     return (TensorType(x.dtype, tuple(shape)),)
 
 
@@ -193,11 +195,11 @@ def _pad(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
 
 def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     dim, first = attrs["dim"], types[0]
-    need(0 <= dim < first.rank, f"concatenate: dim {dim} of {first}")
+    require_rule(0 <= dim < first.rank, f"concatenate: dim {dim} of {first}")
     total = first.shape[dim]
     for t in types[1:]:
         rest = [s for i, s in enumerate(t.shape) if i != dim]
-        need(t.dtype == first.dtype and same_shape(rest, [s for i, s in enumerate(first.shape) if i != dim]),
+        require_rule(t.dtype == first.dtype and same_shape(rest, [s for i, s in enumerate(first.shape) if i != dim]),
              f"concatenate: {t} does not join {first} along dim {dim}")  # fmt: skip
         total = total + t.shape[dim]
     return (TensorType(first.dtype, tuple(total if i == dim else s for i, s in enumerate(first.shape))),)
@@ -211,7 +213,7 @@ def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     return [np.concatenate(list(arrays), axis=attrs["dim"])]
 
 
-SHAPE = table(
+SHAPE = op_spec_table(
     OpSpec("constant", _infer_constant, _constant, ("value",), inline=True, work=0, tolerance=0),
     OpSpec("iota", _infer_iota, _iota, ("dim",), inline=True, work=0, tolerance=0),
     OpSpec("dim", _infer_dim, _dim, ("expr",), inline=True, work=0, tolerance=0),

@@ -16,11 +16,11 @@ from aotc.ir.opset.spec import (
     OpSpec,
     RegionCall,
     Types,
-    all_alike,
-    need,
+    equal_operand_shapes,
+    op_spec_table,
+    require_rule,
     same_shape,
-    table,
-    within_extent,
+    size_within_extent,
 )
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of
@@ -30,9 +30,9 @@ RADIX = 256
 
 
 def _infer_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(0 <= attrs["dim"] < max(types[0].rank, 1), f"sort: dim {attrs['dim']} of {types[0]}")
+    require_rule(0 <= attrs["dim"] < max(types[0].rank, 1), f"sort: dim {attrs['dim']} of {types[0]}")
     for t in types:
-        need(same_shape(t.shape, types[0].shape), f"sort: operand shapes differ: {t} and {types[0]}")
+        require_rule(same_shape(t.shape, types[0].shape), f"sort: operand shapes differ: {t} and {types[0]}")
     return types
 
 
@@ -81,12 +81,12 @@ def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
 
 
 def _infer_sort_runs(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(types[0].rank > 0, "sort_runs: is not defined on scalars")
+    require_rule(types[0].rank > 0, "sort_runs: is not defined on scalars")
     for t in types:
-        need(same_shape(t.shape, types[0].shape), f"sort_runs: operand shapes differ: {t} and {types[0]}")
+        require_rule(same_shape(t.shape, types[0].shape), f"sort_runs: operand shapes differ: {t} and {types[0]}")
     *lead, n = types[0].shape
     width, keep = attrs["width"], attrs["keep"]
-    need(1 <= keep <= width, f"sort_runs: keeps {keep} of {width}")
+    require_rule(1 <= keep <= width, f"sort_runs: keeps {keep} of {width}")
     left = n if keep == width else n // width * keep + minimum(n % width, keep)
     kept = [TensorType(t.dtype, (*lead, left)) for t in types]
     return (*kept, TensorType("i32", (*lead, left))) if attrs["numbered"] else tuple(kept)
@@ -114,15 +114,17 @@ def _infer_digit_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) 
     _need_rows("digit_sort", tuple(arrays), attrs)
     *lead, n = arrays[0].shape
     counted = TensorType("i32", (*lead, RADIX, ceildiv(n, attrs["part"])))
-    need(ends == counted, f"digit_sort: counts of parts are {counted}, not {ends}")
+    require_rule(ends == counted, f"digit_sort: counts of parts are {counted}, not {ends}")
     return tuple(arrays)
 
 
 def _need_rows(name: str, types: Types, attrs: Attrs) -> None:
-    need(bool(types) and types[0].rank > 0, f"{name}: is not defined on scalars")
+    require_rule(bool(types) and types[0].rank > 0, f"{name}: is not defined on scalars")
     for t in types:
-        need(same_shape(t.shape, types[0].shape), f"{name}: operand shapes differ: {t} and {types[0]}")
-    need(attrs["part"] > 0 and attrs["shift"] % 8 == 0, f"{name}: parts of {attrs['part']}, shift {attrs['shift']}")
+        require_rule(same_shape(t.shape, types[0].shape), f"{name}: operand shapes differ: {t} and {types[0]}")
+    require_rule(
+        attrs["part"] > 0 and attrs["shift"] % 8 == 0, f"{name}: parts of {attrs['part']}, shift {attrs['shift']}"
+    )
 
 
 def _digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
@@ -156,15 +158,17 @@ def _digit_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], t
 
 def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), k = types, dim_of(attrs, "k")
-    need(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
-    need(not isinstance(x.shape[-1], int) or not isinstance(k, int) or 0 <= k <= x.shape[-1], f"top_k: k = {k} of {x}")
+    require_rule(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
+    require_rule(
+        not isinstance(x.shape[-1], int) or not isinstance(k, int) or 0 <= k <= x.shape[-1], f"top_k: k = {k} of {x}"
+    )
     shape = (*x.shape[:-1], k)
     return (TensorType(x.dtype, shape), TensorType("i32", shape))
 
 
 def _top_k_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for extent in types[0].shape[-1:]:
-        yield from within_extent(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
+        yield from size_within_extent(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
 
 
 def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -174,22 +178,48 @@ def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
     return [np.take_along_axis(x, order, axis=-1), order.astype(np.int32)]
 
 
-SORTING = table(
+SORTING = op_spec_table(
     OpSpec(
-        "sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0, constraints=all_alike, variadic=True,
+        "sort",
+        _infer_sort,
+        _sort,
+        ("dim", "stable"),
+        regions=1,
+        tolerance=0,
+        constraints=equal_operand_shapes,
+        variadic=True,
         partial=True,
     ),
     OpSpec(
-        "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
-        constraints=all_alike, partial=True, added_by="parallelize_gpu",
+        "sort_runs",
+        _infer_sort_runs,
+        _sort_runs,
+        ("width", "done", "keep", "numbered"),
+        regions=1,
+        tolerance=0,
+        constraints=equal_operand_shapes,
+        partial=True,
+        added_by="parallelize_gpu",
     ),
     OpSpec(
-        "digit_counts", _infer_digit_counts, _digit_counts, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        constraints=all_alike, added_by="parallelize_gpu",
+        "digit_counts",
+        _infer_digit_counts,
+        _digit_counts,
+        ("part", "shift", "ascending"),
+        regions=1,
+        tolerance=0,
+        constraints=equal_operand_shapes,
+        added_by="parallelize_gpu",
     ),
     OpSpec(
-        "digit_sort", _infer_digit_sort, _digit_sort, ("part", "shift", "ascending"), regions=1, tolerance=0,
-        partial=True, added_by="parallelize_gpu",
+        "digit_sort",
+        _infer_digit_sort,
+        _digit_sort,
+        ("part", "shift", "ascending"),
+        regions=1,
+        tolerance=0,
+        partial=True,
+        added_by="parallelize_gpu",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

@@ -10,7 +10,7 @@ from typing import cast as cast_type
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.dims.compare import possible
+from aotc.ir.dims.compare import is_possible_relation
 from aotc.ir.tensor.ir import Region, TensorType
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -184,7 +184,7 @@ class OpSpec:
     removed_by: str = ""
 
 
-def need(condition: bool, message: str) -> None:
+def require_rule(condition: bool, message: str) -> None:
     """Raise :class:`RuleError` with ``message`` unless ``condition`` holds."""
     if not condition:
         raise RuleError(message)
@@ -192,13 +192,13 @@ def need(condition: bool, message: str) -> None:
 
 def declared_type(given: Types, name: str) -> TensorType:
     """Return the only type in ``given``, the result type that the caller states; a RuleError if it is missing."""
-    need(len(given) == 1, f"{name}: the result type must be given")
+    require_rule(len(given) == 1, f"{name}: the result type must be given")
     return given[0]
 
 
-def may_equal(a: Dim, b: Dim) -> bool:
+def dims_may_be_equal(a: Dim, b: Dim) -> bool:
     """Can ``a`` and ``b`` be equal for some values of the symbols?"""
-    return possible("eq", a, b)
+    return is_possible_relation("eq", a, b)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -238,18 +238,18 @@ def equal_shapes(types: Types, but: int = -1, operands: Sequence[int] = ()) -> I
                 yield Constraint("eq", size, best, SIZES_DIFFER, (k, d), best)
 
 
-def all_alike(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def equal_operand_shapes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that all operands have equal shapes."""
     yield from equal_shapes(types)
 
 
-def within_extent(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
+def size_within_extent(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
     """Yield the constraints that ``size`` is at least 0 and at most ``extent``."""
     yield Constraint("le", size, extent, what)
     yield Constraint("le", 0, size, "a slice of {1} elements")
 
 
-def at_least_one(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
+def positive_values(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
     """Yield the constraints that ``values``, called ``what``, are positive."""
     for v in values:
         yield Constraint("le", 1, v, what + " of {1}, expected at least 1")
@@ -260,7 +260,7 @@ def static_sizes(t: TensorType) -> tuple[int, ...]:
     return cast_type("tuple[int, ...]", t.shape)
 
 
-def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+def cast_array(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return ``array`` as dtype ``dtype`` by NumPy's conversion, without warnings."""
     wanted = to_numpy(dtype)
     if array.dtype == wanted:
@@ -303,12 +303,12 @@ def _to_odd_f32(x: np.ndarray) -> np.ndarray:
     return np.asarray(x.astype(np.float32))
 
 
-def table(*specs: OpSpec) -> dict[str, OpSpec]:
+def op_spec_table(*specs: OpSpec) -> dict[str, OpSpec]:
     """Return ``{name: spec}``; duplicate names are an error."""
-    return merge(*({s.name: s} for s in specs))
+    return merge_op_tables(*({s.name: s} for s in specs))
 
 
-def merge(*tables: Mapping[str, Row]) -> dict[str, Row]:
+def merge_op_tables(*tables: Mapping[str, Row]) -> dict[str, Row]:
     """Return the union of tables by op name; duplicate names are an error."""
     rows: dict[str, Row] = {}
     for part in tables:

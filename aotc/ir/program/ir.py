@@ -151,7 +151,7 @@ def storages_with_offsets(step: Step) -> list[tuple[Storage, int]]:
     return [*zip(reads, begins, strict=True), *((s, 0) for s in writes)]
 
 
-def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+def accessed_storages_in_nested_steps(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
     """Return the storages that a step reads, and those that it writes, including the steps in a loop or branch."""
     if not isinstance(step, Loop | Branch):
         return accessed_storages(step)
@@ -239,7 +239,7 @@ def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
     return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)
 
 
-def space_of(step: Launch | Copy) -> int:
+def step_memory_space(step: Launch | Copy) -> int:
     """Return the number of the memory space that a step accesses, or -1 if it accesses two."""
     spaces = {s.space for part in accessed_storages(step) for s in part}
     return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0

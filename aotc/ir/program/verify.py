@@ -49,18 +49,18 @@ Updates = Callable[[str], int]
 SAMPLES = 3
 
 
-def samples(dims: Sequence[Dim]) -> list[dict[str, int]]:
+def sample_dim_values(dims: Sequence[Dim]) -> list[dict[str, int]]:
     """Return up to three assignments of values to the symbols of ``dims`` under which no dim is negative."""
     names = sorted({s for e in dims for s in symbols(e)}, key=lambda s: s.name)
     chosen = []
     for n in range(SAMPLES if names else 1):
         values = {s.name: max(s.lo, 1) + n * _STRIDES[k % len(_STRIDES)] for k, s in enumerate(names)}
-        if all(number(e, values) >= 0 for e in dims):
+        if all(evaluated_dim(e, values) >= 0 for e in dims):
             chosen.append(values)
     return chosen
 
 
-def number(e: Dim, values: Mapping[str, int]) -> int:
+def evaluated_dim(e: Dim, values: Mapping[str, int]) -> int:
     """Return the value of ``e`` under ``values``; -1 if a symbol has no value, or for a division by 0."""
     if not isinstance(e, Expr):
         return int(e)
@@ -162,13 +162,15 @@ class _Steps:
 
     def same(self, size: Dim, expected: Dim, where: str) -> None:
         dims = [size, expected]
-        if size != expected and any(number(size, v) != number(expected, v) for v in samples(dims) if self.admits(v)):
+        if size != expected and any(
+            evaluated_dim(size, v) != evaluated_dim(expected, v) for v in sample_dim_values(dims) if self.admits(v)
+        ):
             self.findings.append(f"{where} {size} bytes, expected {expected}")
 
     def admits(self, values: Mapping[str, int]) -> bool:
         """Do these values of symbols satisfy the function's requirements, which the host program checks?"""
         for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
-            sides = number(left, values), number(right, values)
+            sides = evaluated_dim(left, values), evaluated_dim(right, values)
             if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
                 return False
         return True
@@ -177,7 +179,11 @@ class _Steps:
         """Check that ``size`` bytes from ``begin`` on are aligned, and inside ``whole``."""
         fits = begin >= 0 and begin % ALIGNMENT == 0
         dims = [whole.size, size]
-        if not fits or any(begin + number(size, v) > number(whole.size, v) for v in samples(dims) if self.admits(v)):
+        if not fits or any(
+            begin + evaluated_dim(size, v) > evaluated_dim(whole.size, v)
+            for v in sample_dim_values(dims)
+            if self.admits(v)
+        ):
             self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
 
     def launch(self, step: Launch) -> None:
@@ -232,7 +238,7 @@ def verify_plan(
     """
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
-    for values in samples([*sizes, *(size for stage in totals for size in stage)]):
+    for values in sample_dim_values([*sizes, *(size for stage in totals for size in stage)]):
         plan = _Plan(program, values)
         findings.update(dict.fromkeys([*plan.places(totals), *plan.lives(), *plan.steps()]))
         cells, count = plan.cells()
@@ -257,13 +263,13 @@ class _Plan:
 
     def __post_init__(self) -> None:
         for s in self.program.arena:
-            begin = number(s.offset, self.values) + s.space * SPACE_BYTES
-            self.spans[s] = begin, begin + number(s.size, self.values)
+            begin = evaluated_dim(s.offset, self.values) + s.space * SPACE_BYTES
+            self.spans[s] = begin, begin + evaluated_dim(s.size, self.values)
 
     def places(self, totals: Sequence[Sequence[Dim]]) -> Iterator[str]:
         """Check the alignment and the bounds of each storage."""
         for sizes, (steps, judged) in zip(totals, split_at_host_reads(self.program.steps), strict=True):
-            every_total = [number(size, self.values) for size in sizes]
+            every_total = [evaluated_dim(size, self.values) for size in sizes]
             every = (s for step in walk([*steps, *judged]) for part in accessed_storages(step) for s in part)
             for s in (s for s in every if s in self.spans):
                 begin, end = (at - s.space * SPACE_BYTES for at in self.spans[s])

@@ -13,7 +13,7 @@ from aotc.diagnostics import Finding
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import CALLS, OPS, RuleError
 from aotc.ir.opset.dim_attributes import DIM_ATTRIBUTES, has_expression
-from aotc.ir.opset.spec import may_equal, same_shape
+from aotc.ir.opset.spec import dims_may_be_equal, same_shape
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, walk
 
 
@@ -83,7 +83,7 @@ def _check_call(module: Module, op: Op) -> Iterator[Finding]:
 
 
 def _may_fit(a: TensorType, b: TensorType) -> bool:
-    return a.dtype == b.dtype and a.rank == b.rank and all(map(may_equal, a.shape, b.shape))
+    return a.dtype == b.dtype and a.rank == b.rank and all(map(dims_may_be_equal, a.shape, b.shape))
 
 
 def _same(a: tuple[TensorType, ...], b: tuple[TensorType, ...]) -> bool:

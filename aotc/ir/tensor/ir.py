@@ -166,7 +166,7 @@ def replaced_values(values: tuple[Value, ...], mapped: Mapping[Value, Value]) ->
     return tuple([mapped.get(v, v) for v in values])
 
 
-def reads_none(region: Region, mapped: Mapping[Value, Value]) -> bool:
+def reads_no_values_of(region: Region, mapped: Mapping[Value, Value]) -> bool:
     """Return True if ``region`` does not use any outer value that ``mapped`` replaces."""
     return not mapped or mapped.keys().isdisjoint(captured(region))
 

@@ -27,7 +27,7 @@ from aotc.ir.loop.ir import (
     thread_count,
     walk,
 )
-from aotc.ir.loop.scratch import bytes_of
+from aotc.ir.loop.scratch import buffer_bytes
 from aotc.kernels.cuda.exchange import BLOCK_BARRIER, exchanged, matched, meet, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.shared_memory import place_shared
@@ -169,7 +169,7 @@ class CudaEmitter(LanesEmitter):
             return
         kind = memory_type(buffer.dtype)
         parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
-        shape = ir.ArrayType(kind, max(bytes_of(buffer) // size_of(buffer.dtype) * parts, 1))
+        shape = ir.ArrayType(kind, max(buffer_bytes(buffer) // size_of(buffer.dtype) * parts, 1))
         if not self._inside and buffer.shape and buffer.shape[0] == self._count > 0:
             self._parts.add(buffer.name)
             shape = ir.ArrayType(kind, shape.count // self._count)

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Buffer, Kernel, Let, Load, walk
 from aotc.vmfb.dtypes import size_of
 
@@ -46,7 +46,12 @@ def _gathers_from_rows(kernel: Kernel) -> bool:
     """Do neighbouring items read random positions of the same row, which fits the first-level cache?"""
     statements = list(walk(kernel.body))
     named = {s.var.name for s in statements if isinstance(s, Let)}
-    loads = (x for s in statements for x in loads_and_indices(operands(s)) if isinstance(x, Load) and len(x.index) > 1)
+    loads = (
+        x
+        for s in statements
+        for x in loads_and_indices(statement_scalars(s))
+        if isinstance(x, Load) and len(x.index) > 1
+    )
     return any(_is_anywhere(load, named) and _is_short_row(load.buffer) for load in loads)
 
 

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import Dim, Expr, static
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import loads_and_indices, operands, scalars_in
+from aotc.ir.loop.access import loads_and_indices, scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.kernels.cuda.short_pairs import PAIRED, halves, joined, pairs_of, round_pair
 from aotc.kernels.emit import memory
@@ -123,7 +123,7 @@ class LanesEmitter(BodyEmitter):
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
-        pairs = pairs_of(operands(stmt), stored)
+        pairs = pairs_of(statement_scalars(stmt), stored)
         for first in range(0, len(lanes), 2):
             words: dict[int, ir.Value] = {}
             both = list(zip(lanes, held))[first : first + 2]
@@ -155,7 +155,7 @@ class LanesEmitter(BodyEmitter):
     ) -> list[dict[int, Register]]:
         """Load contiguous elements of several lanes by vector loads; return for each lane the registers by load."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
-        for load in loads_and_indices(operands(stmt)):
+        for load in loads_and_indices(statement_scalars(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
             flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, needs_grid, walk
-from aotc.ir.loop.scratch import bytes_of, shared_array_bytes
+from aotc.ir.loop.scratch import buffer_bytes, shared_array_bytes
 from aotc.kernels.interface import size_entry
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
@@ -30,7 +30,7 @@ def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
     for stmt in walk(kernel.body):
         if isinstance(stmt, Alloc) and stmt.buffer.space == "shared" and stmt.buffer.name not in offsets:
             offsets[stmt.buffer.name] = end
-            end += shared_array_bytes(bytes_of(stmt.buffer))
+            end += shared_array_bytes(buffer_bytes(stmt.buffer))
     return offsets, end
 
 
@@ -44,7 +44,7 @@ def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: 
     """Return the address of a shared ``buffer`` of ``kernel``."""
     module = builder.module
     if not dynamic_shared_bytes(kernel, target):
-        shape = ir.ArrayType(ir.IntType(8), shared_array_bytes(bytes_of(buffer)))
+        shape = ir.ArrayType(ir.IntType(8), shared_array_bytes(buffer_bytes(buffer)))
         memory = ir.GlobalVariable(module, shape, f"shared_{buffer.name}", addrspace=SHARED)
         memory.linkage = "internal"
         memory.initializer = ir.Constant(shape, ir.Undefined)

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, Expr, is_static, product
-from aotc.ir.loop.access import finds_any, max_number_buffers
+from aotc.ir.loop.access import is_any_test_loop, max_number_buffers
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -39,7 +39,7 @@ from aotc.ir.loop.ir import (
     While,
     is_letter,
 )
-from aotc.ir.loop.scratch import bytes_of, scratch_layout
+from aotc.ir.loop.scratch import buffer_bytes, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices, flat_index
@@ -238,7 +238,7 @@ class BodyEmitter:
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
-            case For(kind="unroll" | "lanes") if not finds_any(stmt):
+            case For(kind="unroll" | "lanes") if not is_any_test_loop(stmt):
                 self._unrolled(stmt)
             case For() if self.target.kind == "cpu" and (copy := transposed(stmt, self.kernel)):
                 ends = [self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at)]
@@ -297,7 +297,7 @@ class BodyEmitter:
             self._pointers[buffer.name] = self.builder.gep(base, [offset], inbounds=True, source_etype=I8)
             return
         kind = memory_type(buffer.dtype)
-        count = bytes_of(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
+        count = buffer_bytes(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
         with self.builder.goto_entry_block():
             local = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
             local.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)

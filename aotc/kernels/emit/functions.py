@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.opset.elementwise import exponent_bits_rounded
-from aotc.ir.opset.spec import cast
+from aotc.ir.opset.spec import cast_array
 from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
 from aotc.kernels.formulas.rare import FullAlgebra
@@ -20,7 +20,7 @@ from aotc.kernels.llvm_types import F32, Register
 
 def rounded(value: float, dtype: str) -> float:
     """Return ``value`` rounded to a value of float dtype ``dtype``."""
-    return float(cast(np.asarray(value, np.float64), dtype))
+    return float(cast_array(np.asarray(value, np.float64), dtype))
 
 
 def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:

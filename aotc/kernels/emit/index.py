@@ -9,7 +9,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Call, Dim, Expr, Sym, bounds, expr_of_atom
 from aotc.ir.dims.symbols import calls_in, substitute, substitute_symbols, symbols
-from aotc.ir.loop.access import dims_of
+from aotc.ir.loop.access import statement_index_exprs
 from aotc.ir.loop.ir import Buffer, For, Let, walk
 from aotc.kernels.llvm_types import i64
 from aotc.support.memoize import memoized
@@ -123,7 +123,9 @@ class Indices:
         """
         inside = list(walk((loop,)))
         own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
-        for atom in dict.fromkeys(a for s in inside for e in dims_of(s) for a in calls_in(e) if _divides_by_a_size(a)):
+        for atom in dict.fromkeys(
+            a for s in inside for e in statement_index_exprs(s) for a in calls_in(e) if _divides_by_a_size(a)
+        ):
             names = {s.name for e in (atom.a, atom.b) for s in symbols(e)}
             if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self.has, names)):
                 self._atom(atom)

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import bounds, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -182,7 +182,7 @@ def _walks_along(loop: For, target: Target) -> bool:
     fewest = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
     if not fewest <= _iterations(loop) <= UNROLLED_TURNS:
         return False
-    loads = [x for x in scalars_in(x for s in loop.body for x in operands(s)) if isinstance(x, Load)]
+    loads = [x for x in scalars_in(x for s in loop.body for x in statement_scalars(s)) if isinstance(x, Load)]
     return all(_is_along(s, loop.var) for s in stores) and all(_is_along(x, loop.var) is not False for x in loads)
 
 
@@ -216,7 +216,7 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
 
 def _is_expensive(loop: For) -> bool:
     """Does each iteration compute an expensive function of floats, and none of integers (no masked division)?"""
-    inner = scalars_in(x for s in loop.body for x in operands(s))
+    inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, Sym
 from aotc.ir.dims.symbols import evaluate, symbols
-from aotc.ir.loop.access import dims_of, imported_functions, operands, scalars_in
+from aotc.ir.loop.access import imported_functions, scalars_in, statement_index_exprs, statement_scalars
 from aotc.ir.loop.ir import (
     Apply,
     Buffer,
@@ -132,7 +132,7 @@ def _depends_on_data(kernel: Kernel) -> bool:
 def _indices(kernel: Kernel) -> Iterator[Dim]:
     """Yield the index expressions of all statements."""
     for stmt in walk(kernel.body):
-        yield from dims_of(stmt)
+        yield from statement_index_exprs(stmt)
 
 
 def _drawn(kernel: Kernel, rng: np.random.Generator, most: int, tables: Mapping[str, np.ndarray]) -> Arguments:
@@ -229,7 +229,7 @@ def _sums_short_floats(kernel: Kernel) -> bool:
 
 def _ulps(kernel: Kernel) -> float:
     """Return the tolerance of results in units in the last place of the largest result; 0 for pure data movement."""
-    scalars = scalars_in(x for s in walk(kernel.body) for x in operands(s))
+    scalars = scalars_in(x for s in walk(kernel.body) for x in statement_scalars(s))
     operations = [x for x in scalars if isinstance(x, Apply)]
     applied = {x.fn for x in operations}
     kinds = {kind_of(dtype) for x in operations for dtype in (x.dtype, *(a.dtype for a in x.args))}

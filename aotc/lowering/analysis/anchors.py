@@ -15,7 +15,7 @@ from aotc.ir.dims.algebra import Dim, Expr, Sym
 from aotc.ir.dims.symbols import substitute_symbols, symbols
 from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
 from aotc.ir.tensor.ir import Op, Value
-from aotc.lowering.analysis.index_maps import Index, backward, forward, is_long
+from aotc.lowering.analysis.index_maps import Index, is_long_index, operand_index_of_movement, result_index_of_movement
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def iteration_space(shape: tuple[Dim, ...]) -> Index:
     )
 
 
-def axis_of(e: Dim) -> LoopAxis | None:
+def single_axis(e: Dim) -> LoopAxis | None:
     """Return the axis if ``e`` is exactly one axis, without a factor or an offset; else None."""
     if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
         ((monomial, _),) = e.terms
@@ -162,8 +162,8 @@ class Anchors:
         elif op.name == "broadcast":
             index = self._broadcast(op, at)
         elif value is op.operands[0]:
-            index = forward(op, at)
-        if index is None or any(map(is_long, index)):
+            index = result_index_of_movement(op, at)
+        if index is None or any(map(is_long_index, index)):
             return {}
         self.levels[op.results[0]] = max(self.levels[v] for v, _ in known)
         self.index[op.results[0]] = index
@@ -191,7 +191,7 @@ class Anchors:
 
     def _ordered(self, index: list[Dim]) -> bool:
         """Return True if the plain axes in ``index`` are in order; otherwise axes of equal extent could be swapped."""
-        axes = [a.number for a in map(axis_of, index) if a is not None]
+        axes = [a.number for a in map(single_axis, index) if a is not None]
         return axes == sorted(axes)
 
     def _extend_reduce(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
@@ -228,9 +228,9 @@ class Anchors:
         source, result = self.index.get(op.operands[0]), self.index.get(op.results[0])
         if source is None or result is None:
             return None
-        if op.name in PERMUTATIONS and forward(op, source) == result:
+        if op.name in PERMUTATIONS and result_index_of_movement(op, source) == result:
             return source
-        return source if backward(op, result) == source else None
+        return source if operand_index_of_movement(op, result) == source else None
 
     def is_row(self, value: Value) -> bool:
         """Return True if ``value`` is constant along the reduced axes."""
@@ -250,14 +250,14 @@ class Anchors:
         """Return ``index`` with the axes of the space replaced by the index ``at``."""
         values: dict[Sym, Dim] = {}
         for s, e in zip(self.space, at, strict=True):
-            axis = axis_of(s)
+            axis = single_axis(s)
             if axis is not None:
                 values[axis] = e
         return tuple(_moved(e, values) for e in index)
 
 
 def _moved(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
-    axis = axis_of(e)  # fast path: most expressions are a single axis
+    axis = single_axis(e)  # fast path: most expressions are a single axis
     return substitute_symbols(e, values) if axis is None else values[axis]
 
 
@@ -265,11 +265,11 @@ def _steps(e: Dim) -> Iterable[int]:
     """Return the numbers of the axes on which ``e`` depends."""
     if not isinstance(e, Expr):
         return ()
-    axis = axis_of(e)  # fast path: most expressions are a single axis
+    axis = single_axis(e)  # fast path: most expressions are a single axis
     return [s.number for s in symbols(e) if isinstance(s, LoopAxis)] if axis is None else (axis.number,)
 
 
 def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:
     """Return the numbers of the axes in ``index``, or None if it contains anything but plain axes and zeros."""
-    axes = [axis_of(e) for e in index if e != 0]
+    axes = [single_axis(e) for e in index if e != 0]
     return None if None in axes else frozenset(a.number for a in axes if a is not None)

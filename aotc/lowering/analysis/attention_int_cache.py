@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import Value
-from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, number_of
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, uniform_number
 from aotc.vmfb.dtypes import kind_of
 
 Scale = ElementRead | float
@@ -16,7 +16,7 @@ INTEGERS = ("i8",)
 """The integer dtypes that attention kernels read directly."""
 
 
-def narrow_of(
+def narrow_read_before_widening(
     read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers, axis: Dim
 ) -> tuple[ElementRead, Scale | None] | None:
     """Return the integers and the scale (or None) from which ``read`` is dequantized; None for other values.
@@ -46,7 +46,7 @@ def narrow_of(
 
 
 def _scale(value: Value, read: ElementRead | None, axis: Dim, makers: Makers) -> Scale | None:
-    number = number_of(value, makers)
+    number = uniform_number(value, makers)
     if number is not None:
         return number
     return read if read is not None and axis not in read.index else None

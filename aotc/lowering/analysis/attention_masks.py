@@ -16,7 +16,7 @@ from aotc.ir.opset import MOVES, OPS, ORDERINGS, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.index_maps import Index, backward, unmoved
+from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement, value_before_movement
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 Makers = Mapping[Value, Op]
@@ -34,19 +34,19 @@ class ElementRead:
 NUMBER_STEPS = 8
 
 
-def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
+def uniform_number(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
     """Return the number that fills ``value``, or None.
 
     The value is a constant, or computed from constants by a chain of at most ``steps`` scalar ops; movement ops do not
     count.
     """
-    value = unmoved(value, makers)
+    value = value_before_movement(value, makers)
     op = makers.get(value)
     if op is None or kind_of(value.type.dtype) == "c":
         return None
     if op.name in SCALARS and steps and (value.type.rank == 0 or op.name == "convert"):
         type_ = TensorType(op.result.type.dtype)
-        numbers = [number_of(v, makers, steps - 1) for v in op.operands]
+        numbers = [uniform_number(v, makers, steps - 1) for v in op.operands]
         if any(x is None for x in numbers):
             return None
         known = [np.asarray(x).astype(to_numpy(v.type.dtype)) for x, v in zip(numbers, op.operands, strict=True)]
@@ -59,7 +59,7 @@ def earliest_read(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers)
     """Follow ``read`` back through movement ops while dims are whole axes; return the earliest read, or None."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
-        read = ElementRead(op.operands[0], backward(op, read.index))
+        read = ElementRead(op.operands[0], operand_index_of_movement(op, read.index))
         if not _is_whole(read, extents):
             break
         best = read
@@ -90,7 +90,7 @@ def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Di
     """Return the row axis and the offset if the conjunct ``part`` means ``term <= row + offset``, else None."""
     value, index = part.value, part.index
     while (op := makers.get(value)) is not None and op.name in MOVES:
-        value, index = op.operands[0], backward(op, index)
+        value, index = op.operands[0], operand_index_of_movement(op, index)
     if op is None:
         return None
     if op.name == "constant":
@@ -118,7 +118,7 @@ def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
     op = makers.get(value)
     if op is None:
         return None
-    number = number_of(value, makers)
+    number = uniform_number(value, makers)
     if number is not None and kind_of(value.type.dtype) in "iu":
         return int(number)
     match op.name:
@@ -134,7 +134,7 @@ def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
                 return None
             return a + b if op.name == "add" else a - b
     if op.name in MOVES:
-        return _place(op.operands[0], backward(op, index), makers)
+        return _place(op.operands[0], operand_index_of_movement(op, index), makers)
     return None
 
 

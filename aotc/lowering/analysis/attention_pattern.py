@@ -15,10 +15,10 @@ import numpy as np
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor.ir import Op, Value
-from aotc.lowering.analysis.attention_int_cache import Scale, narrow_of
-from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, number_of
-from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.attention_int_cache import Scale, narrow_read_before_widening
+from aotc.lowering.analysis.attention_masks import ElementRead, Makers, earliest_read, uniform_number
+from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.vmfb.dtypes import DTYPES, kind_of, limits
 
 Users = Mapping[Value, Sequence["Op | None"]]
@@ -142,7 +142,7 @@ class _AttentionMatcher:
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
             if op.name in MOVES:
-                index = backward(op, index)
+                index = operand_index_of_movement(op, index)
             elif not (op.name == "convert" and kind_of(value.type.dtype) == kind_of(op.operands[0].type.dtype) == "f"):
                 break
             self.inside.update({op: None} if kept else {})
@@ -159,9 +159,9 @@ class _AttentionMatcher:
     def _reduced(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
         """Return the operand of the reduction ``name`` at ``read`` if it reduces along the terms alone, else None."""
         op = self._op(read)
-        if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
+        if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner_op_name(op) != name:
             return None
-        init = number_of(op.operands[1], self.makers)
+        init = uniform_number(op.operands[1], self.makers)
         lowest = limits(op.operands[1].type.dtype)[0] if name == "max" else start
         if init is None or init not in (start, lowest):
             return None
@@ -200,7 +200,7 @@ class _AttentionMatcher:
 
         Models with a mask for attention heads contain such a product.
         """
-        ones = [n for n, v in enumerate(op.operands) if number_of(v, self.makers) == 1]
+        ones = [n for n, v in enumerate(op.operands) if uniform_number(v, self.makers) == 1]
         if not ones or op.attrs["lhs_contract"]:
             return None
         _, index = _dims_of(op, 1 - ones[0], read.index)
@@ -212,13 +212,13 @@ class _AttentionMatcher:
         while (op := self._op(read)) is not None:
             match op.name:
                 case "max":
-                    splats = [number_of(v, self.makers) for v in op.operands]
+                    splats = [uniform_number(v, self.makers) for v in op.operands]
                     at = next((n for n, x in enumerate(splats) if x is not None and x == -np.inf), None)
                     if at is None:
                         return None
                     read = self._operand(op, 1 - at, read)
                 case "select":
-                    other = number_of(op.operands[2], self.makers)
+                    other = uniform_number(op.operands[2], self.makers)
                     inner, test = self._operand(op, 1, read), self._op(self._operand(op, 0, read))
                     if other is None or other != 0 or test is None or test.name != "is_finite":
                         return None
@@ -268,7 +268,7 @@ class _AttentionMatcher:
         """Return the position of the operand that ``op`` multiplies or divides by a number, and the number; or None."""
         if op.name != "mul" and op.name != "div":
             return None
-        left, right = (number_of(v, self.makers) for v in op.operands)
+        left, right = (uniform_number(v, self.makers) for v in op.operands)
         if right is not None and (right != 0 or op.name == "mul"):
             return 0, right
         return (1, left) if left is not None and op.name == "mul" else None
@@ -279,7 +279,7 @@ class _AttentionMatcher:
         All masks must have the same fill value.
         """
         for n in (1, 2):
-            fill = number_of(op.operands[3 - n], self.makers)
+            fill = uniform_number(op.operands[3 - n], self.makers)
             if fill is None or np.isnan(fill) or found.fill not in (None, fill):
                 continue
             found.fill = fill
@@ -309,7 +309,9 @@ class _AttentionMatcher:
         own = self._part_of(v, found, scaled=False)
         scales: dict[str, Scale | None] = {}
         if self.narrow:
-            keys, wide = (narrow_of(x, self.extents, self.makers, i) for x, i in ((k, depth), (v, column)))
+            keys, wide = (
+                narrow_read_before_widening(x, self.extents, self.makers, i) for x, i in ((k, depth), (v, column))
+            )
             if keys is None or wide is None:
                 return None
             (k, scales["k_scale"]), (own, scales["v_scale"]) = keys, wide

@@ -10,7 +10,7 @@ import numpy as np
 from aotc.ir.dims.algebra import Dim, Expr, is_static, static
 from aotc.ir.opset import CHECKS, EFFECTS, SOURCES
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -31,7 +31,7 @@ def weights_of(function: Function) -> tuple[Value, ...]:
     return tuple(function.body.params[n] for n in function.attrs.get("weights", ()))
 
 
-def of_weights(op: Op, weights: Collection[Value], definitions: Mapping[Value, Op]) -> bool:
+def is_computable_from_weights(op: Op, weights: Collection[Value], definitions: Mapping[Value, Op]) -> bool:
     """Return True if ``op`` can be computed as soon as ``weights`` are known.
 
     It must read at least one of ``weights``, otherwise only constants, have no effect and not depend on symbolic sizes.
@@ -73,7 +73,7 @@ def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
 
     Constants of more than ``SPLAT_ELEMENTS`` elements are not compared.
     """
-    op = definitions.get(unmoved(v, definitions))
+    op = definitions.get(value_before_movement(v, definitions))
     if op is None or op.name != "constant":
         return None
     value = op.attrs["value"]
@@ -92,7 +92,7 @@ def integer_of(v: Value, definitions: Mapping[Value, Op]) -> int | None:
     return int(value) if value is not None and v.type.rank == 0 else None
 
 
-def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
+def iota_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
     """Return the dim ``d`` along which ``v`` is an iota: each element is its index along ``d``. None if there is none.
 
     Dims of size 1 never qualify, since their only index is 0.
@@ -106,19 +106,19 @@ def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
         case "constant":
             return _of_constant(op.attrs["value"], v.type)
         case "convert":
-            dim = numbered_dim(op.operands[0], definitions)
+            dim = iota_dim(op.operands[0], definitions)
             return None if dim is None else _constant_of(dim, v.type)
         case "broadcast":
-            dim = numbered_dim(op.operands[0], definitions)
+            dim = iota_dim(op.operands[0], definitions)
             if dim is None or op.operands[0].type.shape[dim] != v.type.shape[op.attrs["dims"][dim]]:
                 return None
             return int(op.attrs["dims"][dim])
         case "reshape":
-            return _of_reshape(op, numbered_dim(op.operands[0], definitions))
+            return _of_reshape(op, iota_dim(op.operands[0], definitions))
     return None
 
 
-def has_numbers(dtype: str, size: Dim) -> bool:
+def dtype_represents_indices(dtype: str, size: Dim) -> bool:
     """Return True if an integer dtype can represent every index of a dim. A symbolic dim may have any size."""
     info = DTYPES[dtype]
     largest = 2 ** (info.bits - (info.kind == "i")) - 1
@@ -127,7 +127,7 @@ def has_numbers(dtype: str, size: Dim) -> bool:
 
 def _constant_of(dim: int, type_: TensorType) -> int | None:
     size = type_.shape[dim]
-    return dim if size != 1 and has_numbers(type_.dtype, size) else None
+    return dim if size != 1 and dtype_represents_indices(type_.dtype, size) else None
 
 
 def _of_constant(value: np.ndarray, type_: TensorType) -> int | None:

@@ -19,7 +19,7 @@ def sum_dtype(op: Op) -> str:
     return "f32" if kind_of(dtype) == "f" and DTYPES[dtype].bits < 32 else dtype
 
 
-def terms_of(op: Op) -> Dim:
+def contraction_terms(op: Op) -> Dim:
     """Return the number of terms of each sum of a ``matmul`` or a ``conv``."""
     if op.name == "conv":
         return product(op.operands[1].type.shape[:-1])
@@ -81,7 +81,7 @@ def _matmul(op: Op) -> Contraction:
     *batch, m, n = op.result.type.shape
     a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
     return Contraction(
-        tuple(batch), m, n, terms_of(op),
+        tuple(batch), m, n, contraction_terms(op),
         lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
         lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
         lambda at, row, column: (*at, row, column),

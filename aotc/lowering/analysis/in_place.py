@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aotc.ir.dims.algebra import product
-from aotc.ir.dims.compare import certain
+from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor.ir import Function, Op, TensorType, Value, captures
@@ -72,11 +72,11 @@ class UpdatedArrays:
     def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
         """Return the ops that update an array, larger than ``type_``, whose old value one of ``ops`` reads."""
         size = product(type_.shape)
-        read = [v for v in self.read_by(ops) if certain(">", product(v.type.shape), size)]
+        read = [v for v in self.read_by(ops) if is_provable_relation(">", product(v.type.shape), size)]
         return [op for v in read for op in self._updates[v]]
 
 
-def overwritten(function: Function) -> int:
+def count_overwritten_parameters(function: Function) -> int:
     """Return the number of leading parameters of an outlined region that share memory with its results."""
     if function.attrs["kind"] not in ("single", "update") or not function.body.results:
         return 0
@@ -84,7 +84,7 @@ def overwritten(function: Function) -> int:
     return len(updated_operands(op))
 
 
-def donations(function: Function) -> list[tuple[int, int]]:
+def donated_argument_pairs(function: Function) -> list[tuple[int, int]]:
     """Return pairs of a donated argument and the result that may reuse its memory; both have the same type.
 
     JAX names the result for most donated arguments. The others get the first free result of their type.

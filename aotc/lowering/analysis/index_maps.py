@@ -1,8 +1,9 @@
 """Index maps of movement ops between the elements of a result and those of an operand.
 
-:func:`backward` returns the operand element that a result element copies. It exists for every movement op whose result
-elements are all copies. :func:`forward` returns the result element to which an operand element is copied. It exists
-only if each operand element is copied exactly once; such ops may follow the anchor inside a fused region.
+:func:`operand_index_of_movement` returns the operand element that a result element copies. It exists for every movement
+op whose result elements are all copies. :func:`result_index_of_movement` returns the result element to which an operand
+element is copied. It exists only if each operand element is copied exactly once; such ops may follow the anchor inside
+a fused region.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aotc.lowering.threshold import Limit
 Index = tuple[Dim, ...]
 
 
-def unmoved(v: Value, makers: Mapping[Value, Op]) -> Value:
+def value_before_movement(v: Value, makers: Mapping[Value, Op]) -> Value:
     """Return the value that movement ops move to ``v``, behind all of them; ``v`` itself without movement ops."""
     while (op := makers.get(v)) is not None and op.name in MOVES:
         v = op.operands[0]
@@ -34,7 +35,7 @@ INDEX_ATOMS = Limit(
 )
 
 
-def is_long(i: Dim) -> bool:
+def is_long_index(i: Dim) -> bool:
     """Return True if expression ``i`` is too long to be nested in others: a reshape after a transpose doubles it."""
     return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
 
@@ -85,7 +86,7 @@ def _smaller(a: Dim, b: Dim) -> bool:
     return isinstance(a, int) or (not isinstance(b, int) and str(a) < str(b) and len(str(a)) <= len(str(b)))
 
 
-def backward(op: Op, index: Index) -> Index:
+def operand_index_of_movement(op: Op, index: Index) -> Index:
     """Return the index of operand 0 that result element ``index`` of ``op`` copies.
 
     Raises
@@ -110,7 +111,7 @@ def backward(op: Op, index: Index) -> Index:
     raise KeyError(op.name)
 
 
-def forward(op: Op, index: Index) -> Index | None:
+def result_index_of_movement(op: Op, index: Index) -> Index | None:
     """Return the result index of element ``index`` of operand 0, or None if there is not exactly one.
 
     A reshape has one only if its element counts are proven equal. Otherwise the index could belong to another extent,

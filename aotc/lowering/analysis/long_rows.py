@@ -23,7 +23,7 @@ from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.opset import ELEMENTWISE
 from aotc.ir.tensor.ir import Op, Region, Value, uses
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.vmfb.dtypes import kind_of, size_of
 
 
@@ -100,7 +100,7 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
     first = _first_of(centre, makers) if before and centre else None
     if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
         return None
-    if before_conversions(first.operands[0], makers) is not before_conversions(op.operands[0], makers):
+    if value_before_conversions(first.operands[0], makers) is not value_before_conversions(op.operands[0], makers):
         return None
     return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
 
@@ -132,13 +132,13 @@ def _first_combiner(steps: Sequence[Op]) -> str:
 
 def _reduces(op: Op, name: str) -> bool:
     """Return True if ``op`` is a reduction of floats over the last dims with the combiner ``name``."""
-    if op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
+    if op.name != "reduce" or len(op.operands) != 2 or combiner_op_name(op) != name:
         return False
     rank, dims = op.operands[0].type.rank, sorted(op.attrs["dims"])
     return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
 
 
-def before_conversions(value: Value, makers: Mapping[Value, Op]) -> Value:
+def value_before_conversions(value: Value, makers: Mapping[Value, Op]) -> Value:
     """Return ``value`` before any conversions of its dtype."""
     while (op := makers.get(value)) is not None and op.name == "convert":
         value = op.operands[0]

@@ -6,7 +6,7 @@ from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.types import ATOMIC_DTYPES
 from aotc.ir.opset import ATOMIC
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 
 
 def updates_of(op: Op) -> Dim:
@@ -22,7 +22,7 @@ def has_disjoint_updates(op: Op) -> bool:
 
 def is_atomic(op: Op) -> bool:
     """Return True if a GPU has an atomic instruction for the combiner and the order of updates does not matter."""
-    return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
+    return combiner_op_name(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 
 def is_in_runs(op: Op) -> bool:

@@ -60,7 +60,7 @@ def moved_dims(op: Op) -> list[int]:
 
 def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
     """Return True if the combiner of ``op`` is a single op and the initial value its neutral element."""
-    name = combiner(op)
+    name = combiner_op_name(op)
     init = op.operands[-1]
     value = splat_of(init, makers)
     if name is None or value is None:
@@ -69,7 +69,7 @@ def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
     return neutral is not None and bool(value == neutral)
 
 
-def combiner(op: Op) -> str | None:
+def combiner_op_name(op: Op) -> str | None:
     """Return the name of the combiner of a reduction of one operand, if it is a single op on both params; else None."""
     region = op.regions[0]
     one = len(op.results) == 1 and len(region.ops) == 1 and set(region.ops[0].operands) == set(region.params)

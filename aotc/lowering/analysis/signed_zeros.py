@@ -7,7 +7,7 @@ import numpy as np
 from aotc.ir.opset import NEVER_NEGATIVE_ZERO, SELECTIONS
 from aotc.ir.tensor.ir import Op, Region, Value, walk
 from aotc.lowering.analysis.parallel_scatters import overwrites
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import kind_of
 
@@ -55,7 +55,7 @@ def _makes_none(op: Op, found: set[Value]) -> bool:
         case "add":
             return any(fit)
         case "scatter":
-            return all(fit) if overwrites(op) else fit[0] and combiner(op) == "add"
+            return all(fit) if overwrites(op) else fit[0] and combiner_op_name(op) == "add"
         case "convert":
             return kind_of(op.operands[0].type.dtype) not in "fc"  # a float may be rounded to -0.0
     if op.name in NEVER_NEGATIVE_ZERO:

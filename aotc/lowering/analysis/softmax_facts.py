@@ -22,12 +22,12 @@ from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.long_rows import (
     LongRow,
-    before_conversions,
     broadcasts_row_scalar,
     is_reshape_like,
     rows_of,
+    value_before_conversions,
 )
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.vmfb.dtypes import kind_of
 
 _WIDE = ("f32", "f64")
@@ -85,9 +85,9 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
     In a row with a NaN, each result must not depend on the maximum, or be NaN in the whole row: computed by arithmetic
     from the sum of the row, which in turn is computed by arithmetic from the element that is NaN.
     """
-    if op.name != "reduce" or combiner(op) != "max" or op.result.type.dtype not in _WIDE:
+    if op.name != "reduce" or combiner_op_name(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
-    rows = {op.operands[0], before_conversions(op.operands[0], makers)}
+    rows = {op.operands[0], value_before_conversions(op.operands[0], makers)}
     known = dict.fromkeys(rows, _ValueFacts(nan=_Nan.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
         given = [known.get(v, _ValueFacts()) for v in other.operands]
@@ -110,5 +110,5 @@ def _facts_of(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
     if (op.name in NAN_KEEPING and floats) or is_reshape_like(op) or broadcasts_row_scalar(op, row):
         return _ValueFacts(exact, nan)
-    summed = op.name == "reduce" and combiner(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
+    summed = op.name == "reduce" and combiner_op_name(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
     return _ValueFacts(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)

@@ -12,7 +12,7 @@ from math import prod
 
 from aotc.ir.dims.algebra import Dim, Expr, Sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
 from aotc.ir.loop.ir import (
@@ -204,13 +204,13 @@ class _Counter:
             case For():
                 self.loop(stmt, times, loop)
             case If(then=then, otherwise=otherwise):
-                self.scalars(operands(stmt), times, loop)
+                self.scalars(statement_scalars(stmt), times, loop)
                 share = times / 2 if otherwise else times
                 self.block(then, share, loop)
                 self.block(otherwise, share, loop)
             case While(cond=cond, body=body):
                 self.block(cond, times, None)
-                self.scalars(operands(stmt), times, None)
+                self.scalars(statement_scalars(stmt), times, None)
                 self.block(body, times, None)
             case Tile():
                 self.tiles = max(self.tiles, self.of_tile(stmt))
@@ -228,7 +228,7 @@ class _Counter:
                         self.fixed.add(var.name)
                 self.scalars([value], times, loop)
             case Store(buffer=buffer, index=index):
-                self.scalars(operands(stmt), times, loop)
+                self.scalars(statement_scalars(stmt), times, loop)
                 self.count(1.0 if stmt.reduce else 0.0, times, loop)
                 self.access(buffer, index, times, loop)
 
@@ -296,7 +296,7 @@ class _Counter:
         if stmt.kind in ("parallel", "thread") or alone or not iterations:
             return _Loop(stmt.var, iterations)
         own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
-        scalars = [x for s in inside for x in scalars_in(operands(s))]
+        scalars = [x for s in inside for x in scalars_in(statement_scalars(s))]
         loads = [x for x in scalars if isinstance(x, Load)]
         for s in inside:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:

@@ -9,7 +9,7 @@ from itertools import product as product_of
 from aotc.diagnostics import CompileError
 from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import accesses, dims_of, may_overwrite
+from aotc.ir.loop.access import accesses, may_overwrite, statement_index_exprs
 from aotc.ir.loop.ir import (
     Apply,
     Buffer,
@@ -29,9 +29,9 @@ from aotc.ir.loop.ir import (
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
 from aotc.ir.tensor.ir import Function, Op, Value, uses
 from aotc.lowering.analysis.anchors import anchors_of
-from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
+from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.softmax_facts import softmax_facts
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import work_of
@@ -59,7 +59,7 @@ class RegionBuilder:
 
     def __init__(self, function: Function, target: Target) -> None:
         self.function, self.target = function, target
-        body, skip = function.body, overwritten(function)
+        body, skip = function.body, count_overwritten_parameters(function)
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
         self.named = {v.name: v for v in self.ops}
         named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
@@ -79,9 +79,9 @@ class RegionBuilder:
         self.transposed = [op for op in body.ops if op.name in PERMUTATIONS and self._is_transposed(op)]
 
     def _is_transposed(self, op: Op) -> bool:
-        """Return True if the operand's index is not the one that ``backward`` derives from the result's."""
+        """Return True if the index of a movement op's operand is not the one that the op's index map gives."""
         source = self.anchors.source_of(op)
-        return source is not None and backward(op, self.index[op.result]) != source
+        return source is not None and operand_index_of_movement(op, self.index[op.result]) != source
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
@@ -169,7 +169,7 @@ def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
     bound: set[str] = set()
     mentioned: set[Dim] = set()
     for stmt in walk(body):
-        mentioned.update(dims_of(stmt))
+        mentioned.update(statement_index_exprs(stmt))
         match stmt:
             case For(var=var) | Let(var=Var(name=var)):
                 bound.add(var)
@@ -249,7 +249,7 @@ def store_combined(
         block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    name = b.known.get(op.results[0], combiner(op))
+    name = b.known.get(op.results[0], combiner_op_name(op))
     if name in ACCUMULATED and accs[0].dtype != "i1":
         block.append(Store(accs[0], at, values[0], name))
         return

@@ -16,13 +16,13 @@ import numpy as np
 
 from aotc.diagnostics import CompileError
 from aotc.ir.dims.algebra import Dim, bounds, maximum, minimum, sym
-from aotc.ir.dims.compare import decide
+from aotc.ir.dims.compare import decide_relation
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor.ir import Op, Region, Value, captured
-from aotc.lowering.analysis.index_maps import Index, backward, clamped_inside, is_long
+from aotc.lowering.analysis.index_maps import Index, clamped_inside, is_long_index, operand_index_of_movement
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
@@ -158,7 +158,7 @@ class Elements:
 
     def short(self, i: Dim) -> Dim:
         """Return ``i``, or a name bound to it if it is a long expression."""
-        if not is_long(i):
+        if not is_long_index(i):
             return i
         if i not in self._named:
             low, high = bounds(i)
@@ -171,7 +171,9 @@ class Elements:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
         if op.name in MOVES:
-            source = self.sources.get((value, index)) or tuple(self.short(i) for i in backward(op, index))
+            source = self.sources.get((value, index)) or tuple(
+                self.short(i) for i in operand_index_of_movement(op, index)
+            )
             return self._at(op.operands[0], source)
         if op.name in _MAKERS:
             made = _MAKERS[op.name](self, op, index)
@@ -312,7 +314,7 @@ def all_of(tests: Sequence[Scalar]) -> Scalar:
 
 def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
     """Return the test ``a fn b`` as a list of zero or one scalars (none if it is proven true)."""
-    proven = decide(fn, a, b)
+    proven = decide_relation(fn, a, b)
     if proven:
         return []
     if proven is False:

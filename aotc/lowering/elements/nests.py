@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, Sym, expr_of_atom, minimum, product, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import bounds_of, loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars, statement_sizes
 from aotc.ir.loop.ir import ExternalCall, For, Load, LoopKind, Prefetch, Scalar, Stmt, Store, walk
-from aotc.lowering.analysis.anchors import axis_of, loop_name
+from aotc.lowering.analysis.anchors import loop_name, single_axis
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 
 Emit = Callable[[list[Stmt], Index], None]
@@ -46,8 +46,8 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
     found: list[Dim] = []
     scalars: list[Scalar] = []
     for stmt in walk(tuple(body)):
-        scalars += operands(stmt)
-        found += bounds_of(stmt)
+        scalars += statement_scalars(stmt)
+        found += statement_sizes(stmt)
         match stmt:
             case Store(buffer=buffer, index=index) | Prefetch(buffer=buffer, index=index):
                 found.append(linearize(index, buffer.shape))
@@ -80,7 +80,7 @@ def mergeable(
 ) -> list[tuple[int, ...]]:
     """Return groups of neighbouring ``axes`` of ``space`` that can be one loop: in every address of ``used``."""
     groups: list[tuple[int, ...]] = []
-    table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := axis_of(space[k])) is not None}
+    table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := single_axis(space[k])) is not None}
     for k in axes:
         last = groups[-1][-1] if groups else None
         if last is not None and all(

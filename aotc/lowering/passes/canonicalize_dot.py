@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from aotc.ir.dims.algebra import product
-from aotc.ir.dims.compare import certain
+from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, uses, walk
 from aotc.lowering.passes.canonicalize.one_hot_products import selection_for_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
@@ -78,7 +78,7 @@ def _writes_columns(type_: TensorType, perm: tuple[int, ...], back: tuple[int, .
         return True
     places = [d for d, size in enumerate(type_.shape) if size != 1]
     read, other = ([d for d in order if d in places][-1:] for order in (perm, back))
-    return read == other != places[-1:] and certain("ge", *(type_.shape[d] for d in (*read, places[-1])))
+    return read == other != places[-1:] and is_provable_relation("ge", *(type_.shape[d] for d in (*read, places[-1])))
 
 
 def _swapped_dims(op: Op) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim, maximum, product, static
-from aotc.ir.dims.compare import certain
+from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.opset.dim_attributes import pairs_of
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.conv_phases import Spread, by_phases, has_phases, runs_of
@@ -76,7 +76,7 @@ def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int
 def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
     """Return the high padding, limited so that negative padding removes at most all elements."""
     grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
-    return high if certain("ge", low + grown + high, 0) else maximum(high, -low - grown)
+    return high if is_provable_relation("ge", low + grown + high, 0) else maximum(high, -low - grown)
 
 
 def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:

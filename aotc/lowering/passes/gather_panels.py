@@ -32,7 +32,7 @@ from aotc.ir.loop.forms.quantized import SCALE_BYTES
 from aotc.ir.opset import MOVES
 from aotc.ir.opset.dim_attributes import dim_of, dims_of
 from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
+from aotc.lowering.analysis.constant_values import constant_of, is_computable_from_weights, weights_of
 from aotc.lowering.passes.pack_contractions.pack_contractions import pack_panels
 from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -133,7 +133,7 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
     known = set(weights_of(function))
     read = set(function.body.results)
     for op in dict.fromkeys(definitions.values()):
-        if of_weights(op, known, definitions):
+        if is_computable_from_weights(op, known, definitions):
             known.update(op.results)
         else:
             read.update(op.operands[1:] if gathers_rows(op) else op.operands)

@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_none, replaced_values, walk
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, reads_no_values_of, replaced_values, walk
 from aotc.ir.tensor.substitute_dims import with_dims_in
 from aotc.options import Options
 
@@ -109,7 +109,7 @@ class _Inliner:
     def copied(self, region: Region, outer: _Frame, own: bool) -> Region:
         """Return a copy of ``region`` inside ``outer``; ``own`` is True for a region of the public function itself."""
         mapped, dims = outer.mapped, outer.dims
-        if own and "call" not in region.names and reads_none(region, mapped):
+        if own and "call" not in region.names and reads_no_values_of(region, mapped):
             return region
         params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []

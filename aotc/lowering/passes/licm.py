@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.opset import SCALARS, SOURCES
-from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_none, replaced_values
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_no_values_of, replaced_values
 from aotc.lowering.passes.dce import has_effect
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -29,7 +29,7 @@ def licm(module: Module, options: Options) -> Module:
 
 
 def _region(region: Region, mapped: dict[Value, Value]) -> Region:
-    if "while" not in region.names and reads_none(region, mapped):
+    if "while" not in region.names and reads_no_values_of(region, mapped):
         return region
     ops: list[Op] = []
     for op in region.ops:

@@ -16,8 +16,8 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor.copies import Names, copy_ops
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_none, replaced_values
-from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, reads_no_values_of, replaced_values
+from aotc.lowering.analysis.constant_values import constant_of, is_computable_from_weights, weights_of
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
 from aotc.targets import Target
@@ -45,7 +45,7 @@ class Builder:
         self.ops.append(op)
         for v in op.results:
             self.definitions[v] = op
-        if self.weights and of_weights(op, self.weights, self.definitions):
+        if self.weights and is_computable_from_weights(op, self.weights, self.definitions):
             self.weights.update(op.results)
         return op.results
 
@@ -178,7 +178,7 @@ def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()
 def _rewrite_region(
     region: Region, rule: Rule, names: Collection[str], mapped: dict[Value, Value], outer: Builder
 ) -> Region:
-    if names and region.names.isdisjoint(names) and reads_none(region, mapped):
+    if names and region.names.isdisjoint(names) and reads_no_values_of(region, mapped):
         return region
     builder = Builder(outer.names, outer.definitions, weights=outer.weights)
     for op in region.ops:

@@ -20,7 +20,7 @@ from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.passes.fuse.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, Rule, rewrite_module
 from aotc.lowering.plans.thresholds import (
@@ -144,7 +144,7 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _can_be_split(op: Op) -> bool:
-    name = combiner(op)
+    name = combiner_op_name(op)
     known = name is not None and neutral_value(name, op.result.type.dtype) is not None
     return known and is_static(op.operands[0].type.shape)
 

@@ -31,7 +31,7 @@ from typing import Any
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captures
 from aotc.ir.tensor.substitute_dims import with_dims, with_dims_in
-from aotc.lowering.analysis.constant_values import of_weights, weights_of
+from aotc.lowering.analysis.constant_values import is_computable_from_weights, weights_of
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.cse import cse, structure
 from aotc.lowering.placement.op_targets import op_targets
@@ -100,7 +100,7 @@ class _Cut:
     def _find(self, region: Region) -> None:
         for op in region.ops:
             self._made.update((v, op) for v in op.results)
-            if of_weights(op, self.roots, self._made):
+            if is_computable_from_weights(op, self.roots, self._made):
                 reads = [self.roots.get(v, frozenset()) for v in (*op.operands, *captures(op))]
                 self.roots.update((v, frozenset().union(*reads)) for v in op.results)
                 self.known[op] = None

@@ -31,7 +31,7 @@ from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, p
 from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Value
-from aotc.lowering.analysis.prefix_scans import Scan, combiner, moved_dims, scan_of, starts_neutral
+from aotc.lowering.analysis.prefix_scans import Scan, combiner_op_name, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.canonicalize.pool_gradients import gather_for_pool_gradient
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
@@ -60,7 +60,7 @@ def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
     scan, known = scan_of(op), starts_neutral(op, b.definitions)
     if scan is not None:
         parts = _parts(op, scan, kind)
-        return _in_parts(op, scan, parts, b) if parts > 1 and (known or combiner(op) is None) else None
+        return _in_parts(op, scan, parts, b) if parts > 1 and (known or combiner_op_name(op) is None) else None
     if not known:
         return None
     moved = moved_dims(op)

@@ -41,7 +41,7 @@ from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Function, Module, Op, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, overwrites
-from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.array_passes import is_small_part
 from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
@@ -149,7 +149,9 @@ def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     region, dtype = copy_region(op.regions[0], b.names), x.type.dtype
     if overwrites(op) and has_disjoint_updates(op):
         region = b.combiner(name, dtype)
-    elif combiner(op) != name or (kind_of(dtype) in "fc" and DTYPES[dtype].bits < 32 and not has_disjoint_updates(op)):
+    elif combiner_op_name(op) != name or (
+        kind_of(dtype) in "fc" and DTYPES[dtype].bits < 32 and not has_disjoint_updates(op)
+    ):
         return None
     target = b.reshape(x, op.result.type.shape)
     return b.make("scatter", (target, *op.operands[1:]), op.attrs, target.type, regions=(region,))

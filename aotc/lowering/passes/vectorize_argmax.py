@@ -21,7 +21,7 @@ import numpy as np
 
 from aotc.ir.opset import COMPARISONS, OPS
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
-from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
+from aotc.lowering.analysis.constant_values import iota_dim, splat_of
 from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
 from aotc.options import Options
@@ -43,7 +43,7 @@ def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     row = x.type.rank - 1
     combiner = extreme_of(op.regions[0])
     known = isinstance(x.type.shape[row], int) and x.type.shape[row] != 0
-    if op.attrs["dims"] != (row,) or not known or not combiner or numbered_dim(places, b.definitions) != row:
+    if op.attrs["dims"] != (row,) or not known or not combiner or iota_dim(places, b.definitions) != row:
         return None
     begin, zero = splat_of(first, b.definitions), splat_of(start, b.definitions)
     if zero is None or zero != 0 or begin is None or begin != neutral_value(combiner, x.type.dtype):

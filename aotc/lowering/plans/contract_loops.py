@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import product, static
-from aotc.lowering.analysis.anchors import axis_of
-from aotc.lowering.analysis.contractions import sum_dtype, terms_of
+from aotc.lowering.analysis.anchors import single_axis
+from aotc.lowering.analysis.contractions import contraction_terms, sum_dtype
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.contract_elements import contraction_element
 from aotc.lowering.plans.loops import LOOP_PLANNERS, AnyLoopPlan
@@ -64,7 +64,7 @@ def plan_contract_loops(b: RegionBuilder) -> DepthwisePlan | ElementLoopsPlan:
     from_zero = b.target.kind == "cpu" and kind_of(sum_dtype(b.root)) in "fc"
     if _is_depthwise(b):
         return DepthwisePlan(_lanes(b), _pixels_at_once(b), from_zero)
-    unrolled = UNROLLED_TERMS.holds(terms_of(b.root))
+    unrolled = UNROLLED_TERMS.holds(contraction_terms(b.root))
     element = contraction_element(b, b.trial_elements(), unrolled, from_zero)
     return ElementLoopsPlan(unrolled, from_zero, LOOP_PLANNERS[b.target.kind](b, element))
 
@@ -81,7 +81,7 @@ def _is_depthwise(b: RegionBuilder) -> bool:
     channels = op.result.type.shape[-1]
     known = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]
     few = UNROLLED_TERMS.holds(product(op.operands[1].type.shape[:-1]))
-    return known and few and channels % _lanes(b) == 0 and all(axis_of(s) is not None for s in b.anchors.space[-2:])
+    return known and few and channels % _lanes(b) == 0 and all(single_axis(s) is not None for s in b.anchors.space[-2:])
 
 
 HELD_WEIGHTS = BlockSize(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aotc.ir.dims.algebra import Dim, bounds, product, static
-from aotc.ir.loop.access import loads_and_indices, operands, scalars_in
+from aotc.ir.loop.access import loads_and_indices, scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, For, Let, Load, Stmt, Store, walk
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import COMPARISONS, FREE
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.cost_model.work import work_of
 from aotc.lowering.elements.builder import RegionBuilder
@@ -204,10 +204,10 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
     """
     if len(outer) < 2:
         return False
-    before, rows = (axis_of(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
+    before, rows = (single_axis(b.anchors.space[axis.members[-1]]) for axis in outer[-2:])
     if before is None or rows is None:
         return False
-    read = [x for s in walk(tuple(trial)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+    read = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
     places = [linearize(x.index, x.buffer.shape) for x in read]
     steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
     moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
@@ -219,7 +219,7 @@ def _is_transposing_copy(b: RegionBuilder, outer: list[NestAxis], inner: list[Ne
     """Return True for a transposing copy: reads are contiguous along the last grid axis, strided along the loop."""
     match trial:
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
-            along, across = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+            along, across = (single_axis(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)
             return along is not None and across is not None and coefficient(at, along) == 1 != coefficient(at, across)
     return False

@@ -9,8 +9,8 @@ from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.loop.ir import Load
 from aotc.ir.opset import ACCUMULATED, SCALARS
 from aotc.ir.tensor.ir import Value
-from aotc.lowering.analysis.anchors import axis_of
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.anchors import single_axis
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.elements.builder import RegionBuilder
@@ -144,7 +144,7 @@ def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
     """
     loops = b.row_stages().loops
     near = Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
-    return near if near in kept or all(map(combiner, loops[0].ops)) else None
+    return near if near in kept or all(map(combiner_op_name, loops[0].ops)) else None
 
 
 def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
@@ -238,7 +238,7 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
 
 def _streams(b: RegionBuilder, reads: Reads, sums: int, length: Dim, wide: Sequence[int]) -> tuple[int, ...]:
     """Return the operands to prefetch during sums along rows, if these can be written as vectors."""
-    floats = all(combiner(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in reads.ops)
+    floats = all(combiner_op_name(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in reads.ops)
     short = isinstance(length, int) and length * reads.size <= FETCHED_BYTES.value
     if UNFETCHED_COLUMNS.holds(sums) or short or not floats:
         return ()
@@ -307,7 +307,7 @@ def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
     """
     ops = [op for loop in stages.loops for op in loop.ops]
     n = stages.elements
-    if not all(combiner(op) in ACCUMULATED and kind_of(op.result.type.dtype) == "f" for op in ops):
+    if not all(combiner_op_name(op) in ACCUMULATED and kind_of(op.result.type.dtype) == "f" for op in ops):
         return False
     if UNROLLED_ROW.holds(n) or results_along_rows(b):
         return UNROLLED_ROW.holds(n)
@@ -357,7 +357,7 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
 
 def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int) -> list[Load]:
     """Return the loads that are contiguous along the axis ``k``, and strided along rows."""
-    adjacent, along = axis_of(b.anchors.space[k]), axis_of(b.anchors.space[last])
+    adjacent, along = single_axis(b.anchors.space[k]), single_axis(b.anchors.space[last])
     return [x for x in loads if adjacent and along and is_transposed(x, adjacent, along)]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, Sym
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Let, Load, Stmt, Store, walk
-from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import linearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, coefficient
@@ -53,7 +53,7 @@ def plan_blocks(
     """
     if not outer or len(inner) != 1 or not all(isinstance(s, Let) or _is_plain_store(s) for s in trial):
         return None
-    along, across = (axis_of(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
+    along, across = (single_axis(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
     if along is None or across is None:
         return None
     found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_transposed(x, along, across)}
@@ -79,7 +79,7 @@ def _is_plain_store(stmt: Stmt) -> bool:
 
 def loads_of(body: Sequence[Stmt]) -> list[Load]:
     """Return every load of ``body``."""
-    return [x for s in walk(tuple(body)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+    return [x for s in walk(tuple(body)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
 
 
 def is_transposed(x: Load, along: Sym, across: Sym) -> bool:

@@ -17,9 +17,9 @@ from math import prod
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.forms.conv import window_operands
-from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple
+from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple_dim
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Mma, Template, Tiling, Wgmma, Window
 from aotc.ir.loop.ir import Apply, Load, Store
 from aotc.ir.opset.elementwise import scalar_work
@@ -333,7 +333,7 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
     found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
     if not view.in_lines or found is None:
         return False
-    return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
+    return all(is_multiple_dim(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
 def parts_of_sum(
@@ -402,7 +402,7 @@ def _epilogue(product: LoopProduct) -> tuple[int, int]:
     """Return the memory traffic in bytes and the scalar operations of the epilogue, for one element of the result."""
     stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
     read = work = 0
-    for node in scalars_in(x for s in product.epilogue for x in operands(s)):
+    for node in scalars_in(x for s in product.epilogue for x in statement_scalars(s)):
         match node:
             case Apply(fn=fn):
                 work += scalar_work(fn)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, mod, product
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Const, Load, Stmt, walk
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder, join_transposed
 from aotc.lowering.elements.elements import provide_scalar
@@ -134,7 +134,7 @@ def row_reads(
                 e.bind(e.at(v, b.anchors.reads[op]))
         for v in loop.stores:
             e.bind(e.at(v, b.index[v]))
-        for leaf in loads_and_indices(x for s in walk(tuple(trial)) for x in operands(s)):
+        for leaf in loads_and_indices(x for s in walk(tuple(trial)) for x in statement_scalars(s)):
             if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
                 row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
                 row += [n] if n not in row else []
@@ -146,7 +146,7 @@ def row_reads(
 
 def _is_free(op: Op) -> bool:
     """Return True if the reduction's elements may be combined in any order, and so in parallel."""
-    return combiner(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
+    return combiner_op_name(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
 
 
 def _words(dtype: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.loop.ir import Buffer
-from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.prefix_scans import Scan, scan_of
 from aotc.lowering.analysis.thresholds import BANKS
@@ -76,4 +76,4 @@ def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
 
 def _bytes(op: Op, shapes: Iterable[tuple[int, ...]]) -> int:
     """Return the bytes of shared buffers of ``shapes``, of each shape one per result."""
-    return bytes_of_all(Buffer("x", v.type.dtype, shape, "shared") for shape in shapes for v in op.results)
+    return shared_bytes_of_buffers(Buffer("x", v.type.dtype, shape, "shared") for shape in shapes for v in op.results)

@@ -8,7 +8,7 @@ from aotc.ir.dims.algebra import Dim, mod, product
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, is_parallel_scatter
-from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan, plan_serial_scatter
@@ -112,4 +112,6 @@ def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
         return False
     if shared_array_bytes(cells * size_of(result.dtype)) > target.shared:
         return False
-    return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)
+    return neutral_value(
+        combiner_op_name(op) or "", op.results[0].type.dtype
+    ) is not None and not CROWDED_UPDATES.holds(size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop.ir import WARP, Buffer
-from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
@@ -112,7 +112,7 @@ def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
         width //= 2
     kept, _ = sorted_arrays(b, op)
     cells = [Buffer("run", op.results[k].type.dtype, run_cells(width), "shared") for k in kept]
-    if bytes_of_all(cells) > b.target.shared:
+    if shared_bytes_of_buffers(cells) > b.target.shared:
         return BlockSortPlan(width, 1, private=True)
     return BlockSortPlan(width, max(width // MERGED_EACH.value, min(width, BANKS)))
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Buffer, Load, Prefetch, Scalar, Stmt, walk
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.work import work_of
 from aotc.lowering.elements.builder import RegionBuilder, operands_at
 from aotc.lowering.elements.nests import coefficient
@@ -32,7 +32,7 @@ def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
     """Return True if reductions only accumulate, with few operations per element."""
     read = {v for loop in b.row_stages().loops for v in loop.cone}
     work = sum(work_of(b.ops[v]) for v in read if v in b.ops)
-    return all(combiner(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
+    return all(combiner_op_name(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
 
 
 NEAR_BYTES = Limit(
@@ -59,7 +59,7 @@ class Reads:
         for op in self.ops:
             for x in operands_at(self.b, self.e, op, here):
                 self.e.bind(x)
-        scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in operands(s)]
+        scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in statement_scalars(s)]
         return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
@@ -95,12 +95,12 @@ class Reads:
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _moves(self, at: Dim, k: int) -> bool:
-        axis = axis_of(self.b.anchors.space[k])
+        axis = single_axis(self.b.anchors.space[k])
         return axis is not None and coefficient(at, axis) != 0
 
     def nearest(self) -> int | None:
         """Return the axis along which the loads with most axes are contiguous, and others contiguous or constant."""
-        axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := axis_of(s)) is not None]
+        axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := single_axis(s)) is not None]
         steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
         moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
         most = [each for each, count in zip(steps, moving, strict=True) if count == max(moving)]

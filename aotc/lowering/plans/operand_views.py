@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.dims.symbols import substitute
-from aotc.ir.loop.forms.matmul import MOST_COORDINATES, is_multiple, view_of
+from aotc.ir.loop.forms.matmul import MOST_COORDINATES, is_multiple_dim, matrix_view_of_load
 from aotc.ir.loop.ir import Buffer, Load
 from aotc.ir.opset import ELEMENTWISE, FREE, MOVES, VIEWERS
 from aotc.ir.tensor.ir import Op, TensorType, Value, captures
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.in_place import UpdatedArrays
-from aotc.lowering.analysis.index_maps import Index, backward, linearize
+from aotc.lowering.analysis.index_maps import Index, linearize, operand_index_of_movement
 from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -201,9 +201,9 @@ def _is_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
     z, i, k = (sym(name, 0, extent) for name, extent in zip(_LOOPS, (*(batch or [1]), outer, depth), strict=True))
     index: Index = (*([z] if batch else []), *((k, i) if transposed else (i, k)))
     for op in chain:
-        index = backward(op, index)
+        index = operand_index_of_movement(op, index)
     source = chain[-1].operands[0].type
-    view = view_of(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
+    view = matrix_view_of_load(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
     if view is None or not view.in_lines:
         return False
     if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not transposed)):
@@ -221,13 +221,13 @@ def has_aligned_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
     axes = [sym(f"i{n}", 0, extent) for n, extent in enumerate(v.type.shape)]
     at: Index = tuple(axes)
     while (op := makers.get(v)) is not None and op.name in MOVES:
-        at, v = backward(op, at), op.operands[0]
+        at, v = operand_index_of_movement(op, at), op.operands[0]
     flat, count = linearize(at, v.type.shape), max(16 // size_of(v.type.dtype), 1)
     start = substitute(flat, {f"i{n}": 0 for n in range(len(axes))})
     rest = flat - start
     for n, axis in enumerate(axes):
         step = substitute(flat, {f"i{m}": int(m == n) for m in range(len(axes))}) - start if axis != 0 else 0
         rest = rest - axis * step
-        if not (step == 1 if n == len(axes) - 1 else is_multiple(step, count)):
+        if not (step == 1 if n == len(axes) - 1 else is_multiple_dim(step, count)):
             return False
-    return rest == 0 and is_multiple(start, count)
+    return rest == 0 and is_multiple_dim(start, count)

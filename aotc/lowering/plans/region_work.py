@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims.algebra import Dim, product
-from aotc.ir.dims.compare import possible
+from aotc.ir.dims.compare import is_possible_relation
 from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
@@ -192,7 +192,7 @@ def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
 
 def _tests_of_pad(padding: tuple[Dim, Dim, Dim]) -> int:
     """Return the number of tests of an index along one dim: one for each side or gap that may have padding."""
-    return sum(possible("gt", width, 0) for width in padding)
+    return sum(is_possible_relation("gt", width, 0) for width in padding)
 
 
 CLAMP_WORK = Estimate(3, "scalar operations to clamp one start index of a slice", "by construction: convert, max, min")

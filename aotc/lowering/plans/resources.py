@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from aotc.ir.loop.ir import WARP, Buffer
-from aotc.ir.loop.scratch import bytes_of_all, shared_array_bytes
+from aotc.ir.loop.scratch import shared_array_bytes, shared_bytes_of_buffers
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.machines import L3_SIZE
@@ -88,7 +88,7 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
     width = 1 << max((GPU_SORT_BYTES.value // sum(map(size_of, dtypes))).bit_length() - 1, 0)
 
     def taken(width: int) -> int:
-        return bytes_of_all(Buffer("run", dtype, run_cells(width), "shared") for dtype in dtypes)
+        return shared_bytes_of_buffers(Buffer("run", dtype, run_cells(width), "shared") for dtype in dtypes)
 
     while width > MERGED_EACH.value and taken(width) > target.shared:
         width //= 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE, MOVES
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
-from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.cost_model.work import estimated_bytes, estimated_elements
 from aotc.lowering.plans.operand_views import is_widened_in_tiles
 from aotc.lowering.plans.thresholds import REPEATED_WORK
@@ -120,7 +120,7 @@ class WiderWeights:
 
 def _narrow(v: Value, makers: Mapping[Value, Op]) -> str:
     """Return the 16-bit float dtype from which ``v`` is converted, or the empty string."""
-    op = makers.get(unmoved(v, makers))
+    op = makers.get(value_before_movement(v, makers))
     dtype = op.operands[0].type.dtype if op is not None and op.name == "convert" else ""
     return dtype if dtype in ("bf16", "f16") else ""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.program.ir import Storage, touched_within
+from aotc.ir.program.ir import Storage, accessed_storages_in_nested_steps
 from aotc.lowering.program.graphs import Run, data_dependences, is_control
 
 COMMAND, CONTROL = range(1, 3)  # kinds of waits: a launch or copy for another one; a wait of, or for, a loop or branch
@@ -42,7 +42,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
     """Mark in ``found`` the pairs of storages for which the first command of the later one does not wait anyway."""
     touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
     for command, step in enumerate(run):
-        for s in {s for part in touched_within(step) for s in part}:
+        for s in {s for part in accessed_storages_in_nested_steps(step) for s in part}:
             if s in numbers:
                 touches.setdefault(numbers[s], []).append(command)
     rows = np.array(sorted(touches))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
+from aotc.ir.program.ir import (
+    Branch,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    accessed_storages_in_nested_steps,
+    step_memory_space,
+    walk,
+)
 from aotc.lowering.cost_model import work
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import SHARING_NS, estimated_dim, iterations_or_estimate
@@ -87,7 +96,7 @@ def _begins_graph(step: Step, run: Run) -> bool:
     """Return True if ``step`` needs another graph than ``run``: it uses another memory, or copies between memories."""
     assert isinstance(step, Launch | Copy)
     assert isinstance(run[0], Launch | Copy)
-    return space_of(run[0]) != space_of(step) or space_of(step) < 0
+    return step_memory_space(run[0]) != step_memory_space(step) or step_memory_space(step) < 0
 
 
 # ---------------------------------------------------------------- what commands take
@@ -160,7 +169,7 @@ def data_dependences(steps: Run) -> Edges:
     writer: dict[object, int] = {}
     readers: dict[object, list[int]] = {}
     for command, step in enumerate(steps):
-        reads, writes = touched_within(step)
+        reads, writes = accessed_storages_in_nested_steps(step)
         found = {writer[s] for s in (*reads, *writes) if s in writer}
         found.update(n for s in writes for n in readers.get(s, ()))
         result.append(sorted(found))

@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.loop.ir import Alloc, Kernel
 from aotc.ir.loop.ir import walk as walk_kernel
 from aotc.ir.loop.scratch import scratch_bytes
-from aotc.ir.program.ir import Buffered, Launch, Storage, accessed_storages, space_of, walk
+from aotc.ir.program.ir import Buffered, Launch, Storage, accessed_storages, step_memory_space, walk
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.stack_to_scratch import stack_to_scratch
 from aotc.vmfb.dtypes import size_of
@@ -66,8 +66,8 @@ def total_of(arenas: Sequence[Dim]) -> Dim:
 def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
     """Return the scratch bytes of one thread; a GPU thread uses private memory instead."""
     steps = (step for step in walk(program.steps) if isinstance(step, Launch))
-    launches = {(id(step.kernel.body), space_of(step)): step for step in steps}  # equal layers share one body
-    pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
+    launches = {(id(step.kernel.body), step_memory_space(step)): step for step in steps}  # equal layers share one body
+    pairs = ((step.kernel, spaces[max(step_memory_space(step), 0)].target) for step in launches.values())
     return max((scratch_bytes(stack_to_scratch(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 
 

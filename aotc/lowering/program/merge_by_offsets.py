@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from aotc.ir.dims.algebra import bounds, static
-from aotc.ir.loop.access import operands, scalars_in, with_scalars
+from aotc.ir.loop.access import scalars_in, statement_scalars, with_scalars
 from aotc.ir.loop.ir import Apply, Buffer, Either, ExternalCall, Kernel, Load, Prefetch, Scalar, Stmt, Store, Tile, walk
 from aotc.ir.program.ir import Branch, Buffered, Launch, Loop, Step
 from aotc.lowering.analysis.thresholds import REGION_FRAMES
@@ -100,7 +100,7 @@ def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
     others = {kernel.inputs[source].name for _, source in kernel.aliases}
     for stmt in walk(kernel.body):
         others |= _touched_otherwise(stmt)
-        for scalar in scalars_in(operands(stmt)):
+        for scalar in scalars_in(statement_scalars(stmt)):
             if isinstance(scalar, Load):
                 loads.setdefault(scalar.buffer.name, []).append(scalar)
     inputs = [b for b in kernel.inputs if b.name in loads and b.name not in others]

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 from aotc.ir.dims.algebra import Dim, product, static, sym
 from aotc.ir.dims.symbols import calls_in, symbols
-from aotc.ir.loop.access import dims_of, loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_index_exprs, statement_scalars
 from aotc.ir.loop.ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Store, Tile, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
@@ -100,7 +100,7 @@ def _flattened(kernel: Kernel) -> Kernel:
     after: Counter[str] = Counter()
     items = _items(kernel)
     for s in walk(kernel.body):
-        for place in (*loads_and_indices(operands(s)), *([s] if isinstance(s, Store) else ())):
+        for place in (*loads_and_indices(statement_scalars(s)), *([s] if isinstance(s, Store) else ())):
             if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
                 divided = sum(len(_divisors(e, items)) for e in place.index)
                 if divided:
@@ -142,7 +142,7 @@ def _equal_numbers(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
                 kept += [s.levels] if s.form.unit in matrices else []
             case _:
                 return None
-        for e in dims_of(s):
+        for e in statement_index_exprs(s):
             kept += _divisors(e, items)
     return tuple(kept)
 
@@ -155,7 +155,7 @@ def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
     rows must be equal: distances of rows are immediate operands of instructions, and would occupy registers otherwise.
     """
     inside = list(walk(loop.body))
-    read = [x for s in inside for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+    read = [x for s in inside for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
     count = Counter(name for name, _ in {(x.buffer.name, x.index) for x in read})
     several = loop.end != _vector(loop) and any(n > 1 for n in count.values())
     rows = dict.fromkeys((x.buffer.name, x.buffer.shape[1:]) for x in read if count[x.buffer.name] > 1)

@@ -12,7 +12,16 @@ from types import MappingProxyType
 
 from aotc.diagnostics import Loc
 from aotc.ir.dims.algebra import Dim, Expr, sym
-from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, storages_with_offsets, touched_within
+from aotc.ir.program.ir import (
+    Branch,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    accessed_storages_in_nested_steps,
+    storages_with_offsets,
+)
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
@@ -160,7 +169,7 @@ class Scheduler:
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
-            reads, writes = touched_within(step)
+            reads, writes = accessed_storages_in_nested_steps(step)
             found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []

@@ -17,7 +17,7 @@ from aotc.ir.dims.algebra import Dim, product, sym
 from aotc.ir.limits import FINDINGS
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, accessed_storages, storages_with_offsets, walk
 from aotc.ir.program.text import step_title
-from aotc.ir.program.verify import number, samples
+from aotc.ir.program.verify import evaluated_dim, sample_dim_values
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.lowering.program.tile_dependences import covers_accesses
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
@@ -51,8 +51,10 @@ def verify_schedule(
     places = [s for step in leaves for part in accessed_storages(step) for s in part]
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
-    for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
-        check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number, given)
+    for values in sample_dim_values(list(dict.fromkeys([*sizes, *buffer.parameters]))):
+        check = _ScheduleCheck(
+            values, [evaluated_dim(e, values) for e in buffer.parameters], slots, kernel_number, given
+        )
         for graph, some in pairs:
             findings.update(dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differs(c, s)))
             findings.update(dict.fromkeys(check.races(graph, some)))
@@ -136,7 +138,7 @@ class _ScheduleCheck:
     def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
         """Return the slot and the byte offset of byte ``begin`` of a storage."""
         slot, offset = place_of(s, self.slots)
-        return slot, number(offset + begin, self.values)
+        return slot, evaluated_dim(offset + begin, self.values)
 
     def differs(self, command: Command | Control, step: Part) -> Iterator[str]:
         """Yield the differences of a command from its step; contents of loops and branches are compared separately."""
@@ -153,9 +155,9 @@ class _ScheduleCheck:
             same = command.kind == COPY
         else:
             named = [sym(n) for n in step.kernel.dims]
-            numbers = (number(step.kernel.grid, self.values), [*named, *self.given.get(step.kernel.name, ())])
+            numbers = (evaluated_dim(step.kernel.grid, self.values), [*named, *self.given.get(step.kernel.name, ())])
             same = command.kind != COPY and command.kernel == self.kernel_number(step.kernel.name)
-        dims = [number(e, self.values) for e in numbers[1]]
+        dims = [evaluated_dim(e, self.values) for e in numbers[1]]
         if not same:
             yield f"{step_title(step)}: the command is of kind {command.kind} and kernel {command.kernel}"
         if self.word(command.items) != numbers[0] or [self.word(w) for w in command.dims] != dims:
@@ -193,7 +195,7 @@ class _ScheduleCheck:
             read = len(accessed_storages(inner)[0])
             for k, (part, size) in enumerate(zip(storages_with_offsets(inner), sizes)):
                 slot, begin = self.place(*part)
-                yield n, slot, begin, begin + number(size, self.values), int(k >= read)
+                yield n, slot, begin, begin + evaluated_dim(size, self.values), int(k >= read)
 
 
 def _ancestors(graph: Sequence[Command | Control]) -> list[int]:

@@ -12,7 +12,7 @@ from aotc.display.shown import Shown
 from aotc.display.units import count_text
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, product
-from aotc.ir.loop.forms.attention import shared_of
+from aotc.ir.loop.forms.attention import attention_shared_bytes_of_kernel
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, thread_count, walk
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset import FREE
@@ -259,7 +259,7 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
         used = [(_bytes((b,)), b) for b in made if b.space == space]
         if used:
             found[name] = sum(n // threads if b in each else n for n, b in used if isinstance(n, int)), limit
-    shared = shared_of(kernel) if kernel.tiling is not None else shared_bytes(kernel.body)
+    shared = attention_shared_bytes_of_kernel(kernel) if kernel.tiling is not None else shared_bytes(kernel.body)
     if shared:
         name, limit = memory_limits(target)["shared"]
         found[name] = shared, limit

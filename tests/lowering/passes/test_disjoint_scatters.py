@@ -10,7 +10,7 @@ from aotc.ir.semantics.run import interpret
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import TensorType, Value, walk
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.analysis.constant_values import numbered_dim
+from aotc.lowering.analysis.constant_values import iota_dim
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline
 from aotc.options import Options
@@ -136,7 +136,7 @@ func public @main(%x: i32[4, 6]) {
 def test_what_is_numbered():
     body = parse_module(NUMBERED).functions["main"].body
     definitions = {v: op for op in body.ops for v in op.results}
-    found = {v.name: numbered_dim(v, definitions) for v in definitions}
+    found = {v.name: iota_dim(v, definitions) for v in definitions}
     expected = {"a": 0, "b": 0, "c": None, "d": 0, "e": 1, "f": 0, "g": 1, "h": None, "i": None, "j": None, "k": None}
     assert found == expected
-    assert numbered_dim(Value("other", TensorType("i32", (3,))), definitions) is None
+    assert iota_dim(Value("other", TensorType("i32", (3,))), definitions) is None

@@ -8,7 +8,7 @@ from support.differential import check, close, integers, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Alloc, For, Load, Store, walk
 from aotc.kernels.emit.index import flat_index, step_of
 from aotc.lowering.lower import lower
@@ -87,7 +87,7 @@ def steps_of(function, arrays):
     for kernel in kernels_of(function, arrays):
         for loop in walk(kernel.body):
             if isinstance(loop, For) and not any(isinstance(s, For) for s in loop.body):
-                loads = [x for s in loop.body for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+                loads = [x for s in loop.body for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
                 adds = any(isinstance(s, Store) and s.reduce for s in loop.body)
                 read = [flat_index(x.buffer, x.index) for x in loads if adds and x.buffer in kernel.inputs]
                 yield from (step_of(flat, loop.var) for flat in read)

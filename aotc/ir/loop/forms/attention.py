@@ -40,9 +40,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.dims.compare import largest
+from aotc.ir.dims.compare import upper_bound_in_loops
 from aotc.ir.limits import ROWS_APART
-from aotc.ir.loop.forms.matmul import View, flat_place, is_in_pieces, unwidened_operand, view_of
+from aotc.ir.loop.forms.matmul import (
+    View,
+    is_contiguous_in_pieces,
+    matrix_view_of_load,
+    row_major_offset,
+    unwidened_operand,
+)
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, Tiling, WgmmaAttention
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 
@@ -103,7 +109,7 @@ class LoopAttention:
 
         The keys' buffer may have another extent, as its dims may be merged: ``batch * terms``.
         """
-        terms = largest(self.term[1], dict((self.batch, self.row)))
+        terms = upper_bound_in_loops(self.term[1], dict((self.batch, self.row)))
         if terms is None:
             raise ValueError(f"the end of the terms, {self.term[1]}, has no known bound")
         return terms
@@ -129,7 +135,7 @@ class LoopAttention:
         loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
         places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
         every = (*places, (self.values, self.term, self.col))
-        found = [view_of(x, line[0], inner[0], set(), loops) for x, line, inner in every]
+        found = [matrix_view_of_load(x, line[0], inner[0], set(), loops) for x, line, inner in every]
         return found[0], found[1], found[2]
 
     @property
@@ -138,8 +144,8 @@ class LoopAttention:
         *lets, last = self.epilogue
         if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
             return None
-        flat, count = flat_place(last), {"bf16": 8, "f16": 8, "f32": 4}.get(last.buffer.dtype, 0)
-        return flat if count and is_in_pieces(flat, *self.col, count) else None
+        flat, count = row_major_offset(last), {"bf16": 8, "f16": 8, "f32": 4}.get(last.buffer.dtype, 0)
+        return flat if count and is_contiguous_in_pieces(flat, *self.col, count) else None
 
 
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
@@ -153,11 +159,11 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     if isinstance(tiling.template, DecodeAttention):
         warps = tiling.rows // 16
         sums = (warps + (tiling.cluster > 1)) * accumulator_bytes(width)
-        queries = 16 * keys if queries_stay(depth, width, size) else 0
+        queries = 16 * keys if queries_stay_in_shared_memory(depth, width, size) else 0
         return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
     if isinstance(tiling.template, WgmmaAttention):
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
-    queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
+    queries = tiling.rows * keys if queries_stay_in_shared_memory(depth, width, size) else 0
     return 1024 + max(ring, tiling.rows * 128) + queries
 
 
@@ -166,7 +172,7 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
 MOST_HELD = 128
 
 
-def queries_stay(depth: int, width: int, size: int) -> bool:
+def queries_stay_in_shared_memory(depth: int, width: int, size: int) -> bool:
     """Do the queries of single warps stay in shared memory, because accumulators leave too few registers?"""
     return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
@@ -219,7 +225,7 @@ def _loads(*operands: Scalar) -> tuple[list[Load], str]:
     return loads, kinds.pop()
 
 
-def shared_of(kernel: Kernel) -> int:
+def attention_shared_bytes_of_kernel(kernel: Kernel) -> int:
     """Return the bytes of shared memory of a block of ``kernel``, which must have a tiling."""
     tiling = kernel.tiling
     if tiling is None or not tiling.is_attention:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aotc.ir.dims.algebra import Dim, Expr, bounds, expr_of_atom, mod, product, sym
-from aotc.ir.dims.compare import largest
+from aotc.ir.dims.compare import upper_bound_in_loops
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.access import loads_and_indices
 from aotc.ir.loop.forms.offsets import linearize
@@ -71,12 +71,12 @@ class View:
         count = 16 // size_of(self.buffer.dtype)
         dense = self.outer == 1 if self.by_rows else True
         forward = self.pitch != 0 and _is_forward(self.pitch)
-        return dense and forward and is_multiple(self.pitch, count) and is_multiple(self.start, count)
+        return dense and forward and is_multiple_dim(self.pitch, count) and is_multiple_dim(self.start, count)
 
     def in_pieces(self, outer: Dim, depth: Dim) -> bool:
         """Is each piece either inside or outside of an operand of ``outer`` by ``depth`` elements, never partly?"""
         across = outer if self.by_rows else depth
-        return self.in_lines and is_multiple(across, 16 // size_of(self.buffer.dtype))
+        return self.in_lines and is_multiple_dim(across, 16 // size_of(self.buffer.dtype))
 
     def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
         """Return ``start`` as a sum: the constant offset, and value, stride and extent of each coordinate of the batch.
@@ -94,7 +94,7 @@ class View:
                 offset = offset + rest
             elif len(moving) == 1:
                 value = expr_of_atom(moving[0])
-                last = largest(value, {batch: extent})
+                last = upper_bound_in_loops(value, {batch: extent})
                 if last is None or not _is_forward(rest):
                     return None
                 found.append((value, rest, last + 1))
@@ -152,7 +152,9 @@ class LoopProduct:
         if not isinstance(scalar, Load):
             return None
         bound = {s.var.name for s in self.lets if isinstance(s, Let)}
-        return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
+        return matrix_view_of_load(
+            scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)}
+        )
 
     def is_widened(self, right: bool = False) -> bool:
         """Is A, or B, computed from loads at each use, and not a plain load?"""
@@ -164,7 +166,7 @@ class LoopProduct:
         inside, load = split_select(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
-        flat, (k, extent) = flat_place(load), self.k
+        flat, (k, extent) = row_major_offset(load), self.k
         for let in reversed([s for s in self.lets if isinstance(s, Let)]):
             if isinstance(let.value, Index):
                 flat = substitute(flat, {let.var.name: let.value.expr})
@@ -173,19 +175,19 @@ class LoopProduct:
         if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
             return None
         count = 16 // size_of(load.buffer.dtype)
-        if not is_in_pieces(flat, k, extent, count):
+        if not is_contiguous_in_pieces(flat, k, extent, count):
             return None
         whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
         return Gathered(load.buffer, flat, inside) if whole else None
 
 
-def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
+def is_contiguous_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
     """Are ``count`` neighbours in the loop ``name`` contiguous at offset ``flat``, from multiples of ``count`` on?"""
-    if not is_multiple(extent, count):
+    if not is_multiple_dim(extent, count):
         return False
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
     first = substitute(flat, {name: piece * count})
-    return substitute(flat, {name: piece * count + within}) - within == first and is_multiple(first, count)
+    return substitute(flat, {name: piece * count + within}) - within == first and is_multiple_dim(first, count)
 
 
 def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
@@ -207,7 +209,7 @@ def _is_forward(stride: Dim) -> bool:
     return low is not None and low >= 0
 
 
-def is_multiple(e: Dim, of: int) -> bool:
+def is_multiple_dim(e: Dim, of: int) -> bool:
     """Is ``e`` provably a multiple of ``of``?"""
     return mod(e, of) == 0
 
@@ -272,17 +274,17 @@ def unwidened_operand(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, st
     return None
 
 
-def flat_place(place: Load | Store) -> Dim:
+def row_major_offset(place: Load | Store) -> Dim:
     """Return the row-major offset of a load or store in its buffer."""
     return linearize(place.index, place.buffer.shape)
 
 
-def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
+def matrix_view_of_load(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
     """Return the strided layout of the matrix that ``load`` reads in ``loops``; ``outer`` and ``k`` are its axes.
 
     None if the elements are not strided, or if an index is one of the names ``bound``.
     """
-    flat = flat_place(load)
+    flat = row_major_offset(load)
     if bound & {s.name for s in symbols(flat)}:
         return None
 

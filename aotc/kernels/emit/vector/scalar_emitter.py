@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import Dim, Expr, bounds
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import finds_any, operands, scalars_in
+from aotc.ir.loop.access import is_any_test_loop, scalars_in, statement_scalars
 from aotc.ir.loop.ir import (
     Alloc,
     Apply,
@@ -62,9 +62,9 @@ def needs_no_llvm_passes(kernel: Kernel) -> bool:
         return False
     if any(isinstance(s, ExternalCall) for s in stmts):
         return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid(s) for s in stmts)
-    if not any(isinstance(s, Either) or finds_any(s) for s in stmts):
+    if not any(isinstance(s, Either) or is_any_test_loop(s) for s in stmts):
         return False
-    scalars = scalars_in(x for s in stmts for x in operands(s))
+    scalars = scalars_in(x for s in stmts for x in statement_scalars(s))
     if any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars):
         return False
     return not any(isinstance(s, For) and _could_be_vectors(s) for s in stmts)
@@ -88,13 +88,13 @@ def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
 
 def _could_be_vectors(loop: For) -> bool:
     """Does a loop compute elements where it stores them, or reduce them? Copies and fills do not count."""
-    if finds_any(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
+    if is_any_test_loop(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     if any(_is_placed(index, loop) for _, index in places_in(loop)):
         return False
     stores = [s for s in loop.body if isinstance(s, Store)]
     kept = {s.buffer.name for s in stores if not s.index and not s.reduce}
-    scalars = scalars_in(x for s in loop.body for x in operands(s))
+    scalars = scalars_in(x for s in loop.body for x in statement_scalars(s))
     if any(isinstance(x, Load) and x.buffer.name in kept for x in scalars):
         return False
     return any(isinstance(x, Apply) for x in scalars)
@@ -135,7 +135,7 @@ def _copies(loop: For) -> int:
     if _scatters(loop):
         return MOVES_AT_ONCE
     placed = sum(isinstance(s, Store) and _is_placed(s.index, loop) for s in loop.body)
-    operations = sum(isinstance(x, Apply) for x in scalars_in(x for s in loop.body for x in operands(s)))
+    operations = sum(isinstance(x, Apply) for x in scalars_in(x for s in loop.body for x in statement_scalars(s)))
     if placed >= COUNTED_PLACES:
         return COUNTS_AT_ONCE
     return MOVES_AT_ONCE if placed and operations <= MOVED_OPERATIONS else 1
@@ -239,7 +239,7 @@ class PlainEmitter(BodyEmitter):
     # --- statements ---
 
     def _statement(self, stmt: Stmt) -> None:
-        if isinstance(stmt, For) and finds_any(stmt):
+        if isinstance(stmt, For) and is_any_test_loop(stmt):
             self._any_true(stmt)
         elif isinstance(stmt, For) and _is_fill(stmt):
             self._fill(stmt)
@@ -355,4 +355,4 @@ def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
     for s in _within(loop.body):
         if isinstance(s, Store):
             yield s.buffer, s.index
-        yield from ((x.buffer, x.index) for x in scalars_in(operands(s)) if isinstance(x, Load))
+        yield from ((x.buffer, x.index) for x in scalars_in(statement_scalars(s)) if isinstance(x, Load))

@@ -10,7 +10,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, bounds, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
@@ -75,7 +75,9 @@ class VectorEmitter(PlainEmitter):
 
     def _fixed_loads(self, made: VectorLoop) -> list[Load]:
         """Return vector loads from read-only buffers whose addresses are computable here."""
-        inner = [x for x in scalars_in(x for s in made.loop.body for x in operands(s)) if id(x) in made.differing]
+        inner = [
+            x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if id(x) in made.differing
+        ]
         loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
         return [x for x in loads if all(self._indices.has(s.name) for s in symbols(_first(made, x.buffer, x.index)))]
 

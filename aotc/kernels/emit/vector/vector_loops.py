@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import operands, scalars_in
+from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.forms.tile_forms import F32, F64
 from aotc.ir.loop.ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.opset import COMPARISONS, EXPENSIVE
@@ -77,7 +77,7 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
             case Tile(form=form, b_column=0):
                 return form in (F32, F64)
             case Let():
-                return not _is_expensive(operands(stmt))
+                return not _is_expensive(statement_scalars(stmt))
         return isinstance(stmt, Alloc)
 
     calls = any(isinstance(s, Tile) or transposed(s, kernel) for s in walk(kernel.body))
@@ -93,7 +93,7 @@ def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
     if loop.kind != "serial" or loop.step != 1 or not all(isinstance(s, Let | Store) for s in loop.body):
         return None
     differing = _differing(loop)
-    inner = scalars_in(x for s in loop.body for x in operands(s))
+    inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
     (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
     same = [x for x in inner if id(x) not in differing]
@@ -129,7 +129,7 @@ def _differing(loop: For) -> frozenset[int]:
         return False
 
     for s in loop.body:
-        if sum(map(differs, operands(s))) and isinstance(s, Let):
+        if sum(map(differs, statement_scalars(s))) and isinstance(s, Let):
             names.add(s.var.name)
     return frozenset(at for at, found in known.items() if found)
 

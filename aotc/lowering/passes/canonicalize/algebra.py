@@ -12,7 +12,7 @@ import numpy as np
 
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor.ir import Op, Value
-from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
+from aotc.lowering.analysis.constant_values import iota_dim, splat_of
 from aotc.lowering.passes.canonicalize.erfc import complement_of_erf
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -140,7 +140,7 @@ def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Val
             return y
         case "rem", 1:
             return b.constant(0, x.type)
-        case "lt" | "ge", 0 if numbered_dim(x, b.definitions) is not None:
+        case "lt" | "ge", 0 if iota_dim(x, b.definitions) is not None:
             return b.constant(op.name == "ge", op.result.type)
         case "and", _ if c == all_ones:
             return x

@@ -30,7 +30,7 @@ from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import overwrites
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -93,8 +93,8 @@ def _alike(one: Op, other: Op) -> bool:
         return False
     if one.name != "scatter" or (overwrites(one) and overwrites(other)):
         return True
-    name = combiner(one)
-    return name is not None and name == combiner(other) and _combined_in_order(one) == _combined_in_order(other)
+    name = combiner_op_name(one)
+    return name is not None and name == combiner_op_name(other) and _combined_in_order(one) == _combined_in_order(other)
 
 
 def _combined_in_order(op: Op) -> bool:

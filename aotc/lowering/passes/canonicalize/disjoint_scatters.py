@@ -17,7 +17,7 @@ from functools import reduce
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.analysis.constant_values import has_numbers, numbered_dim, splat_of
+from aotc.lowering.analysis.constant_values import dtype_represents_indices, iota_dim, splat_of
 from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates
 from aotc.lowering.passes.rewrite import Builder, lift_region
 
@@ -74,14 +74,14 @@ def _counted(indices: Value, vector: int, component: int, b: Builder) -> int | N
     """Return the dim of the indices along which a component equals the update's number."""
     op = b.definitions.get(indices)
     if vector == indices.type.rank:
-        return numbered_dim(indices, b.definitions)
+        return iota_dim(indices, b.definitions)
     if indices.type.shape[vector] == 1:
-        return _not(vector, numbered_dim(indices, b.definitions))
+        return _not(vector, iota_dim(indices, b.definitions))
     if op is None or op.name != "concatenate" or op.attrs["dim"] != vector:
         return None
     if any(part.type.shape[vector] != 1 for part in op.operands):
         return None
-    return _not(vector, numbered_dim(op.operands[component], b.definitions))
+    return _not(vector, iota_dim(op.operands[component], b.definitions))
 
 
 def _not(vector: int, dim: int | None) -> int | None:
@@ -139,7 +139,7 @@ def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) 
     if vector < indices.type.rank:
         column = b.slice_dim(indices, vector, component, component + 1)
         column = b.reshape(column, tuple(s for n, s in enumerate(indices.type.shape) if n != vector))
-    return column if has_numbers(column.type.dtype, size) else b.convert(column, "i64")
+    return column if dtype_represents_indices(column.type.dtype, size) else b.convert(column, "i64")
 
 
 def _spread(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:

@@ -34,7 +34,7 @@ from aotc.ir.tensor.copies import Names, copy_region
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, overwrites
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.array_passes import is_small_part, pays_a_branch
 from aotc.lowering.passes.rewrite import Builder
@@ -172,7 +172,7 @@ class _Tracker:
                 return op.operands
             case "dynamic_update_slice":
                 return op.operands[:1]
-            case "scatter" if overwrites(op) or combiner(op) == "add":
+            case "scatter" if overwrites(op) or combiner_op_name(op) == "add":
                 return op.operands[:1]
             case "select":
                 return op.operands[1:]
@@ -209,7 +209,7 @@ class _Tracker:
             return self._is_zero(op.operands[1]) and is_small_part(op)
         if op.name == "scatter":
             is_wide = DTYPES[op.result.type.dtype].bits >= 32
-            if overwrites(op) or combiner(op) != "add" or not (is_wide or has_disjoint_updates(op)):
+            if overwrites(op) or combiner_op_name(op) != "add" or not (is_wide or has_disjoint_updates(op)):
                 return False
         return self._is_zero(op.operands[0])
 

@@ -17,7 +17,7 @@ from aotc.ir.dims.algebra import Dim, Expr, Sym, is_static, product, static, sym
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -95,7 +95,7 @@ def _ones(v: Value, b: Builder) -> _Ones | None:
 def _before(op: Op, index: Index) -> Index | None:
     """Return the index of the operand's element that a movement op copies to ``index``, or None."""
     try:
-        return backward(op, index) if op.name in MOVES else None
+        return operand_index_of_movement(op, index) if op.name in MOVES else None
     except KeyError:
         return None
 

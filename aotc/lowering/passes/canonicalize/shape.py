@@ -14,7 +14,7 @@ from aotc.ir.opset import MOVES
 from aotc.ir.opset.dim_attributes import dims_of, numbers_of, pairs_of
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of, integer_of, splat_of
-from aotc.lowering.analysis.prefix_scans import combiner, neutral_value, scan_of
+from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value, scan_of
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
@@ -171,7 +171,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
 
     The array is combined with the padded update.
     """
-    a, name = op.attrs, combiner(op)
+    a, name = op.attrs, combiner_op_name(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if name is None or neutral is None or len(op.operands) != 3 or splat_of(x, b.definitions) is None:
         return None
@@ -207,7 +207,7 @@ def _one_place(
 
 def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
     """Turn a pad with the neutral initial value into padding of the windows, as in gradients of average pooling."""
-    a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
+    a, pad, name = op.attrs, _inner(x, "pad", b), combiner_op_name(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if pad is None or scan_of(op) is not None:
         return None  # with the padding, windows of a scan would not reach from end to end

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import Function, Op, Region, Value, replaced_values, uses, walk
-from aotc.lowering.analysis.in_place import donations
+from aotc.lowering.analysis.in_place import donated_argument_pairs
 from aotc.lowering.analysis.trip_counts import counters, trip_count
 from aotc.lowering.passes.canonicalize.slice_updates import same_place, written_back
 
@@ -36,7 +36,7 @@ class _Stacks:
         self.constants = {v: op for v, op in self.makers.items() if op.name == "constant"}
         self.counts = uses(function.body)
         body = function.body
-        self.donated = {body.params[a]: body.results[n] for a, n in donations(function)}
+        self.donated = {body.params[a]: body.results[n] for a, n in donated_argument_pairs(function)}
 
     def region(self, region: Region, outermost: bool = False) -> Region:
         """Return ``region`` with its loops rewritten, inner ones first."""

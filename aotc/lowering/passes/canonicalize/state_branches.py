@@ -21,7 +21,7 @@ from aotc.ir.opset import FREE, PARTIAL_WRITES
 from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, captures, walk
-from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
 from aotc.options import Options
@@ -58,7 +58,7 @@ class _Brancher:
         stored = {*body.params, *captured(body)}
         for op in body.ops:
             if op.name == "select" and op.result in body.results and pays_a_branch(op.result, self.options):
-                test = unmoved(op.operands[0], self.makers)
+                test = value_before_movement(op.operands[0], self.makers)
                 if test.type.rank == 0 and all(self._is_stored(v, stored) for v in op.operands[1:]):
                     groups.setdefault(test, []).append(op)
         ops = list(body.ops)
@@ -70,7 +70,7 @@ class _Brancher:
         """Return True if ``v`` is one of the arrays ``stored``, updated or not, or filled with one number."""
         while v not in stored and (maker := self.makers.get(v)) is not None and maker.name in _SAME_ARRAY:
             v = maker.operands[0]
-        return v in stored or unmoved(v, self.makers).type.rank == 0
+        return v in stored or value_before_movement(v, self.makers).type.rank == 0
 
     def _branched(self, ops: Sequence[Op], test: Value, selects: Sequence[Op]) -> list[Op]:
         """Return ``ops`` with one branch in place of ``selects``, unless other ops read a result as a whole."""
@@ -92,7 +92,7 @@ class _Brancher:
         ops: list[Op] = []
         results = []
         for v in values:
-            scalar = unmoved(v, self.makers)
+            scalar = value_before_movement(v, self.makers)
             if scalar.type.rank == 0:
                 v = Value(self.names.fresh(v.name), v.type)
                 ops.append(Op("broadcast", (scalar,), (v,), {"dims": ()}))

@@ -29,7 +29,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
-from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.analysis.parallel_scatters import is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import with_measured_work
@@ -99,10 +99,10 @@ def needs_buffer(
 
 def _stored(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[Value]:
     """Yield the stored values for a read of ``v`` through movement ops and ``slices``: an array, and slice starts."""
-    v = unmoved(v, makers)
+    v = value_before_movement(v, makers)
     while (op := makers.get(v)) is not None and op in slices:
-        yield from (unmoved(start, makers) for start in op.operands[1:])
-        v = unmoved(op.operands[0], makers)
+        yield from (value_before_movement(start, makers) for start in op.operands[1:])
+        v = value_before_movement(op.operands[0], makers)
     yield v
 
 

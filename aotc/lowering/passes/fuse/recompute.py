@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE, EXPENSIVE, FREE
 from aotc.ir.tensor.ir import Op, Value, post_order
 from aotc.lowering.analysis.in_place import updated_operands
-from aotc.lowering.analysis.index_maps import unmoved
+from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
 from aotc.lowering.passes.fuse.outline import Group
@@ -54,7 +54,7 @@ class Recomputer:
     def __init__(self, absorber: Absorber, group_of: dict[Op, Group]) -> None:
         self.absorber, self.group_of = absorber, group_of
         self.makers = absorber.budget.makers
-        self.overwritten = {unmoved(v, self.makers) for op in group_of for v in _overwritten(op)}
+        self.overwritten = {value_before_movement(v, self.makers) for op in group_of for v in _overwritten(op)}
 
     def run(self, groups: Sequence[Group]) -> None:
         """Copy values of ``groups``, the first one first, so that operands are copied before values that need them."""

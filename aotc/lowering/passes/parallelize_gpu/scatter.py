@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, overwrites, updates_of
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
 from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
@@ -61,7 +61,7 @@ def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None
 
 def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
     """Return the scatter with updates that are combined in memory in any order, or None if that is not possible."""
-    name, dtype = combiner(op), op.results[0].type.dtype
+    name, dtype = combiner_op_name(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":
             return _of_rows(op, b, _summed)
@@ -80,7 +80,7 @@ def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
     rows = rows_of(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
-    found = combine(combiner(op) or "", rows, *flat, b)
+    found = combine(combiner_op_name(op) or "", rows, *flat, b)
     return (b.reshape(found, x.type.shape),)
 
 

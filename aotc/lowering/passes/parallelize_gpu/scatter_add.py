@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.parallel_scatters import updates_of
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
@@ -41,7 +41,7 @@ SUMMED_ROW = Limit(
 def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Return the value that replaces a scatter that adds rows of floats, or None; see the module docstring."""
     dtype = op.results[0].type.dtype
-    if combiner(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
+    if combiner_op_name(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
     width = width_of(op)
     if not is_static((*op.operands[0].type.shape, updates_of(op), width)) or SUMMED_ROW.holds(width):

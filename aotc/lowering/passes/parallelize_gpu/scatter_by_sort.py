@@ -24,7 +24,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import rows_of, windows_last
@@ -50,7 +50,7 @@ def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     updates = [rows.gather(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]
     arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
     region, m = copy_region(op.regions[0], b.names), Maths(b)
-    if combiner(op) in ACCUMULATED:
+    if combiner_op_name(op) in ACCUMULATED:
         totals = _scanned(_begins(index, b), updates, op.regions[0], b)
         ends = m.select(_differs(index, 1, b), index, m.filled(-1, index.type))
         found = rows.scatter(arrays, ends, totals, region, b, apart=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, product, static, sym
-from aotc.ir.loop.forms.matmul import View, view_of
+from aotc.ir.loop.forms.matmul import View, matrix_view_of_load
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, TileForm, find_form
 from aotc.ir.loop.ir import Load
 from aotc.ir.opset.attention import ABSENT, axes
@@ -129,7 +129,7 @@ def operand_view(e: Elements, op: Op, number: int, at: Index) -> View | None:
     t, c = e.names("t"), e.names("c")
     trial = e.new_block()
     x = e.at(value, operand_index(value, dims, (*at, sym(t, 0, terms), sym(c, 0, sizes[number - 1]))))
-    return view_of(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
+    return matrix_view_of_load(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
 
 
 def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> list[View | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.loop.forms.attention import LoopAttention
-from aotc.ir.loop.forms.matmul import is_multiple
+from aotc.ir.loop.forms.matmul import is_multiple_dim
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
@@ -120,6 +120,6 @@ def are_copyable(found: LoopAttention, tiling: Tiling) -> bool:
     for view in views[isinstance(tiling.template, DecodeAttention) :]:
         if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
             return False
-        if not all(is_multiple(x, count) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):
+        if not all(is_multiple_dim(x, count) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):
             return False
     return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, static
 from aotc.ir.loop.ir import WARP, Buffer
-from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.ir.opset.linalg_lapack import JACOBI_ROUTINES, SVDS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.linalg.gpu_jacobi import RotatedColumns, jacobi_layout
@@ -179,4 +179,4 @@ def _plan_panels(b: RegionBuilder, columns: Dim, rows: Dim) -> PanelLuPlan | Non
     groups = max(min(PANEL_THREADS.value // tall, -(-rest // some)), 1)
     plan = PanelLuPlan(tall, panel, rest, some, groups)
     failed = Buffer("failed", "i32", (1,), "shared")
-    return plan if bytes_of_all([failed, *plan.buffers(dtype).values()]) <= b.target.shared else None
+    return plan if shared_bytes_of_buffers([failed, *plan.buffers(dtype).values()]) <= b.target.shared else None

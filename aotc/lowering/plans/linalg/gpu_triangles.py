@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aotc.ir.loop.ir import WARP, Buffer
-from aotc.ir.loop.scratch import bytes_of_all
+from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.linalg.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved_sizes
 from aotc.lowering.plans.region_plan import RegionPlan
@@ -127,4 +127,4 @@ def _block(dtype: str) -> TriangleBlock:
 
 
 def _fits(b: RegionBuilder, buffers: Sequence[Buffer]) -> bool:
-    return bytes_of_all(buffers) <= b.target.shared
+    return shared_bytes_of_buffers(buffers) <= b.target.shared

@@ -25,7 +25,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, post_order, walk
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
@@ -103,7 +103,7 @@ class Alive:
         if op.name != "dispatch":
             return []
         callee = op.attrs["callee"]
-        pairs = [(n, n) for n in range(overwritten(self.functions[callee]))]
+        pairs = [(n, n) for n in range(count_overwritten_parameters(self.functions[callee]))]
         pairs += self.kernels[callee].aliases
         return [(op.results[n], self.roots.get(op.operands[k], op.operands[k])) for n, k in pairs]
 
@@ -210,7 +210,7 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
 
 def updates(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` writes results over operands."""
-    return op.name == "dispatch" and overwritten(functions[op.attrs["callee"]]) > 0
+    return op.name == "dispatch" and count_overwritten_parameters(functions[op.attrs["callee"]]) > 0
 
 
 def has_effects(op: Op, functions: Functions) -> bool:

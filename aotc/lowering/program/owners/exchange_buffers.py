@@ -27,7 +27,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.copies import Names, copy_ops
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, uses, walk
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.order_ops import has_effects
@@ -168,7 +168,7 @@ class _Exchanger:
                     value = branch.regions[side].results[op.results.index(value)]
                 elif op.name in VIEWS:
                     value = op.operands[0]
-                elif op.name == "dispatch" and op.results.index(value) < overwritten(self._callee(op)):
+                elif op.name == "dispatch" and op.results.index(value) < count_overwritten_parameters(self._callee(op)):
                     value = op.operands[op.results.index(value)]
                 else:
                     break

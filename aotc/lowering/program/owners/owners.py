@@ -20,7 +20,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Op, Value
-from aotc.lowering.analysis.in_place import donations
+from aotc.lowering.analysis.in_place import donated_argument_pairs
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import bytes_of
 from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
@@ -124,7 +124,7 @@ class Owners:
         """
         body = self.function.body
         results = [Tie(mine, v, "a result", None, estimated_bytes(v)) for mine, v in zip(self.results, body.results)]
-        pairs = donations(self.function)
+        pairs = donated_argument_pairs(self.function)
         for a, n in pairs:
             if self.of(body.results[n]) is self.of(body.params[a]):  # the argument is returned unchanged
                 self._give(a, n)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.program.memory_limit.order_ops import has_effects
 
 
@@ -60,7 +60,7 @@ class _ReadsFirst:
         match op.name:
             case "dispatch":
                 callee = op.attrs["callee"]
-                count = overwritten(self.functions[callee])
+                count = count_overwritten_parameters(self.functions[callee])
                 found = {self.root(v) for v in op.operands[:count]}
                 for result, number in self.kernels[callee].aliases:
                     old = self.root(op.operands[count + number])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.tensor.ir import Function, Op, Region, Value
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.cost_model.work import estimated_bytes, expected_iterations
 
 NEXT_STATE = "the next state"
@@ -92,7 +92,7 @@ class Ties:
 
     def _dispatch(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
         callee = op.attrs["callee"]
-        count = self.updates[op] = overwritten(self.functions[callee])
+        count = self.updates[op] = count_overwritten_parameters(self.functions[callee])
         pairs = zip(op.results[:count], op.operands[:count], strict=True)
         self.copies += self._ties(pairs, "an update", op, loops, times)
         operands: dict[int, list[Value]] = {}

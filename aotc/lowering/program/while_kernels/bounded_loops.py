@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.loop.scratch import bytes_of
+from aotc.ir.loop.scratch import buffer_bytes
 from aotc.ir.program.ir import Loop, Step, Storage
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.plans.thresholds import LOOP_TURNS
@@ -50,7 +50,7 @@ def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[li
     """Return the work memory that a loop's kernel uses across launches, and the steps that clear it."""
     if not found.kept:
         return [], []
-    kept = [Storage("arena", bytes_of(b), space=space) for b in found.kept]
+    kept = [Storage("arena", buffer_bytes(b), space=space) for b in found.kept]
     places.arena += kept
     places.touch(*kept)
     if found.kept[-1].shape:

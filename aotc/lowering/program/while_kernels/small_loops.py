@@ -35,7 +35,7 @@ from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.constant_values import constants_in
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
@@ -160,7 +160,7 @@ def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
-    return overwritten(functions[op.attrs["callee"]]) > 0
+    return count_overwritten_parameters(functions[op.attrs["callee"]]) > 0
 
 
 class LoopKernel(NamedTuple):
@@ -285,7 +285,7 @@ class LoopWriter:
 
     def _dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
-        shared = overwritten(self.functions[op.attrs["callee"]])
+        shared = count_overwritten_parameters(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
             made = self.buffer(v, block)
             if n < shared:

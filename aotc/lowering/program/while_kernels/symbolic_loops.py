@@ -15,7 +15,7 @@ from aotc.ir.dims.algebra import Dim, Expr, is_static, product
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.ir import Apply, Buffer, Const, Index, Kernel, Scalar, Space, Stmt, Store
 from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
@@ -74,7 +74,7 @@ def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
     made = [v for o in loops for v in o.results]  # their state
     for o in inner:
         if o.name == "dispatch":
-            updates = overwritten(functions[o.attrs["callee"]])
+            updates = count_overwritten_parameters(functions[o.attrs["callee"]])
             made += [v for n, v in enumerate(o.results) if n >= updates or o.operands[n] in outside]
     return made
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, mod, product, static, sym
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import (
     WARP,
     Alloc,
@@ -185,7 +185,7 @@ class _GroupRows(Rows):
         used = {acc.name for held in accs.values() for acc in held}
         trial: list[Stmt] = []
         element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
-        loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+        loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
         chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
         few = ROW_STATEMENTS.holds(max(self.threads.steps, 1) * self.threads.width * len(trial))
         self._steps(block, element, few, "unroll" if chained else "lanes")

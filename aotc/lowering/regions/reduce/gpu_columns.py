@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims.algebra import Dim, mod, product, sym
-from aotc.ir.loop.access import loads_and_indices, operands
+from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Stmt, Store, walk
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Op
@@ -120,7 +120,7 @@ class _Columns:
         element(inside, sym(name, 0, count))
         own = {acc.name for held in self.accs.values() for acc in held}
         written = any(isinstance(s, Store) and s.buffer.name in own for s in inside)
-        loads = [x for s in walk(tuple(inside)) for x in loads_and_indices(operands(s)) if isinstance(x, Load)]
+        loads = [x for s in walk(tuple(inside)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
         chained = written and any(x.buffer.name in own for x in loads)
         return For(name, 0, count, tuple(inside), "unroll" if chained else "lanes")
 

@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import Dim, ceildiv, maximum, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, While
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.analysis.prefix_scans import combiner, neutral_value
+from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_combined
 from aotc.lowering.elements.elements import Elements, all_of, constant_scalar, test_index
@@ -39,7 +39,7 @@ def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kerne
     inner = e.new_block()
     values: list[Scalar] = [e.bind(e.at(u, at)) for u in updates]
     if plan.atomic:
-        inner += _atomic(b.outputs[0], where, values[0], combiner(op) or "")
+        inner += _atomic(b.outputs[0], where, values[0], combiner_op_name(op) or "")
     else:
         combine_into(b, e, op, where, values)
     body += [If(all_of(tests), tuple(inner))] if tests else inner
@@ -113,7 +113,7 @@ def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     op = b.the_op("scatter")
     size = updated_elements(op)
     (update,) = op.operands[len(op.inputs) + 1 :]
-    out, name = b.outputs[0], combiner(op) or ""
+    out, name = b.outputs[0], combiner_op_name(op) or ""
     cells, threads, each = product(out.shape), plan.threads, plan.each
     assert isinstance(cells, int)
     items = ceildiv(size, threads * each)

@@ -8,7 +8,7 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.analysis.prefix_scans import combiner
+from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.elements.builder import RegionBuilder, store_combined
 from aotc.lowering.elements.elements import Elements
 
@@ -45,7 +45,7 @@ def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Sca
 
 
 def combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
-    name = combiner(op)
+    name = combiner_op_name(op)
     if name in ACCUMULATED:
         (new,) = updates
         e.block.append(Store(b.outputs[0], where, Apply(name, (Load(b.outputs[0], where), new), new.dtype)))

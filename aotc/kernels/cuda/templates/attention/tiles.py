@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.loop.forms.attention import accumulator_bytes, queries_stay
+from aotc.ir.loop.forms.attention import accumulator_bytes, queries_stay_in_shared_memory
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.templates.fragments import STEP_BYTES
@@ -110,7 +110,7 @@ class AttentionTiles:
     @property
     def queries_stay(self) -> bool:
         """Return True if the queries of single warps stay in shared memory, not in registers."""
-        return queries_stay(self.depth, self.width, self.size)
+        return queries_stay_in_shared_memory(self.depth, self.width, self.size)
 
     @property
     def query_bytes(self) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.dims.symbols import substitute, symbols
-from aotc.ir.loop.access import operands
-from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, is_in_pieces
+from aotc.ir.loop.access import statement_scalars
+from aotc.ir.loop.forms.matmul import LoopProduct, is_contiguous_in_pieces, row_major_offset
 from aotc.ir.loop.ir import Apply, Buffer, For, Index, Let, Load, Scalar, Stmt, Store
 from aotc.kernels.cuda.templates.threads import PIECE_BYTES
 from aotc.vmfb.dtypes import DTYPES, size_of
@@ -108,14 +108,14 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
     bound = _bound(product)
     if not all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in product.epilogue):
         return 0, False
-    flats = [flat_place(s) for s in stores]
+    flats = [row_major_offset(s) for s in stores]
     if any(bound & {s.name for s in symbols(flat)} for flat in flats):
         return 0, False
     most = PIECE_BYTES // min(size_of(s.buffer.dtype) for s in stores)
     widths = DOUBLE_WIDTHS if product.total.dtype == "f64" else WIDTHS
     for width in (w for w in widths if w <= most):
         for down, (name, extent) in ((False, product.col), (True, product.row)):
-            if all(is_in_pieces(flat, name, extent, width) for flat in flats):
+            if all(is_contiguous_in_pieces(flat, name, extent, width) for flat in flats):
                 return width, down
     return 0, False
 
@@ -125,7 +125,7 @@ def _runs_down(product: LoopProduct) -> bool:
     last = product.epilogue[-1]
     if not isinstance(last, Store):
         return False
-    flat, (row, _), (col, _) = flat_place(last), product.row, product.col
+    flat, (row, _), (col, _) = row_major_offset(last), product.row, product.col
 
     def at(i: int, j: int) -> Dim:
         return substitute(flat, {row: i, col: j})
@@ -151,10 +151,10 @@ def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Itera
     """Yield the epilogue operands to load ahead, in pieces or once for a piece, within the register budget."""
     left, bound = HELD_VALUES, _bound(product)
     together = STAGED_BYTES // size_of(product.total.dtype)
-    for load in dict.fromkeys(_loads(x for s in product.epilogue for x in operands(s))):
-        flat = flat_place(load)
+    for load in dict.fromkeys(_loads(x for s in product.epilogue for x in statement_scalars(s))):
+        flat = row_major_offset(load)
         names = {s.name for s in symbols(flat)}
-        whole = axis[0] not in names or is_in_pieces(flat, axis[0], axis[1], width)
+        whole = axis[0] not in names or is_contiguous_in_pieces(flat, axis[0], axis[1], width)
         across = (product.col if axis == product.row else product.row)[0]
         cost = (together // width if across in names else 1) * (width if axis[0] in names else 1)
         cost *= max(size_of(load.dtype) // REGISTER_BYTES, 1)
@@ -182,7 +182,7 @@ def _loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
 
 
 def _mentions(load: Load, name: str) -> bool:
-    return any(s.name == name for s in symbols(flat_place(load)))
+    return any(s.name == name for s in symbols(row_major_offset(load)))
 
 
 @dataclass(slots=True)

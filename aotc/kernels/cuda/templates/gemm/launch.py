@@ -9,7 +9,7 @@ from typing import Any
 
 from aotc.ir.dims.algebra import Dim, ceildiv, maximum
 from aotc.ir.loop.forms.conv import WindowOperands, window_operands
-from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple, read_product
+from aotc.ir.loop.forms.matmul import LoopProduct, View, is_multiple_dim, read_product
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import result_pieces
@@ -87,7 +87,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
         return OperandSource(buffers.index(view.buffer.name))
     if (gathered := product.gathered(right=bool(number))) is not None:
         return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
-    in_pieces = is_multiple(product.k[1], PIECE_BYTES // ELEMENT_BYTES[product.operands])
+    in_pieces = is_multiple_dim(product.k[1], PIECE_BYTES // ELEMENT_BYTES[product.operands])
     in_pieces = in_pieces and product.is_widened(right=bool(number))
     return OperandSource(number, computed=True, in_pieces=in_pieces, transposed=view is not None and view.by_rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.access import definitions_of
-from aotc.ir.loop.forms.matmul import LoopProduct, flat_place, read_product
+from aotc.ir.loop.forms.matmul import LoopProduct, read_product, row_major_offset
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
@@ -114,7 +114,7 @@ def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
     pieces, loops = found.pieces, (product.batch, product.row, product.col)
     axes = tuple((name or "z", "i64") for name, _ in loops)
     for number, load in enumerate(found.far):
-        yield DeviceFunction(f"{FAR}{number}", axes, _long(flat_place(load)))
+        yield DeviceFunction(f"{FAR}{number}", axes, _long(row_major_offset(load)))
     if pieces.width == 1:
         begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), Var("aotc_sum", total.dtype)))
         yield DeviceFunction(STORE, (*axes, ("aotc_sum", total.dtype)), Const(0, "i32"), (*begin, *found.body))
