@@ -17,7 +17,7 @@ from typing import IO, Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.locations import to_loc
+from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import discardable_integer
 from aotc.frontend.partition.tilings import layout_of_tiling, mesh_of_factors
 from aotc.source.reader_process import read_frame, write_frame
@@ -107,7 +107,7 @@ def _check(module: ir.Module, main: Any, path: str) -> None:
         for value in op.operation.results:
             if isinstance(value.type, ir.RankedTensorType) and not value.type.has_static_shape:
                 message = f"{op.operation.name} gives {value.type}: a program for several devices has known sizes"
-                raise CompileError.at(to_loc(op.operation.location, path), message, hint="sizes as numbers")
+                raise CompileError.at(loc_from_mlir(op.operation.location, path), message, hint="sizes as numbers")
 
 
 def _mesh_of(module: ir.Module) -> Mesh:

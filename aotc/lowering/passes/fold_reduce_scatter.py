@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aotc.ir.dims.algebra import static
 from aotc.ir.opset import OPS
 from aotc.ir.tensor.ir import Function, Module, Op, Value, walk
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
@@ -98,11 +99,11 @@ class _Sliced:
         if op.name == "partition_id":
             return np.array(rank, np.uint32)
         if op.name == "constant":
-            return np.broadcast_to(op.attrs["value"], op.result.type.shape)
+            return np.broadcast_to(op.attrs["value"], [static(d) for d in op.result.type.shape])
         if op.regions or len(op.results) != 1 or not (op.operands and OPS[op.name].folds):
             return None
-        operands = [self._value(v, rank) for v in op.operands]
-        if any(x is None for x in operands):
+        operands = [x for v in op.operands if (x := self._value(v, rank)) is not None]
+        if len(operands) < len(op.operands):
             return None
         (found,) = OPS[op.name].reference(operands, op.attrs, (), (op.result.type,))
         return np.asarray(found).astype(to_numpy(op.result.type.dtype), copy=False)

@@ -59,7 +59,7 @@ class Member:
 
         def run(*arrays: np.ndarray, serial: int, place: str, **facts: Any) -> None:
             count = len(arrays) // 2
-            rows = {key: tuple(map(tuple, facts.pop(key))) for key in ("groups", "pairs") if key in facts}
+            rows: dict[str, Any] = {k: tuple(map(tuple, facts.pop(k))) for k in ("groups", "pairs") if k in facts}
             collective = Collective(op, serial, place=place, **rows, **facts)
             run_collective(collective, self.link, arrays[: count - 1], arrays[count:-1])
             arrays[-1][...] = 0
