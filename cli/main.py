@@ -24,6 +24,7 @@ from typer.main import get_command
 from aotc import __version__
 from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, resend_dropped_interrupts
 from aotc_cli.shared.iree_options import Spelled
+from aotc_cli.shared.option_groups import Panel
 
 _NAMES = (
     "compile", "run", "serve", "upgrade", "update-weights", "lint", "explain", "report", "diff", "check", "inspect",
@@ -38,17 +39,23 @@ _STYLE: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": 
 class _Command(Spelled):
     """A command whose help lists options in groups, and examples as lines that can be copied."""
 
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:
+        """Return the words of the usage line, without the braces that typer puts around arguments."""
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:
-        """Write the arguments, then the groups of options; options without a group come first."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        """Write the arguments, the options without a group, then the groups in the order of their table."""
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *Panel)}
         for parameter in self.get_params(ctx):
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             record = parameter.get_help_record(ctx)
             if record is not None:
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(record)
+                record = (re.sub(" <.*>$", "", record[0]), record[1])  # the type of an argument, which its name implies
+                groups[getattr(parameter, "rich_help_panel", None) or kind].append(record)
         for title, rows in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the examples: captions end with a colon and begin a paragraph, commands are indented."""
@@ -58,12 +65,9 @@ class _Command(Spelled):
                     formatter.write_paragraph()
                     formatter.write(f"{' ' * formatter.current_indent}{line}\n")
                     continue
-                command, *notes = re.split(" {3,}", line)
                 indent = " " * (formatter.current_indent + 2)
-                parts = wrap(command, formatter.width - len(indent) - 2, break_on_hyphens=False, break_long_words=False)
+                parts = wrap(line, formatter.width - len(indent) - 2, break_on_hyphens=False, break_long_words=False)
                 formatter.write(f" \\\n{indent}  ".join([indent + parts[0], *parts[1:]]) + "\n")
-                for note in notes:
-                    formatter.write(f"{indent}{note}\n")
 
 
 class _Subcommands(Mapping[str, Any]):

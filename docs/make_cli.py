@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,27 @@ def _section(command: Any) -> str:
     parts = [f"## aotc {command.name}\n", _prose(command.help or command.short_help or "")]
     usage = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     parts.append(f"```console\n$ aotc {command.name} [OPTIONS] {' '.join(usage)}".rstrip() + "\n```\n")
-    options = []
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is None or "--help" in record[0]:
-            continue
-        name = re.sub(r" <[^>]*>", "", record[0])
-        options.append(f"| `{name}` | {_cell(record[1])} |")
-    if options:
-        parts.append("| Option | Meaning |\n|---|---|\n" + "\n".join(options) + "\n")
+    for title, rows in _options(command, context).items():
+        parts += [f"**{title}**\n"] if title else []
+        parts.append("| Option | Meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
     if command.epilog:
         lines = [line.strip() for line in command.epilog.splitlines()]
         examples = "\n".join(f"$ {line}" if line.startswith("aotc") else f"# {line}" for line in lines if line)
         parts.append(f"```console\n{examples}\n```\n")
     return "\n".join(parts)
+
+
+def _options(command: Any, context: Any) -> dict[str, list[str]]:
+    """Return the rows of each group of options, in the order of the help; those without a group come first."""
+    from aotc_cli.shared.option_groups import Panel
+
+    groups: dict[str, list[str]] = {title: [] for title in ("", *Panel)}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and "--help" not in record[0]:
+            row = f"| `{record[0].partition(' <')[0]}` | {_cell(record[1])} |"
+            groups[getattr(parameter, "rich_help_panel", None) or ""].append(row)
+    return {title: rows for title, rows in groups.items() if rows}
 
 
 def _prose(text: str) -> str:

@@ -11,45 +11,73 @@ import typer
 
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+from aotc_cli.shared.option_groups import BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.tools.bench import BenchResult
 
 SUMMARY = "Measure latency, throughput, start-up and memory."
 EXAMPLES = """
+Measure start-up, the first call and later calls:
+
 aotc bench model.vmfb
+
+Compare two bundles:
 
 aotc bench new.vmfb --against=old.vmfb --seconds=5
 
+Measure batches of 8 on one core:
+
 aotc bench model.vmfb --dim=batch=8 --threads=1
 
+Add the time of each kernel, and its share of the processor's peak:
+
 aotc bench model.vmfb --per-dispatch --roofline
+
+Measure throughput with 1, 2, 4, ... concurrent callers, as JSON:
 
 aotc bench model.vmfb --throughput --json
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="The .vmfb file."),
-    against: Path | None = typer.Option(None, help="A second bundle, measured in turn with the first."),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
-    device: list[str] = typer.Option([], help=PLACES_HELP),
-    threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    seconds: float = typer.Option(2.0, min=0.0, help="How long to measure each bundle."),
-    rounds: int = typer.Option(5, min=1, help="In how many turns."),
-    concurrency: str = typer.Option("", help="Numbers of callers, as 1,4: calls a second of so many at a time."),
-    throughput: bool = typer.Option(False, "--throughput", help="As --concurrency=1,2,4... up to the usable cores."),
-    per_dispatch: bool = typer.Option(False, "--per-dispatch", help="Also what each kernel takes while calls run."),
-    roofline: bool = typer.Option(False, "--roofline", help="Also of how much that the cores can do at most."),
-    as_json: bool = typer.Option(False, "--json", help="Everything, as JSON: numbers with their intervals."),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
+    against: Path | None = typer.Option(
+        None, metavar="FILE.vmfb", help="A second bundle; the two are measured alternately."
+    ),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON: numbers with their intervals."),
+    inputs: list[str] = typer.Option([], "--input", rich_help_panel=Panel.INPUTS, metavar="VALUE", help=INPUT_HELP),
+    dims: list[str] = typer.Option([], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE", help=DIM_HELP),
+    seconds: float = typer.Option(
+        2.0, min=0.0, rich_help_panel=Panel.MEASUREMENT, metavar="SECONDS", help="Measuring time of each bundle."
+    ),
+    rounds: int = typer.Option(
+        5, min=1, rich_help_panel=Panel.MEASUREMENT, metavar="N", help="Number of rounds that share this time."
+    ),
+    concurrency: str = typer.Option(
+        "", rich_help_panel=Panel.MEASUREMENT, metavar="N,...",
+        help="Measure calls per second for these numbers of concurrent callers, such as 1,4.",
+    ),
+    throughput: bool = typer.Option(
+        False, "--throughput", rich_help_panel=Panel.MEASUREMENT,
+        help="As --concurrency=1,2,4,... up to the number of usable cores.",
+    ),
+    per_dispatch: bool = typer.Option(
+        False, "--per-dispatch", rich_help_panel=Panel.MEASUREMENT, help="Also show the time of each kernel."
+    ),
+    roofline: bool = typer.Option(
+        False, "--roofline", rich_help_panel=Panel.MEASUREMENT,
+        help="Also show the share of the processor's peak that each kernel reaches.",
+    ),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
+    threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
 ) -> None:
     """Measure a bundle: import and load in a fresh process, first call, and the latency of later calls.
 
-    Numbers in brackets are an interval in which the number lies with 95 % certainty, as far as calls do not depend on
-    each other. Of two bundles the ratio is that of each round, and its interval that of their mean.
+    Numbers in brackets are 95 % confidence intervals, for independent calls. The ratio of two bundles is the mean of
+    the ratios of all rounds.
     """
     from aotc.tools.bench import BenchSettings, measure
     from aotc_cli.commands.profile import bound_values

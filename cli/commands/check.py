@@ -10,18 +10,31 @@ import typer
 
 from aotc_cli.shared.compile_options import QUANTIZE_HELP
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import FUNCTION_HELP, OPT_LEVEL_HELP, SEED_HELP, Panel
 
 SUMMARY = "Compare compiled code with the reference, and find the op that differs."
 EXAMPLES = """
+Check a model with random values:
+
 aotc check model.mlir
+
+Check a model with values of your own:
 
 aotc check model.mlir --input=@x.npy --input=2xf32=1,2
 
+Name the pass after which the result changes:
+
 aotc check model.mlir --bisect -O3
+
+Compare with XLA, for batches of 8:
 
 aotc check model.mlir --oracle=jax --dim=batch=8
 
+Compare with tolerances of your own:
+
 aotc check model.mlir --rtol=1e-3 --atol=1e-5
+
+Show the error of weights quantized to 4 bits:
 
 aotc check model.mlir --quantize-weights=int4:64
 """
@@ -29,31 +42,49 @@ aotc check model.mlir --quantize-weights=int4:64
 
 def command(
     model: str = typer.Argument(
-        ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
+        ..., metavar="MODEL", help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
     ),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    inputs: list[str] = typer.Option(
-        [], "--input", help="SHAPExTYPE=VALUES, a scalar, @x.npy or @x.npz; once per argument, in order."
-    ),
-    seed: int = typer.Option(0, min=0, help="For the random values of arguments without --input."),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim; others get the first sizes that fit."),
-    opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
-    quantize_weights: str = typer.Option("none", help=f"{QUANTIZE_HELP} What that costs is told."),
-    target: str = typer.Option("cpu", help="A CPU target that this machine can run."),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
     bisect: bool = typer.Option(False, "--bisect", help="Name the pass after which the result changes."),
-    oracle: str = typer.Option("reference", help="reference (the IR run by NumPy) or jax (XLA on the CPU)."),
-    rtol: float | None = typer.Option(
-        None, min=0.0, help="Relative tolerance, in place of the bounds by op and dtype."
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    inputs: list[str] = typer.Option(
+        [], "--input", rich_help_panel=Panel.INPUTS, metavar="VALUE",
+        help="An argument, in order: SHAPExTYPE=VALUES, a scalar, @x.npy or @x.npz; default: random values.",
     ),
-    atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance, likewise."),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    seed: int = typer.Option(0, min=0, rich_help_panel=Panel.INPUTS, metavar="N", help=SEED_HELP),
+    dims: list[str] = typer.Option(
+        [], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE",
+        help="Size of a symbolic dim; others get the first sizes that fit.",
+    ),
+    oracle: str = typer.Option(
+        "reference", rich_help_panel=Panel.COMPARISON, metavar="reference|jax",
+        help="reference: the IR, evaluated by NumPy; jax: XLA on the CPU.",
+    ),
+    rtol: float | None = typer.Option(
+        None, min=0.0, rich_help_panel=Panel.COMPARISON, metavar="X",
+        help="Relative tolerance; default: bounds by op and dtype.",
+    ),
+    atol: float | None = typer.Option(
+        None, min=0.0, rich_help_panel=Panel.COMPARISON, metavar="X",
+        help="Absolute tolerance; default: bounds by op and dtype.",
+    ),
+    target: str = typer.Option(
+        "cpu", rich_help_panel=Panel.TARGET, metavar="NAME", help="A CPU target that this machine can run."
+    ),
+    opt_level: int = typer.Option(
+        2, "-O", "--opt-level", min=0, max=3, rich_help_panel=Panel.TARGET, metavar="LEVEL", help=OPT_LEVEL_HELP
+    ),
+    quantize_weights: str = typer.Option(
+        "none", rich_help_panel=Panel.NUMBERS, metavar="none|int8|int4[:N]",
+        help=f"{QUANTIZE_HELP} The report shows the error that this causes.",
+    ),
 ) -> None:
-    """Compile a model, run it beside the reference, and print the first op whose result differs.
+    """Compile a model, run it and the reference, and print the first op whose result differs.
 
-    Each op is judged on the operands that the compiled code gave it: exactly where values are only moved or
-    are integers, else within 4 units in the last place, or as near to the op in 64 bits as the reference is. The
-    results of the whole model are compared more loosely, relative to their largest element. Exit codes: 0 all
-    agrees, 3 something differs, 1 the model or the inputs are at fault, 2 aotc is.
+    Each op is checked with the operands that the compiled code computed. Copies and integers must be equal. Other
+    results must be within 4 units in the last place, or as close to the result in 64 bits as the reference is. The
+    results of the whole model are compared relative to their largest element. Exit codes: 0 if all agrees; 3 if
+    something differs; 1 for an error in the model or the inputs; 2 for a bug in aotc.
     """
     from aotc.frontend.mlir import fetch
     from aotc.options import Options, quantization

@@ -33,6 +33,7 @@ from aotc_cli.shared.compile_options import (
     SPECIALIZE_HELP,
     STACK_HELP,
     STATE_HELP,
+    TARGET_HELP,
     TRANSFERS_HELP,
     complete_targets,
     costs_of,
@@ -46,11 +47,13 @@ from aotc_cli.shared.compile_options import (
 )
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
+from aotc_cli.shared.option_groups import Panel
 from aotc_cli.shared.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from aotc.bundle import Bundle
     from aotc.options import Options
+    from aotc.targets import Target
 
 SUMMARY = "Compile a model to a bundle."
 ASSIGN = "assign-devices"
@@ -102,8 +105,6 @@ Replace a kernel by a function of your own:
 
 aotc compile model.mlir -o model.vmfb --kernel k3_row=my_kernel.py
 """
-_TARGET, _NUMBERS, _DYNAMIC = "Target", "Numbers", "Dynamic shapes"
-_WEIGHTS, _DEVICES, _LIMITS, _DEBUG = "Weights and state", "Several devices", "Memory limits", "Debug"
 
 
 def command(
@@ -121,63 +122,70 @@ def command(
     about: list[str] = typer.Option([], metavar="KEY=TEXT", help=ABOUT_HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
     target: str = typer.Option(
-        "cpu", rich_help_panel=_TARGET, metavar="NAME,...",
-        help="cpu (this machine), or names from `aotc targets`, with commas.", autocompletion=complete_targets,
+        "cpu", rich_help_panel=Panel.TARGET, metavar="NAME,...",
+        help=TARGET_HELP, autocompletion=complete_targets,
     ),
-    portable: bool = typer.Option(False, "--portable", rich_help_panel=_TARGET, help=PORTABLE_HELP),
-    host_fallback: bool = typer.Option(True, rich_help_panel=_TARGET, help=FALLBACK_HELP),
+    portable: bool = typer.Option(False, "--portable", rich_help_panel=Panel.TARGET, help=PORTABLE_HELP),
+    host_fallback: bool = typer.Option(True, rich_help_panel=Panel.TARGET, help=FALLBACK_HELP),
     host_target: str = typer.Option(
-        "", rich_help_panel=_TARGET, metavar="NAME", help=HOST_TARGET_HELP, autocompletion=complete_targets
+        "", rich_help_panel=Panel.TARGET, metavar="NAME", help=HOST_TARGET_HELP, autocompletion=complete_targets
     ),
     matmul_precision: str = typer.Option(
-        "model", rich_help_panel=_NUMBERS, metavar="model|bf16|bf16x3|highest", help=PRECISION_HELP
+        "model", rich_help_panel=Panel.NUMBERS, metavar="model|bf16|bf16x3|highest", help=PRECISION_HELP
     ),
     quantize_weights: str = typer.Option(
-        "none", rich_help_panel=_NUMBERS, metavar="none|int8|int4[:N]", help=QUANTIZE_HELP
+        "none", rich_help_panel=Panel.NUMBERS, metavar="none|int8|int4[:N]", help=QUANTIZE_HELP
     ),
-    specialize: list[str] = typer.Option([], rich_help_panel=_DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP),
+    specialize: list[str] = typer.Option(
+        [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP
+    ),
     weights: str = typer.Option(
-        "inline", rich_help_panel=_WEIGHTS, metavar="inline|FILE",
+        "inline", rich_help_panel=Panel.WEIGHTS, metavar="inline|FILE",
         help="inline, or a .safetensors file to write the constants to.",
     ),
-    bind: list[str] = typer.Option([], rich_help_panel=_WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
-    state: list[str] = typer.Option([], rich_help_panel=_WEIGHTS, metavar="[RESULT=]ARGUMENT", help=STATE_HELP),
-    device: list[str] = typer.Option([], rich_help_panel=_DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
-    default_device: str = typer.Option("", rich_help_panel=_DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
-    place: str = typer.Option("said", rich_help_panel=_DEVICES, metavar="said|auto", help=PLACE_HELP),
-    costs: Path = typer.Option(None, rich_help_panel=_DEVICES, metavar="FILE", help=COSTS_HELP),
-    max_transfers: int = typer.Option(-1, rich_help_panel=_DEVICES, min=-1, metavar="N", help=TRANSFERS_HELP),
+    bind: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
+    state: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="[RESULT=]ARGUMENT", help=STATE_HELP),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
+    default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("said", rich_help_panel=Panel.DEVICES, metavar="said|auto", help=PLACE_HELP),
+    costs: Path = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="FILE", help=COSTS_HELP),
+    max_transfers: int = typer.Option(-1, rich_help_panel=Panel.DEVICES, min=-1, metavar="N", help=TRANSFERS_HELP),
     annotate_affinities: bool = typer.Option(
-        False, "--annotate-affinities", rich_help_panel=_DEVICES, help=ANNOTATE_HELP
+        False, "--annotate-affinities", rich_help_panel=Panel.DEVICES, help=ANNOTATE_HELP
     ),
-    memory_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=MEMORY_HELP),
-    stack_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=STACK_HELP),
-    shared_memory_limit: str = typer.Option("", rich_help_panel=_LIMITS, metavar="BYTES", help=SHARED_HELP),
+    memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=MEMORY_HELP),
+    stack_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=SHARED_HELP),
     debug_info: bool = typer.Option(
-        True, rich_help_panel=_DEBUG, help="Store source locations and kernel text in the bundle."
+        True, rich_help_panel=Panel.DEBUG, help="Store source locations and kernel text in the bundle."
     ),
     keep_source: bool = typer.Option(
-        True, "--source/--no-source", rich_help_panel=_DEBUG,
+        True, "--source/--no-source", rich_help_panel=Panel.DEBUG,
         help="Store the model in the bundle, for `aotc upgrade` and reports.",
     ),
-    timings: bool = typer.Option(False, "--timings", rich_help_panel=_DEBUG, help="Print the time of every pass."),
+    timings: bool = typer.Option(False, "--timings", rich_help_panel=Panel.DEBUG, help="Print the time of every pass."),
     dump_ir: str = typer.Option(
-        "", rich_help_panel=_DEBUG, metavar="FOLDER", help="Write the IR after every pass to this folder."
+        "", rich_help_panel=Panel.DEBUG, metavar="FOLDER", help="Write the IR after every pass to this folder."
     ),
-    print_after: str = typer.Option("", rich_help_panel=_DEBUG, metavar="PASS", help="Print the IR after this pass."),
+    print_after: str = typer.Option(
+        "", rich_help_panel=Panel.DEBUG, metavar="PASS", help="Print the IR after this pass."
+    ),
     stop_after: str = typer.Option(
-        "", rich_help_panel=_DEBUG, metavar="PASS",
+        "", rich_help_panel=Panel.DEBUG, metavar="PASS",
         help="Stop after this pass; write its IR to --output (- prints it).",
     ),
     verify_each: bool = typer.Option(
-        False, "--verify-each", rich_help_panel=_DEBUG, help="Verify the IR after every pass and stage."
+        False, "--verify-each", rich_help_panel=Panel.DEBUG, help="Verify the IR after every pass and stage."
     ),
     bisect: int = typer.Option(
-        -1, rich_help_panel=_DEBUG, min=-1, metavar="N", help="Run only the first N optional passes; -1: all of them."
+        -1, rich_help_panel=Panel.DEBUG, min=-1, metavar="N",
+        help="Run only the first N optional passes; -1: all of them.",
     ),
-    kernel: list[str] = typer.Option([], rich_help_panel=_DEBUG, metavar="KERNEL=FILE.py", help=KERNEL_HELP),
-    kernel_compiler: str = typer.Option("direct", rich_help_panel=_DEBUG, metavar="direct|numba", help=COMPILER_HELP),
-    reproducer: str = typer.Option("", rich_help_panel=_DEBUG, metavar="FILE.zip", help=REPRODUCER_HELP),
+    kernel: list[str] = typer.Option([], rich_help_panel=Panel.DEBUG, metavar="KERNEL=FILE.py", help=KERNEL_HELP),
+    kernel_compiler: str = typer.Option(
+        "direct", rich_help_panel=Panel.DEBUG, metavar="direct|numba", help=COMPILER_HELP
+    ),
+    reproducer: str = typer.Option("", rich_help_panel=Panel.DEBUG, metavar="FILE.zip", help=REPRODUCER_HELP),
 ) -> None:
     """Compile a model, or several by name, to a bundle that runs without JAX, Numba or a compiler."""
     from aotc.options import Options
@@ -223,21 +231,25 @@ def _compile(
     for read in source.values() if isinstance(source, dict) else [source]:
         check_output(output, read if isinstance(read, Path) else "")
     register_from(custom_calls)
+    targets: tuple[Target, ...] = ()
     kept = reproducer.read(str(source)) if isinstance(source, Path) else None
     if kept:
         from aotc.recompile import model_of_reproducer
 
-        source, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
+        source, targets, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
     with warnings_as_sentences():
         if options.stop_after:
-            text = _stopped(source, options)
+            text = _stopped(source, options, targets)
             print(text) if str(output) == "-" else write_atomically(str(output), [text.encode()])
         else:
-            _write_bundle(source, output, options, quiet)
+            _write_bundle(source, output, (options, targets), quiet)
 
 
-def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
-    """Compile the model to a file, with a progress bar and a summary unless ``quiet``."""
+def _write_bundle(source: Any, output: Path, chosen: tuple[Options, tuple[Target, ...]], quiet: bool) -> None:
+    """Compile the model to a file, with a progress bar and a summary unless ``quiet``.
+
+    ``chosen`` contains the options, and the targets of a reproducer, if any, in place of those of the options.
+    """
     from dataclasses import replace
 
     import aotc
@@ -245,15 +257,20 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from aotc.progress import begin_stage, timed_stages
 
     start = perf_counter()
+    options, targets = chosen
     if isinstance(source, Path) and (data := bundle_cache.cached_bundle(source, options)) is not None:
         write_compiled(output, aotc.Bundle(data), start, quiet)
         return
     with timed_stages(options.timings):
-        targets = options.target.count(",") + 1
-        with progress_bar(
-            quiet or bool(options.print_after), targets
-        ) as progress:  # a bar would interrupt the lines of the IR
-            data = aotc.compile(source, options=replace(options, progress=progress))
+        hidden = quiet or bool(options.print_after)  # a bar would interrupt the lines of the IR
+        with progress_bar(hidden, options.target.count(",") + 1) as progress:
+            watched = replace(options, progress=progress)
+            if targets:
+                from aotc.pipeline import compile_for
+
+                data = compile_for(targets, watched, source)
+            else:
+                data = aotc.compile(source, options=watched)
         begin_stage(replace(options, progress=None), "writing the file")
         write_compiled(output, data, start, quiet)
 
@@ -327,7 +344,7 @@ def check_output(output: Path, source: Path | str = "", option: str = "-o") -> N
         raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
 
 
-def _stopped(source: Any, options: Options) -> str:
+def _stopped(source: Any, options: Options, targets: tuple[Target, ...]) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_raw
     from aotc.frontend.several_models import fetch_any
@@ -337,7 +354,7 @@ def _stopped(source: Any, options: Options) -> str:
     from aotc.targets import resolve_targets, variant_targets
 
     chosen = checked_options(options, whole=False)
-    targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
+    targets = targets or variant_targets(resolve_targets(chosen.target), chosen.devices)
     module = import_raw(fetch_any(source), options=chosen)
     module, _, chosen = imply_host(module, targets[0], targets, chosen)
     return print_module(run_passes(module, chosen))

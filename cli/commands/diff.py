@@ -9,28 +9,33 @@ from pathlib import Path
 import typer
 
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import DIM_HELP, FUNCTION_HELP
 
 SUMMARY = "Compare two bundles: signature, options, weights, kernels, time."
 EXAMPLES = """
+Compare two bundles:
+
 aotc diff old.vmfb new.vmfb
+
+Compare a bundle with a model, as JSON:
 
 aotc diff model.vmfb model.mlir --json
 """
 
 
 def command(
-    first: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model."),
-    second: Path = typer.Argument(..., help="Another one."),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE; others are assumed, and printed."),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
+    first: Path = typer.Argument(..., metavar="BUNDLE", help="A .vmfb file with debug information, or a model."),
+    second: Path = typer.Argument(..., metavar="BUNDLE", help="The bundle or model to compare with."),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
+    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help=DIM_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    as_json: bool = typer.Option(False, "--json", help="Print every row, as JSON."),
 ) -> None:
     """Compare two bundles: signatures, targets and options that differ, sizes and times, weights, kernels.
 
     Weights are compared by name and digest. Kernels of equal text are the same, whatever their names; others are paired
-    by the place in the model and their kind, or by name. Times are the cost model's, or those that `aotc profile
-    --save` stored in a bundle.
+    by their place in the model and their kind, or by name. Times are predicted, or those that `aotc profile --save`
+    stored in a bundle.
     """
     from aotc.tools.page.compare import diff
     from aotc.vmfb.bundle import open_bundle

@@ -13,6 +13,8 @@ import typer
 
 SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
 EXAMPLES = """
+Check this installation:
+
 aotc doctor
 """
 _EXTRAS = {
@@ -47,10 +49,10 @@ _LINKERS = ("ld.lld", "ld", "cc", "gcc")
 
 
 def command() -> None:
-    """Show what this installation can do, and how to get what it lacks.
+    """Check this installation, and print the commands that install missing parts.
 
-    Parts are ok, optional (not installed, and needed only for the named purpose) or missing. Exit code 1 if a part that
-    runs bundles is missing.
+    A part is ok, optional (not installed, and needed only for the named purpose) or missing. Exit code 1 if a part that
+    is needed to run bundles is missing.
     """
     from aotc_cli.shared.tables import print_table
 

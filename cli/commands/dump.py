@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc_cli.shared.option_groups import BUNDLE_HELP, Panel
+
 if TYPE_CHECKING:
     from aotc.vmfb.abi import Command, Control, Node, Place
     from aotc.vmfb.bundle import OpenedBundle
@@ -15,32 +17,56 @@ if TYPE_CHECKING:
 OUTPUT_HELP = "With --kernels: write the kernels as Numba functions to this .py file; running it checks them."
 SUMMARY = "Print kernels, host programs and command buffers."
 EXAMPLES = """
+Print all kernels as Python functions:
+
 aotc dump model.vmfb --kernels
+
+Print the kernels of softmax:
 
 aotc dump model.vmfb --kernels --kernel=softmax
 
+Write the kernels to a file, and check them with Numba:
+
 aotc dump model.vmfb --kernels -o kernels.py && python kernels.py
+
+Print the host program and the commands of each call:
 
 aotc dump model.vmfb --bytecode --command-buffers
 
+Print the machine code:
+
 aotc dump model.vmfb --asm | less
+
+Print the model:
 
 aotc dump model.vmfb --source
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="The .vmfb file."),
-    kernels: bool = typer.Option(False, "--kernels", help="The Python function that each kernel is."),
-    bytecode: bool = typer.Option(False, "--bytecode", help="The host program of each function."),
-    command_buffers: bool = typer.Option(False, "--command-buffers", help="What is dispatched, in which order."),
-    asm: bool = typer.Option(False, "--asm", help="Machine code (needs objdump), PTX, or SASS (needs nvdisasm)."),
-    source: bool = typer.Option(False, "--source", help="StableHLO, without large constants (needs aotc[compile])."),
-    kernel: str = typer.Option("", help="Only kernels whose name contains this."),
-    target: str = typer.Option("", help="Only variants whose target contains this."),
-    output: Path = typer.Option(None, "-o", "--output", help=OUTPUT_HELP),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
+    kernels: bool = typer.Option(
+        False, "--kernels", rich_help_panel=Panel.CONTENT, help="Print each kernel as a Python function."
+    ),
+    bytecode: bool = typer.Option(
+        False, "--bytecode", rich_help_panel=Panel.CONTENT, help="Print the host program of each function."
+    ),
+    command_buffers: bool = typer.Option(
+        False, "--command-buffers", rich_help_panel=Panel.CONTENT, help="Print the kernel launches and copies in order."
+    ),
+    asm: bool = typer.Option(
+        False, "--asm", rich_help_panel=Panel.CONTENT,
+        help="Print machine code (needs objdump), PTX, or SASS (needs nvdisasm).",
+    ),
+    source: bool = typer.Option(
+        False, "--source", rich_help_panel=Panel.CONTENT,
+        help="Print the StableHLO, without large constants (needs aotc[compile]).",
+    ),
+    kernel: str = typer.Option("", metavar="TEXT", help="Only kernels whose name contains this text."),
+    target: str = typer.Option("", metavar="TEXT", help="Only targets whose name contains this text."),
+    output: Path = typer.Option(None, "-o", "--output", metavar="FILE.py", help=OUTPUT_HELP),
 ) -> None:
-    """Print kernels, host programs and command buffers of a bundle; all three by default."""
+    """Print kernels, host programs and command buffers of a bundle; default: all three."""
     from aotc.vmfb.bundle import open_bundle
     from aotc.vmfb.errors import bundle_errors
     from aotc.vmfb.verify.program import check_functions

@@ -27,6 +27,7 @@ from aotc_cli.shared.compile_options import (
     warnings_as_sentences,
 )
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import OPT_LEVEL_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.tools.explain.affinity import AffinityReport
@@ -37,11 +38,21 @@ if TYPE_CHECKING:
 
     Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport
 
-SUMMARY = "Tell why the compiler fuses, places, schedules and stores as it does."
+SUMMARY = "Explain fusion, placement, schedule and memory of a model."
 EXAMPLES = """
+Show which ops are fused, and why others are not:
+
+aotc explain fusion model.mlir --target=cuda:sm_90 --shared-memory-limit=4096
+
+Draw the schedule of a call:
+
 aotc explain schedule model.vmfb --picture=schedule.svg
 
+List the buffers at the peak of memory, for batches of 8:
+
 aotc explain memory model.vmfb --dim=batch=8
+
+Show the device of each op, in text, as a picture or as JSON:
 
 aotc explain affinity model.mlir
 
@@ -49,11 +60,9 @@ aotc explain affinity model.mlir --picture=affinity.svg
 
 aotc explain affinity model.vmfb --json | python -m json.tool
 
+Place ops on a CPU and a GPU by measured costs:
+
 aotc explain affinity model.mlir --device d0=cpu --device d1=cuda:sm_90 --place=auto --costs=record.json
-
-aotc explain fusion model.mlir --target=cuda:sm_90 --shared-memory-limit=4096
-
-aotc explain fusion model.vmfb --json
 """
 
 
@@ -66,41 +75,46 @@ class Subject(StrEnum):
     memory = "memory"
 
 
-SUBJECTS = """affinity: on which device each op runs, and what is moved. fusion: which ops are one kernel. schedule:
-what each command takes, what it waits for and what bounds it. memory: what lies in the arena, and what makes its
-peak."""
+TARGET = "cpu (this machine, the default), or a name from `aotc targets`."
+SUBJECTS = """affinity: the device of each op, and the transfers. fusion: the ops of each kernel. schedule: time,
+dependencies and bottleneck of each command. memory: the buffers of a call, and its peak."""
 
 
 def command(
-    subject: Subject = typer.Argument(..., help=SUBJECTS),
+    subject: Subject = typer.Argument(..., metavar="SUBJECT", help=SUBJECTS),
     model: str = typer.Argument(
-        ...,
+        ..., metavar="MODEL",
         help="StableHLO text or bytecode, a portable artifact, a jax.export blob, or a .vmfb; - is stdin.",
     ),
-    target: str = typer.Option("", help="cpu (this machine, the default) or a name from `aotc targets`."),
-    opt_level: int = typer.Option(None, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
-    stack_limit: str = typer.Option("", help=STACK_HELP),
-    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
-    memory_limit: str = typer.Option("", help=MEMORY_HELP),
-    device: list[str] = typer.Option([], help=DEVICE_HELP),
-    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
-    place: str = typer.Option("", help=PLACE_HELP),
-    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
-    costs: Path = typer.Option(None, help=COSTS_HELP),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    opt_level: int = typer.Option(None, "-O", "--opt-level", min=0, max=3, metavar="LEVEL", help=OPT_LEVEL_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
     function: str = typer.Option(
-        "", help="Which; of a schedule or memory main by default, else all.", show_default=False
+        "", metavar="NAME", help="The function; default: main for schedule and memory, else all.", show_default=False
     ),
-    dims: list[str] = typer.Option([], "--dim", help="Of a schedule or memory: NAME=SIZE; others are assumed."),
-    picture: Path = typer.Option(None, help="The .svg file to draw; not of fusion."),
-    as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
+    dims: list[str] = typer.Option(
+        [], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE",
+        help="For schedule and memory: size of a symbolic dim; others are assumed, and printed.",
+    ),
+    picture: Path = typer.Option(
+        None, rich_help_panel=Panel.RESULTS, metavar="FILE.svg", help="Draw an .svg file; not for fusion."
+    ),
+    as_json: bool = typer.Option(False, "--json", rich_help_panel=Panel.RESULTS, help="Print every row, as JSON."),
+    target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=TARGET),
+    host_target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=HOST_TARGET_HELP),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
+    default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="said|auto", help=PLACE_HELP),
+    costs: Path = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="FILE", help=COSTS_HELP),
+    memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=MEMORY_HELP),
+    stack_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=SHARED_HELP),
 ) -> None:
-    """Tell why a model runs as it does: in which kernels, where, when, and in which memory.
+    """Explain how a model runs: its kernels, devices, schedule and memory.
 
-    A model that names no device has no affinities. Of fusion each kernel is shown with the lines that it is from, its
-    bytes and scalar operations, the memory that it takes and how much there is, and why each neighbour was taken or
-    refused. Fusion and affinities of a bundle are explained from the model in it, for its own targets and options. The
-    times of a schedule are the cost model's, or what `aotc profile --save` stored; each turn of a loop is listed once.
+    affinity is empty for models that name no device. fusion shows each kernel with its source lines, bytes, scalar
+    operations and memory, and why each neighbour was fused or not. For a bundle, fusion and affinity compile the model
+    in it, for its targets and options. Times of a schedule are predicted, or those that `aotc profile --save` stored;
+    each iteration of a loop is listed once.
     """
     _check_picture(picture, subject)
     if dims and subject in (Subject.affinity, Subject.fusion):

@@ -6,28 +6,36 @@ from pathlib import Path
 
 import typer
 
-SUMMARY = "Show what a bundle holds."
+from aotc_cli.shared.option_groups import BUNDLE_HELP
+
+SUMMARY = "Show the contents of a bundle."
 EXAMPLES = """
+Show a summary:
+
 aotc inspect model.vmfb
 
+List all kernels:
+
 aotc inspect model.vmfb --kernels
+
+Print everything as JSON:
 
 aotc inspect model.vmfb --json | python -m json.tool
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="The .vmfb file."),
-    kernels: bool = typer.Option(False, "--kernels", help="Only the table of all kernels."),
-    buffers: bool = typer.Option(False, "--buffers", help="Only the table of all buffers."),
-    segments: bool = typer.Option(False, "--segments", help="Only the table of the file's segments."),
-    everything: bool = typer.Option(False, "--all", help="The summary in full and all tables."),
-    as_json: bool = typer.Option(False, "--json", help="Everything, as JSON."),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
+    kernels: bool = typer.Option(False, "--kernels", help="Show only the table of kernels."),
+    buffers: bool = typer.Option(False, "--buffers", help="Show only the table of buffers."),
+    segments: bool = typer.Option(False, "--segments", help="Show only the table of the file's segments."),
+    everything: bool = typer.Option(False, "--all", help="Show the whole summary and all tables."),
+    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
 ) -> None:
     """Show signatures, symbolic dims, targets, sizes, weights, memory and the slowest kernels of a bundle.
 
-    Nothing is run: this works for bundles that this machine cannot run. Times are those of `aotc profile`, if the
-    bundle has them, or else predictions for one core or a whole GPU.
+    Nothing is run, so bundles for other machines can be inspected. Times are those that `aotc profile --save` stored,
+    or else predictions for one core or a whole GPU.
     """
     if as_json:
         import json

@@ -21,6 +21,7 @@ from aotc_cli.shared.compile_options import (
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
+    TARGET_HELP,
     TRANSFERS_HELP,
     devices_of,
     parse_bytes,
@@ -30,22 +31,35 @@ from aotc_cli.shared.compile_options import (
 )
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
+from aotc_cli.shared.option_groups import OPT_LEVEL_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.diagnostics import Loc
     from aotc.tools.lint import LintReport
 
-SUMMARY = "Tell before compiling what becomes of each op."
+SUMMARY = "Show how each op of a model would be compiled."
 EXAMPLES = """
+List the ops of a model, and those that cannot be compiled:
+
 aotc lint model.mlir
+
+Compare a CPU and a GPU:
 
 aotc lint model.mlir --target=cpu,cuda:sm_90
 
+Check several models of one bundle:
+
 aotc lint prefill=prefill.mlir decode=decode.mlir
+
+Print every op as JSON:
 
 aotc lint model.mlir --json | python -m json.tool
 
+Leave out Python callbacks, and add code for batch 1 and 8:
+
 aotc lint model.jax --callbacks=drop --specialize b=1,8
+
+Use custom calls of your own:
 
 aotc lint model.mlir --custom-calls=my_ops.py
 """
@@ -53,32 +67,38 @@ aotc lint model.mlir --custom-calls=my_ops.py
 
 def command(
     models: list[str] = typer.Argument(..., metavar=METAVAR, help=MODEL_HELP),
-    target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
-    portable: bool = typer.Option(False, "--portable", help=PORTABLE_HELP),
-    opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
-    matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
-    quantize_weights: str = typer.Option("none", help=QUANTIZE_HELP),
-    specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
-    bind: list[str] = typer.Option([], help=BIND_HELP),
-    device: list[str] = typer.Option([], help=DEVICE_HELP),
-    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
-    place: str = typer.Option("said", help=PLACE_HELP),
-    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
-    host_fallback: bool = typer.Option(True, help=FALLBACK_HELP),
-    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
-    memory_limit: str = typer.Option("", help=MEMORY_HELP),
-    stack_limit: str = typer.Option("", help=STACK_HELP),
-    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
-    callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    as_json: bool = typer.Option(False, "--json", help="Every op by itself, as JSON."),
+    opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, metavar="LEVEL", help=OPT_LEVEL_HELP),
+    callbacks: str = typer.Option("refuse", metavar="refuse|drop", help=CALLBACKS_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    as_json: bool = typer.Option(False, "--json", help="Print every op, as JSON."),
+    target: str = typer.Option("cpu", rich_help_panel=Panel.TARGET, metavar="NAME,...", help=TARGET_HELP),
+    portable: bool = typer.Option(False, "--portable", rich_help_panel=Panel.TARGET, help=PORTABLE_HELP),
+    host_fallback: bool = typer.Option(True, rich_help_panel=Panel.TARGET, help=FALLBACK_HELP),
+    host_target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=HOST_TARGET_HELP),
+    matmul_precision: str = typer.Option(
+        "model", rich_help_panel=Panel.NUMBERS, metavar="model|bf16|bf16x3|highest", help=PRECISION_HELP
+    ),
+    quantize_weights: str = typer.Option(
+        "none", rich_help_panel=Panel.NUMBERS, metavar="none|int8|int4[:N]", help=QUANTIZE_HELP
+    ),
+    specialize: list[str] = typer.Option(
+        [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP
+    ),
+    bind: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
+    default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("said", rich_help_panel=Panel.DEVICES, metavar="said|auto", help=PLACE_HELP),
+    max_transfers: int = typer.Option(-1, rich_help_panel=Panel.DEVICES, min=-1, metavar="N", help=TRANSFERS_HELP),
+    memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=MEMORY_HELP),
+    stack_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", rich_help_panel=Panel.LIMITS, metavar="BYTES", help=SHARED_HELP),
 ) -> None:
-    """Tell what becomes of each op of a model: how often, of which dtypes, where, and by which way.
+    """Show how each op of a model would be compiled: count, dtypes, device and method.
 
-    native: a kernel in the bundle. library: a call of LAPACK, or of a function of yours. refused: it
-    cannot be compiled; why, and what to do, stands below the table. waits: it reads what a refused op
-    makes, and nothing can be said before that is changed. The compiler's own importer, passes and lowering
-    decide; only machine code is not made. Exit code 0 if all compiles, 1 if something is refused.
+    native: a kernel in the bundle. library: a call of LAPACK, or of a custom call of yours. refused: the op cannot be
+    compiled; the reason and a remedy follow the table. waits: the op reads the result of a refused op. The compiler's
+    own importer, passes and lowering decide; only machine code is not generated. Exit codes: 0 if the model compiles; 1
+    if an op is refused.
     """
     from aotc.tools.lint import lint
 

@@ -12,6 +12,7 @@ import typer
 from aotc.vmfb.profile.model_place import PLACES
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+from aotc_cli.shared.option_groups import DEBUG_BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
@@ -19,50 +20,70 @@ if TYPE_CHECKING:
 
 SUMMARY = "Measure each kernel: which layer is slow?"
 EXAMPLES = """
+Show the slowest kernels:
+
 aotc profile model.vmfb
+
+Sum the times by layer, two levels deep:
 
 aotc profile model.vmfb --by=scope --depth=2
 
+Store the times in the bundle, for reports:
+
 aotc profile model.vmfb --save
 
-aotc profile model.vmfb --input=@x.npy -o trace.json     (open it in ui.perfetto.dev)
+Write a trace for ui.perfetto.dev:
 
-aotc compile model.mlir -o model.vmfb --costs=trace.json
+aotc profile model.vmfb --input=@x.npy -o trace.json
+
+Compile the model again with the measured times:
 
 aotc profile model.vmfb --dim=batch=8 --apply -o tuned.vmfb
 """
 
 
 def command(
-    model: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model, which is compiled."),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
-    device: list[str] = typer.Option([], help=PLACES_HELP),
-    threads: int | None = typer.Option(None, help="Threads of the calls in the trace; all usable cores by default."),
-    calls: int = typer.Option(3, min=1, help="Calls in the trace, after one that is not."),
-    repeat: int = typer.Option(7, min=1, help="Rounds for each kernel alone, of which the quickest counts."),
+    model: Path = typer.Argument(..., metavar="MODEL", help=DEBUG_BUNDLE_HELP),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Print no table."),
+    inputs: list[str] = typer.Option([], "--input", rich_help_panel=Panel.INPUTS, metavar="VALUE", help=INPUT_HELP),
+    dims: list[str] = typer.Option([], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE", help=DIM_HELP),
+    by: str = typer.Option(
+        "kernel", rich_help_panel=Panel.RESULTS, metavar="kernel|scope|line", help="The unit of a row; see above."
+    ),
+    depth: int = typer.Option(
+        0, min=0, rich_help_panel=Panel.RESULTS, metavar="N", help="With --by=scope: levels of the scope; 0: all."
+    ),
     output: Path = typer.Option(
-        None, "-o", "--output",
-        help="A .json file to write, for Perfetto and for --costs, or a bundle: with the record, or with --apply.",
+        None, "-o", "--output", rich_help_panel=Panel.RESULTS, metavar="FILE",
+        help="A .json trace to write, for Perfetto and --costs; or, with --save or --apply, a bundle.",
     ),
-    by: str = typer.Option("kernel", metavar="kernel|scope|line", help="What a row of the table is; see below."),
-    depth: int = typer.Option(0, min=0, help="With --by=scope: names of a scope that count; 0: all."),
-    save: bool = typer.Option(False, "--save", help="Store the record in the bundle, for explain, report and --costs."),
+    save: bool = typer.Option(
+        False, "--save", rich_help_panel=Panel.RESULTS,
+        help="Store the times in the bundle, for explain, report and --costs.",
+    ),
     apply: bool = typer.Option(
-        False, "--apply", help="Compile the source of the bundle again with the record, to --output or in place."
+        False, "--apply", rich_help_panel=Panel.RESULTS,
+        help="Compile the bundle's model again with these times, to --output or in place.",
     ),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="No table."),
-) -> None:  # fmt: skip
-    """Run a function, and each of its kernels again and again, alone on one core, or on the whole GPU.
+    calls: int = typer.Option(
+        3, min=1, rich_help_panel=Panel.MEASUREMENT, metavar="N", help="Calls in the trace, after a warm-up call."
+    ),
+    repeat: int = typer.Option(
+        7, min=1, rich_help_panel=Panel.MEASUREMENT, metavar="N", help="Rounds of each kernel; the fastest counts."
+    ),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
+    threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+) -> None:
+    """Time each kernel of a function by itself, on one core or on the whole GPU.
 
-    A row is a kernel with its sizes, or the sum of a scope or of a line of your source. A scope is a layer: the names
-    that Flax, Equinox, Keras or jax.named_scope give, without JAX's transformations; of Flax NNX the classes.
+    A row is a kernel with its sizes, or the sum of a scope or of a source line. A scope is a layer: the names of Flax,
+    Equinox, Keras or jax.named_scope, without JAX's transformations; for Flax NNX the class names.
 
-    The bundle is changed only with --save or --apply; a signature does not survive. `aotc explain schedule` and `aotc
-    report` show a stored record, `aotc compile --costs` uses it. A .json file also has every dispatch of some calls:
-    when, on which threads, and how fast.
+    The bundle is changed only with --save or --apply; it must then be signed again. `aotc explain schedule` and `aotc
+    report` show stored times, `aotc compile --costs` uses them. A .json trace also has every kernel launch of some
+    calls: start, threads and rate.
     """
     import aotc
     from aotc.tools.profile import profile_of

@@ -7,8 +7,9 @@ from pathlib import Path
 import typer
 
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import DEBUG_BUNDLE_HELP, DIM_HELP, FUNCTION_HELP
 
-SUMMARY = "Write a page about a bundle: its graph, kernels, schedule, memory."
+SUMMARY = "Write an HTML page about a bundle: graph, kernels, schedule, memory."
 EXAMPLES = """
 Write a report about a bundle:
 
@@ -25,11 +26,11 @@ aotc profile model.vmfb --save; aotc report model.vmfb -o report.html
 
 
 def command(
-    model: Path = typer.Argument(..., help="A .vmfb file with debug information, or a model, which is compiled."),
+    model: Path = typer.Argument(..., metavar="MODEL", help=DEBUG_BUNDLE_HELP),
     output: Path = typer.Option(..., "-o", "--output", metavar="FILE", help="The .html file to write."),
-    function: str = typer.Option("", metavar="NAME", help="The function; main by default.", show_default=False),
-    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help="Size of a dim; others are assumed."),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
+    dims: list[str] = typer.Option([], "--dim", metavar="NAME=SIZE", help=DIM_HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
 ) -> None:
     """Write one HTML file that needs no network: time by layer, graph, schedule, memory, roofline, sizes.
 

@@ -12,68 +12,101 @@ import typer
 from aotc.vmfb.api.choose_function import choose_function
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+from aotc_cli.shared.option_groups import BUNDLE_HELP, FUNCTION_HELP, KEY_HELP, SEED_HELP, THREADS_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
 
-OUTPUTS = "Where results go: @y.npy, .bin; @y.npz, .json, .safetensors (all that are left); +y.npy (append); - (text)."
-WATCH_HELP = "Run a dispatch at a time; name the first that makes NaN or infinity, exit with 3."
-KEPT_HELP = "Folder for the bundle, the inputs and the command, which stays if the call fails or crashes."
-TRACE_HELP = "Folder for the arrays that each dispatch reads and writes, as .npz."
-FULL_HELP = "Print results in IREE's form, as in a pipe or a file; on a terminal they are printed as NumPy does."
-UNTRUSTED_HELP = "Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
-LIMIT_HELP = "As --full, with at most so many elements of a result; 1024 by default."
+INPUTS = "An argument, in order: SHAPExTYPE=VALUES, a scalar, or a file: @x.npy, .npz, .json, .safetensors, .bin."
+OUTPUTS = (
+    "Destination of a result, in order: @y.npy, .bin; @y.npz, .json, .safetensors (all remaining results); "
+    "+y.npy (append); - (print)."
+)
+WATCH_HELP = "Run one kernel at a time; name the first that computes NaN or infinity, and exit with 3."
+KEPT_HELP = "Write the bundle, the inputs and the command to this folder, if the call fails or crashes."
+TRACE_HELP = "Write the operands and results of each kernel to this folder, as .npz."
+FULL_HELP = "Print all results in IREE's form, as in pipes and files; terminals show NumPy's form by default."
+UNTRUSTED_HELP = "Run no machine code of the bundle: compile the model in it again (needs aotc[compile])."
+LIMIT_HELP = "As --full, with at most N elements of each result; default: 1024."
 FULL_ELEMENTS = 1024  # of a result in IREE's form, as iree-run-module prints
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
+Call the main function, and print its results:
+
 aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
+
+Read the argument from a file, and write the result to another:
 
 aotc run model.vmfb --input=@x.npy --output=@y.npy
 
+Compare the result with an expected one:
+
 aotc run model.vmfb --input=@x.npy --expected_output=@y.npy --rtol=1e-3
 
-aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
+Time calls with random values, for batches of 8:
 
-aotc run model.vmfb --input=@x.npy --nan-watch
+aotc run model.vmfb --random --dim=batch=8 --threads=2 --repeat=10
+
+Choose the device of each name in the model:
 
 aotc run model.vmfb --random --device d0=cpu:0 --device d1=cuda:0
 
-aotc run model.vmfb --random --dim=batch=8 --threads=2 --repeat=10
+Find the first kernel that computes NaN or infinity:
+
+aotc run model.vmfb --input=@x.npy --nan-watch
+
+Write the operands and results of each kernel to a folder:
+
+aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="The .vmfb file."),
-    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
-    inputs: list[str] = typer.Option(
-        [], "--input", help="SHAPExTYPE=VALUES, a scalar or @x.npy; @x.npz, .json, .safetensors, .bin; in order."
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
+    function: str = typer.Option("", metavar="NAME", help=FUNCTION_HELP, show_default=False),
+    repeat: int = typer.Option(1, min=1, metavar="N", help="Number of calls; of several, the median time is printed."),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
+    inputs: list[str] = typer.Option([], "--input", rich_help_panel=Panel.INPUTS, metavar="VALUE", help=INPUTS),
+    random: bool = typer.Option(
+        False, rich_help_panel=Panel.INPUTS, help="Random values for the arguments without --input."
     ),
-    outputs: list[str] = typer.Option([], "--output", help=OUTPUTS),
-    expected: list[str] = typer.Option([], "--expected_output", help="Compare: as --input, or (ignored)."),
-    rtol: float | None = typer.Option(None, min=0.0, help="Relative tolerance; by the dtype if not given."),
-    atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance; by the dtype if not given."),
-    random: bool = typer.Option(False, help="Random values for the arguments without --input."),
-    zeros: bool = typer.Option(False, help="Zeros for the arguments without --input."),
-    seed: int = typer.Option(0, min=0, help="For --random."),
-    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim, for --random and --zeros."),
-    device: list[str] = typer.Option([], help=PLACES_HELP),
-    threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
-    repeat: int = typer.Option(1, min=1, help="Call so many times and print the median time."),
-    trace: str = typer.Option("", "--trace-dispatch-tensors", help=TRACE_HELP),
-    nan_watch: bool = typer.Option(False, "--nan-watch", help=WATCH_HELP),
-    reproducer: Path = typer.Option(None, help=KEPT_HELP),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    untrusted: bool = typer.Option(False, "--untrusted", help=UNTRUSTED_HELP),
+    zeros: bool = typer.Option(False, rich_help_panel=Panel.INPUTS, help="Zeros for the arguments without --input."),
+    seed: int = typer.Option(0, min=0, rich_help_panel=Panel.INPUTS, metavar="N", help=SEED_HELP),
+    dims: list[str] = typer.Option(
+        [], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE",
+        help="Size of a symbolic dim, for --random and --zeros.",
+    ),
+    outputs: list[str] = typer.Option([], "--output", rich_help_panel=Panel.RESULTS, metavar="@FILE|-", help=OUTPUTS),
+    full: bool = typer.Option(False, "--full", rich_help_panel=Panel.RESULTS, help=FULL_HELP),
+    limit: int | None = typer.Option(
+        None, "--output_max_element_count", rich_help_panel=Panel.RESULTS, metavar="N", help=LIMIT_HELP
+    ),
+    expected: list[str] = typer.Option(
+        [], "--expected_output", rich_help_panel=Panel.COMPARISON, metavar="VALUE",
+        help="Expected result, written as for --input; (ignored) skips a result.",
+    ),
+    rtol: float | None = typer.Option(
+        None, min=0.0, rich_help_panel=Panel.COMPARISON, metavar="X", help="Relative tolerance; default: by dtype."
+    ),
+    atol: float | None = typer.Option(
+        None, min=0.0, rich_help_panel=Panel.COMPARISON, metavar="X", help="Absolute tolerance; default: by dtype."
+    ),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
+    threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    untrusted: bool = typer.Option(False, "--untrusted", rich_help_panel=Panel.TRUST, help=UNTRUSTED_HELP),
     trusted_keys: list[str] = typer.Option(
-        [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
+        [], "--trusted-key", rich_help_panel=Panel.TRUST, metavar="FILE.pub", help=KEY_HELP
     ),
-    full: bool = typer.Option(False, "--full", help=FULL_HELP),
-    limit: int | None = typer.Option(None, "--output_max_element_count", help=LIMIT_HELP),
+    trace: str = typer.Option(
+        "", "--trace-dispatch-tensors", rich_help_panel=Panel.DEBUG, metavar="FOLDER", help=TRACE_HELP
+    ),
+    nan_watch: bool = typer.Option(False, "--nan-watch", rich_help_panel=Panel.DEBUG, help=WATCH_HELP),
+    reproducer: Path = typer.Option(None, rich_help_panel=Panel.DEBUG, metavar="FOLDER", help=KEPT_HELP),
 ) -> None:
     """Run a function of a bundle, print or save its results, compare them.
 
-    Input and output syntax is that of iree-run-module. A .npy holds bf16, f8 and other types
-    that NumPy cannot name as the unsigned integers of their bits, and i4 and i2 as int8.
+    Values are written as for iree-run-module. A .npy file stores bf16, f8 and other types without a NumPy name as
+    unsigned integers of the same bits, and i4 and i2 as int8.
     """
     import aotc
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call

@@ -11,65 +11,139 @@ import typer
 from aotc import __version__
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
+from aotc_cli.shared.option_groups import KEY_HELP, THREADS_HELP, Panel
 
 TOKEN = "AOTC_SERVE_TOKEN"
 SUMMARY = "Serve bundles over HTTP and gRPC."
 EXAMPLES = """
+Serve one bundle:
+
 aotc serve model.vmfb
 
+Serve a folder over HTTP and gRPC, in batches of up to 8 rows:
+
 aotc serve models/ --port=8000 --grpc-port=8001 --max-batch=8
+
+Serve other machines, with a token and TLS:
 
 aotc serve models/ --host=0.0.0.0 --token-file=token --tls-cert=cert.pem --tls-key=key.pem
 """
 
 
 def command(
-    source: Path = typer.Argument(..., help="A .vmfb file; or a folder of NAME.vmfb and NAME/VERSION/model.vmfb."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen at; another needs a token, or --insecure."),
-    port: int = typer.Option(8000, min=0, max=65535, help="Port of REST; 0 for a free one."),
-    grpc_port: int | None = typer.Option(None, min=0, max=65535, help="Port of gRPC; none by default."),
-    token: str | None = typer.Option(None, help=f"What clients must show; ps shows it: better --token-file, {TOKEN}."),
-    token_file: Path | None = typer.Option(None, help="A file with the token on its first line."),
-    insecure: bool = typer.Option(False, "--insecure", help="Let other machines in without a token."),
-    tls_cert: str = typer.Option("", help="Certificate, PEM."),
-    tls_key: str = typer.Option("", help="Its key, PEM."),
-    max_batch: int = typer.Option(1, min=1, help="Gather requests to so many rows, where a model's are independent."),
-    max_delay_ms: float = typer.Option(
-        0.0, min=0.0, help="How long a request waits for others at most; by default only while a batch runs."
+    source: Path = typer.Argument(
+        ..., metavar="BUNDLE|FOLDER", help="A .vmfb file; or a folder of NAME.vmfb and NAME/VERSION/model.vmfb."
     ),
-    pad: bool = typer.Option(False, "--pad", help="Fill batches up to sizes that the bundle is specialized for."),
-    queue: int = typer.Option(256, min=1, help="Requests that may wait or run; others get 429."),
-    timeout: float = typer.Option(60.0, help="Seconds that a request may take."),
-    grace: float = typer.Option(30.0, min=0.0, help="Seconds for requests under way when the server is told to end."),
-    max_body_mb: float = typer.Option(64.0, help="Megabytes of a request over HTTP."),
-    max_message_mb: float = typer.Option(20.0, help="Megabytes of a message of gRPC."),
-    max_json_mb: float = typer.Option(16.0, help="Megabytes of JSON in a request, and of results sent as numbers."),
-    max_head_kb: float = typer.Option(32.0, help="Kilobytes of a request's head."),
-    memory_mb: float = typer.Option(1024.0, help="Megabytes of all requests and answers at a time."),
-    connections: int = typer.Option(512, min=1, help="Connections of HTTP; further ones may ask for health only."),
-    head_timeout: float = typer.Option(10.0, help="Seconds in which a client must send a request's head."),
-    body_timeout: float = typer.Option(30.0, help="Seconds in which a client must send a request's body."),
-    idle_timeout: float = typer.Option(60.0, help="Seconds that a connection may be idle, or an answer unread."),
-    poll: float = typer.Option(1.0, min=0.0, help="Seconds between two looks at the folder; 0 for none."),
-    sequences: int = typer.Option(64, min=0, help="Texts of clients that are kept between requests."),
-    sequence_timeout: float = typer.Option(600.0, min=0.0, help="Seconds that one is kept without a request."),
-    model_control: bool = typer.Option(False, "--model-control", help="Let clients load and unload models."),
-    access_log: bool = typer.Option(False, "--access-log", help="A line for each request."),
-    json_logs: bool = typer.Option(False, "--json-logs", help="Lines of JSON."),
-    traces: bool = typer.Option(False, "--traces", help="Spans for OpenTelemetry."),
-    device: list[str] = typer.Option([], help=PLACES_HELP),
-    threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
-    verify: bool = typer.Option(False, "--verify", help="Compare every byte of a bundle when it is loaded."),
-    copy: bool = typer.Option(False, "--copy", help="Read bundles into memory: for files that are written in place."),
+    host: str = typer.Option(
+        "127.0.0.1", rich_help_panel=Panel.NETWORK, metavar="ADDRESS",
+        help="Address to listen on; other addresses need a token, or --insecure.",
+    ),
+    port: int = typer.Option(
+        8000, min=0, max=65535, rich_help_panel=Panel.NETWORK, metavar="PORT", help="HTTP port; 0: a free one."
+    ),
+    grpc_port: int | None = typer.Option(
+        None, min=0, max=65535, rich_help_panel=Panel.NETWORK, metavar="PORT", help="gRPC port; default: no gRPC."
+    ),
+    connections: int = typer.Option(
+        512, min=1, rich_help_panel=Panel.NETWORK, metavar="N",
+        help="HTTP connections; additional ones can request only the health.",
+    ),
+    token: str | None = typer.Option(
+        None, rich_help_panel=Panel.ACCESS, metavar="TEXT",
+        help=f"Token that clients must send. `ps` shows it: prefer --token-file or {TOKEN}.",
+    ),
+    token_file: Path | None = typer.Option(
+        None, rich_help_panel=Panel.ACCESS, metavar="FILE", help="A file with the token on its first line."
+    ),
+    insecure: bool = typer.Option(
+        False, "--insecure", rich_help_panel=Panel.ACCESS, help="Accept other machines without a token."
+    ),
+    tls_cert: str = typer.Option(
+        "", rich_help_panel=Panel.ACCESS, metavar="FILE.pem", help="TLS certificate of the server."
+    ),
+    tls_key: str = typer.Option("", rich_help_panel=Panel.ACCESS, metavar="FILE.pem", help="Key of the certificate."),
     trusted_keys: list[str] = typer.Option(
-        [], "--trusted-key", help="A public key: bundles must be signed with it, or with another that is named."
+        [], "--trusted-key", rich_help_panel=Panel.TRUST, metavar="FILE.pub", help=KEY_HELP
     ),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    verify: bool = typer.Option(
+        False, "--verify", rich_help_panel=Panel.TRUST, help="Verify the digests of a bundle when it is loaded."
+    ),
+    poll: float = typer.Option(
+        1.0, min=0.0, rich_help_panel=Panel.MODELS, metavar="SECONDS",
+        help="Interval of checks for changed bundles; 0: no checks.",
+    ),
+    copy: bool = typer.Option(
+        False, "--copy", rich_help_panel=Panel.MODELS,
+        help="Read bundles into memory, for files that are overwritten in place.",
+    ),
+    model_control: bool = typer.Option(
+        False, "--model-control", rich_help_panel=Panel.MODELS, help="Let clients load and unload models."
+    ),
+    custom_calls: list[str] = typer.Option(
+        [], "--custom-calls", rich_help_panel=Panel.MODELS, metavar="FILE.py", help=HELP
+    ),
+    max_batch: int = typer.Option(
+        1, min=1, rich_help_panel=Panel.BATCHING, metavar="ROWS",
+        help="Batch concurrent requests up to this many rows, for models with independent rows.",
+    ),
+    max_delay_ms: float = typer.Option(
+        0.0, min=0.0, rich_help_panel=Panel.BATCHING, metavar="MS",
+        help="Longest wait of a request for others; 0: it waits only while a batch runs.",
+    ),
+    pad: bool = typer.Option(
+        False, "--pad", rich_help_panel=Panel.BATCHING, help="Pad batches to sizes that the bundle is specialized for."
+    ),
+    queue: int = typer.Option(
+        256, min=1, rich_help_panel=Panel.BATCHING, metavar="N", help="Requests that wait or run; others get 429."
+    ),
+    sequences: int = typer.Option(
+        64, min=0, rich_help_panel=Panel.SEQUENCES, metavar="N", help="Sequences whose state is kept between requests."
+    ),
+    sequence_timeout: float = typer.Option(
+        600.0, min=0.0, rich_help_panel=Panel.SEQUENCES, metavar="SECONDS",
+        help="Idle time after which the state of a sequence is dropped.",
+    ),
+    timeout: float = typer.Option(
+        60.0, rich_help_panel=Panel.TIMEOUTS, metavar="SECONDS", help="Time limit of a request."
+    ),
+    head_timeout: float = typer.Option(
+        10.0, rich_help_panel=Panel.TIMEOUTS, metavar="SECONDS", help="Time limit for receiving the head of a request."
+    ),
+    body_timeout: float = typer.Option(
+        30.0, rich_help_panel=Panel.TIMEOUTS, metavar="SECONDS", help="Time limit for receiving the body of a request."
+    ),
+    idle_timeout: float = typer.Option(
+        60.0, rich_help_panel=Panel.TIMEOUTS, metavar="SECONDS",
+        help="Time limit of an idle connection, or of an unread response.",
+    ),
+    grace: float = typer.Option(
+        30.0, min=0.0, rich_help_panel=Panel.TIMEOUTS, metavar="SECONDS",
+        help="Time limit of running requests after SIGTERM or Ctrl-C.",
+    ),
+    max_body_mb: float = typer.Option(
+        64.0, rich_help_panel=Panel.LIMITS, metavar="MB", help="Largest body of an HTTP request."
+    ),
+    max_message_mb: float = typer.Option(
+        20.0, rich_help_panel=Panel.LIMITS, metavar="MB", help="Largest gRPC message."
+    ),
+    max_json_mb: float = typer.Option(
+        16.0, rich_help_panel=Panel.LIMITS, metavar="MB", help="Largest JSON of a request, or of results as numbers."
+    ),
+    max_head_kb: float = typer.Option(
+        32.0, rich_help_panel=Panel.LIMITS, metavar="KB", help="Largest head of an HTTP request."
+    ),
+    memory_mb: float = typer.Option(
+        1024.0, rich_help_panel=Panel.LIMITS, metavar="MB", help="Memory of all requests and responses at a time."
+    ),
+    device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
+    threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    access_log: bool = typer.Option(False, "--access-log", rich_help_panel=Panel.LOGS, help="Log each request."),
+    json_logs: bool = typer.Option(False, "--json-logs", rich_help_panel=Panel.LOGS, help="Log as JSON lines."),
+    traces: bool = typer.Option(False, "--traces", rich_help_panel=Panel.LOGS, help="Emit OpenTelemetry spans."),
 ) -> None:
     """Serve a bundle, or the bundles of a folder, by the Open Inference Protocol (KServe v2).
 
-    The address shows a page with traffic and latency of each model. SIGTERM or Ctrl-C ends the server after the running
-    requests.
+    The root page shows traffic and latency of each model. SIGTERM or Ctrl-C ends the server after the running requests.
     """
     register_from(custom_calls)
     _serve(

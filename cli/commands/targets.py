@@ -11,14 +11,18 @@ if TYPE_CHECKING:
 
 SUMMARY = "List the targets, and which of them this machine can run."
 EXAMPLES = """
+List all targets:
+
 aotc targets
+
+Compile for two of them:
 
 aotc compile model.mlir -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
 """
 
 
-def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> None:
-    """List the names for --target: processor, features it needs, and whether this machine has them."""
+def command(as_json: bool = typer.Option(False, "--json", help="Print the list as JSON.")) -> None:
+    """List the names for --target: processor, required features, and whether this machine has them."""
     import json
     import platform
 

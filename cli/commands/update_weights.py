@@ -8,24 +8,34 @@ import typer
 
 from aotc_cli.commands.compile import check_output
 
-SUMMARY = "Give a bundle other weights, by their names; nothing is compiled."
+SUMMARY = "Replace the weights of a bundle, by name, without compiling."
 EXAMPLES = """
+Replace the weights in place:
+
 aotc update-weights model.vmfb checkpoint.safetensors
+
+Write a new bundle, with its weights in a file of their own:
+
 aotc update-weights model.vmfb checkpoint.safetensors -o new.vmfb --file=new.safetensors
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="A .vmfb file that was compiled with --bind."),
-    weights: Path = typer.Argument(..., help="A .safetensors file with a tensor for each weight, as params/w."),
-    output: Path | None = typer.Option(None, "-o", "--output", help="The bundle to write; default: in place."),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="A .vmfb file that was compiled with --bind."),
+    weights: Path = typer.Argument(
+        ..., metavar="FILE", help="A .safetensors file with a tensor for each weight, such as params/w."
+    ),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="FILE", help="The bundle to write; default: in place."
+    ),
     file: str = typer.Option(
-        "", help="The .safetensors file to write them to, beside the bundle; default: where they were, else inside."
+        "", metavar="FILE",
+        help="The .safetensors file to write, next to the bundle; default: as before, a file or in the bundle.",
     ),
 ) -> None:
-    """Write the bundle with these weights; its functions take the other arguments.
+    """Replace the weights of a bundle; its functions then need only the other arguments.
 
-    Names, dtypes and shapes are compared first, and all that differs is listed. A signature does not survive.
+    Names, dtypes and shapes must match; all differences are listed. A signature is not copied: sign the bundle again.
     """
     from aotc.vmfb.bundle import open_bundle, write_file
     from aotc.vmfb.weights.own import WEIGHTS, with_weights

@@ -12,37 +12,57 @@ import typer
 from aotc_cli.commands.compile import check_output, write_compiled
 from aotc_cli.shared.compile_options import parse_specialized
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import Panel
 from aotc_cli.shared.progress_bar import progress_bar
 
-SUMMARY = "Compile the source of a bundle again."
+SUMMARY = "Compile the model in a bundle again."
 EXAMPLES = """
+Compile with the installed version of aotc, to another file:
+
 aotc upgrade old.vmfb -o new.vmfb
 
+Replace the bundle:
+
 aotc upgrade model.vmfb
+
+Compile for other targets:
 
 aotc upgrade old.vmfb -o new.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="A .vmfb file that was compiled without --no-source."),
-    output: Path | None = typer.Option(None, "-o", "--output", help="The bundle to write; default: in place."),
-    target: str | None = typer.Option(None, help="As `aotc compile` takes it; default: the bundle's targets."),
-    opt_level: int | None = typer.Option(None, "-O", "--opt-level", min=0, max=3, help="Default: as it was compiled."),
-    bind: list[str] = typer.Option([], help="As for `aotc compile`; default: as it was compiled."),
-    specialize: list[str] = typer.Option([], help="b=1,8, in place of the sizes that it was compiled for."),
-    weights: str | None = typer.Option(
-        None, help="inline, or the .safetensors file to write; default: a file of the old name beside the new bundle."
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="A .vmfb file that was compiled without --no-source."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="FILE", help="The bundle to write; default: in place."
     ),
-    debug_info: bool | None = typer.Option(None, help="Default: as it was compiled."),
+    opt_level: int | None = typer.Option(
+        None, "-O", "--opt-level", min=0, max=3, metavar="LEVEL", help="As for `aotc compile`; default: unchanged."
+    ),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
-    jobs: int = typer.Option(0, min=0, help="Kernels compiled at the same time; 0 is one per core."),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    jobs: int = typer.Option(0, min=0, metavar="N", help="Kernels compiled at the same time; 0: one per core."),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
+    target: str | None = typer.Option(
+        None, rich_help_panel=Panel.TARGET, metavar="NAME,...", help="As for `aotc compile`; default: unchanged."
+    ),
+    specialize: list[str] = typer.Option(
+        [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help="As for `aotc compile`; default: unchanged."
+    ),
+    weights: str | None = typer.Option(
+        None, rich_help_panel=Panel.WEIGHTS, metavar="inline|FILE",
+        help="inline, or the .safetensors file to write; default: the old name, next to the new bundle.",
+    ),
+    bind: list[str] = typer.Option(
+        [], rich_help_panel=Panel.WEIGHTS, metavar="ARGUMENT", help="As for `aotc compile`; default: unchanged."
+    ),
+    debug_info: bool | None = typer.Option(
+        None, rich_help_panel=Panel.DEBUG, help="As for `aotc compile`; default: unchanged."
+    ),
 ) -> None:
-    """Compile the source of a bundle with the compiler that is installed, as it was compiled; run nothing of it.
+    """Compile the model in a bundle with the installed version of aotc; run no code of the bundle.
 
-    The bytes are those that compiling the model itself gives. A signature does not survive: sign the new bundle again.
+    The result has the same bytes as compiling the model itself. A signature is not copied: sign the new bundle again.
     """
     import aotc
 

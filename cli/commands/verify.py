@@ -8,23 +8,30 @@ from typing import Any
 import typer
 
 from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.option_groups import BUNDLE_HELP, KEY_HELP
 
 SUMMARY = "Check every byte of a bundle, and that this machine can run it."
 EXAMPLES = """
+Check a bundle:
+
 aotc verify model.vmfb
+
+Check a bundle and its signature:
+
+aotc verify model.vmfb --trusted-key me.key.pub
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
     trusted_key: list[str] = typer.Option(
-        [], "--trusted-key", help="A public key, as a file or 64 digits: the bundle must be signed with it."
+        [], "--trusted-key", metavar="FILE.pub|HEX", help=KEY_HELP
     ),
-    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
 ) -> None:
-    """Compare every segment with its sha256, check programs and command buffers, and load the bundle.
+    """Verify the sha256 of every segment, check programs and command buffers, and load the bundle.
 
-    A bundle of which no variant runs on this machine is checked as far as possible, and not loaded.
+    A bundle without code for this machine is checked as far as possible, and not loaded.
     """
     import aotc
     from aotc.vmfb.bundle import open_bundle

@@ -11,6 +11,7 @@ from warnings import catch_warnings, simplefilter
 
 import typer
 
+TARGET_HELP = "cpu (this machine), or names from `aotc targets`, with commas."
 SPECIALIZE_HELP = (
     "b=1,8: also compile code for these sizes of dim b. b=1..64: for the bounds and the powers of two between; "
     "b=1:8:64: for the least, typical and largest size. Calls of other sizes use the general code."

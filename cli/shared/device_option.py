@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PLACES_HELP = "cpu, cuda:0..., by default the first that is here; d0=cpu:0 for each device that the model names."
+PLACES_HELP = (
+    "Device that runs the model, such as cpu or cuda:0; default: the first available. "
+    "A model with several devices: d0=cpu:0 for each name."
+)
 
 
 def parse_places(texts: Sequence[str]) -> dict[str, str] | list[str] | str | None:

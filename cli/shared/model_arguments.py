@@ -14,7 +14,7 @@ MODEL_HELP = (
     "StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin. "
     "Several with names, prefill=a.mlir decode=b.mlir, are the functions of one bundle."
 )
-METAVAR = "[NAME=]MODEL..."
+METAVAR = "[NAME=]MODEL"
 
 
 def read_models(words: Sequence[str]) -> Any:

@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 from aotc import __version__
 from aotc_cli.main import app
 from aotc_cli.shared.compile_options import complete_targets
+from aotc_cli.shared.option_groups import Panel
 
 ROOT = Path(__file__).parents[2]
-GROUPS = (
-    "Arguments", "Options", "Target", "Numbers", "Dynamic shapes", "Weights and state", "Several devices",
-    "Memory limits", "Debug", "Examples",
-)  # fmt: skip
+COMMANDS = tuple(get_command(app).commands)
 
 
 def help_of(*words):
@@ -28,27 +26,46 @@ def help_of(*words):
     return done.output
 
 
+def titles_of(text):
+    """The headings of the groups of a help text."""
+    return re.findall(r"^([A-Z][a-z A-Z]+):$", text, re.MULTILINE)
+
+
 def test_options_of_compile_are_in_groups():
     text = help_of("compile")
-    places = [text.index(f"\n{group}:\n") for group in GROUPS]
-    assert places == sorted(places)
+    expected = [Panel.TARGET, Panel.NUMBERS, Panel.DYNAMIC, Panel.WEIGHTS, Panel.DEVICES, Panel.LIMITS, Panel.DEBUG]
+    assert titles_of(text) == ["Arguments", "Options", *expected, "Examples"]
     numbers = text[text.index("\nNumbers:") : text.index("\nDynamic shapes:")]
     assert "--matmul-precision model|bf16|bf16x3|highest" in numbers
     assert "--specialize DIM=SIZE,..." in text
-    options = text[text.index("\nOptions:") : text.index("\nExamples:")]
-    assert "<" not in options.replace("0<=x<=3", "")  # metavars say more than <str>
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_in_groups_with_metavars_and_fit_80_columns(name):
+    text = help_of(name)
+    options = text[: text.index("\nExamples:")]
+    groups = [title for title in titles_of(options) if title not in ("Arguments", "Options")]
+    order = [group.value for group in Panel]
+    assert groups == sorted(groups, key=order.index)
+    plain = re.search(r"\nOptions:\n(.*?)(\n\n|$)", options, re.DOTALL)[1]
+    assert len(re.findall(r"^  -", plain, re.MULTILINE)) <= 9
+    assert not re.search(r"<(str|int|float|path|text|choice)|{", options)
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_each_example_of_compile_has_a_caption():
-    lines = help_of("compile").partition("\nExamples:\n")[2].strip("\n").splitlines()
-    captioned = False
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_example_has_a_caption(name):
+    lines = help_of(name).partition("\nExamples:\n")[2].strip("\n").splitlines()
+    captioned = continued = False
     for line in filter(str.strip, lines):
         if line.startswith("    "):
             assert captioned, line
-            assert line.strip().startswith("aotc compile ")
+            assert continued or line.strip().startswith("aotc "), line
+            continued = line.endswith("\\")
         else:
             captioned = line.endswith(":")
+            assert captioned, line
+            assert line.strip()[0].isupper(), line
 
 
 def test_messages_and_help_name_no_file_that_pip_does_not_install():
