@@ -2,7 +2,8 @@
 
 The ``python`` and ``bash`` blocks of a page run in order, in one new process and one empty folder. A ``text`` block
 that follows a snippet is its output; with a title, its numbers may be any. Other blocks (``console``), and blocks in
-tabs, do not run.
+tabs, do not run. Ports of servers (``--port=8741``, ``localhost:8741``) are replaced by free ones while they run, so
+that several pages can run at a time on one machine; the output names the ports of the page again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import linecache
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,7 @@ SECONDS = 300  # of a page; the slowest needs less than 30 on two cores
 SNIPPET = re.compile(
     r"^```(python|bash)\n(.*?)^```\n" r"(?:\n```text( title=\"[^\"\n]*\")?\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )
+PORT = re.compile(r"(--(?:grpc-)?port[= ]|\b(?:localhost|127\.0\.0\.1):)(\d{4,5})\b")
 VARYING = [
     (re.compile(r"\b\d[\d,.]*(?:e[+-]?\d+)? ?(?:ns|us|ms|s|B|kB|MB|GB|bytes|GFLOP/s|GB/s|%|x)(?!\w)"), "N"),
     (re.compile(r"\b\d+(?:\.\d+)?e-\d+"), "E"),  # errors of rounding
@@ -87,6 +90,8 @@ def _masked(text: str, any_numbers: bool) -> str:
 
 def _run(snippets: list[Snippet]) -> list[str]:
     """Return the output of each snippet of a page."""
+    free = _free_ports(dict.fromkeys(m[2] for s in snippets for m in PORT.finditer(s.code)))
+    codes = [(s.language, with_ports(s.code, free)) for s in snippets]
     with tempfile.TemporaryDirectory() as folder:
         work, commands = Path(folder, "work"), Path(folder, "bin")
         work.mkdir()
@@ -100,13 +105,29 @@ def _run(snippets: list[Snippet]) -> list[str]:
             start_new_session=True,
         )  # fmt: skip
         try:
-            _, errors = child.communicate(json.dumps([(s.language, s.code) for s in snippets]), timeout=SECONDS)
+            _, errors = child.communicate(json.dumps(codes), timeout=SECONDS)
         finally:
             with suppress(ProcessLookupError):  # servers that a snippet started
                 os.killpg(child.pid, signal.SIGKILL)
         if child.returncode:
             raise RuntimeError(f"a snippet failed:\n{errors}")
-        return [text.replace(f"{work}/", "") for text in json.loads(Path(folder, "out.json").read_text())]
+        pages = {port: name for name, port in free.items()}
+        printed = json.loads(Path(folder, "out.json").read_text())
+        return [with_ports(text.replace(f"{work}/", ""), pages) for text in printed]
+
+
+def with_ports(text: str, ports: Mapping[str, str]) -> str:
+    """Return a text with the ports of its addresses and options replaced."""
+    return PORT.sub(lambda m: m[1] + ports.get(m[2], m[2]), text)
+
+
+def _free_ports(names: Iterable[str]) -> dict[str, str]:
+    """Return a different free port of this machine for each of ``names``."""
+    with ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.socket()) for name in names}
+        for one in sockets.values():
+            one.bind(("127.0.0.1", 0))
+        return {name: str(one.getsockname()[1]) for name, one in sockets.items()}
 
 
 def _link_commands(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The snippets of the guides run, and print what the pages show."""
 
 import runpy
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,3 +39,26 @@ def test_other_words_and_counts_are_errors(expected, printed):
 def test_numbers_of_a_block_with_a_title_may_be_any():
     assert MADE["same"]("k1  33.6  51 us", "k1  4.5  1.2 ms", any_numbers=True)
     assert not MADE["same"]("k1  33.6", "other  33.6", any_numbers=True)
+
+
+PORTS = "aotc serve f.vmfb --port={0} --grpc-port={1} & curl localhost:{0}/ 127.0.0.1:{1}, 8741 ms\n"
+
+
+def test_ports_of_a_page_are_free_ones_while_it_runs():
+    free = {"8741": "40001", "8742": "40002"}
+    assert MADE["with_ports"](PORTS.format(8741, 8742), free) == PORTS.format(40001, 40002)
+    assert MADE["with_ports"]("localhost:8000", free) == "localhost:8000"
+
+
+def test_a_page_runs_while_its_port_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = "\n".join([
+            "import socket",
+            f"port = int('localhost:{port}'.partition(':')[2])",
+            "with socket.create_server(('127.0.0.1', port)):",
+            "    print(f'listens on 127.0.0.1:{port}')\n",
+        ])  # fmt: skip
+        page = tmp_path / "page.md"
+        page.write_text(f"```python\n{code}```\n")
+        assert f"```text\nlistens on 127.0.0.1:{port}\n```" in MADE["page"](page)
