@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import own_process
 from support.wide_families import is_left_out
 
 
@@ -21,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # What XLA makes of a case on the CPU is what counts, on a machine whose jax would take its GPU too.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    config.pluginmanager.register(own_process)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,6 +88,15 @@ def fresh_runtime() -> Iterator[None]:
     before, native._PROCESS = native._PROCESS, native._Process()
     yield
     native._PROCESS = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def numba_compiles_for_this_process() -> Iterator[None]:
+    """Fail if a module's tests ran Numba's front end as an ahead-of-time compiler outside of a process of its own."""
+    yield
+    front_end = sys.modules.get("aotc.kernels.numba_aot")
+    used = front_end is not None and front_end._context.cache_info().currsize
+    assert not used or own_process.REPORTS in os.environ, "mark the test that compiles by Numba with own_process"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from aotc.targets import TARGETS
 V3 = TARGETS["cpu:x86-64-v3"]
 F64 = types.CPointer(types.float64)
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.own_process]
 
 
 @njit

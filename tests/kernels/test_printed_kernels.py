@@ -53,6 +53,7 @@ GATHER = """def gather(x: "f32[4]", at: "i32[3]", /, o: "f32[3]", *, grid: "1"):
 """
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize(
     "dtype", [d if d in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DTYPES]
 )
@@ -60,6 +61,7 @@ def test_every_scalar_op(dtype):
     check_every_op(dtype, partial(run, by=compile_kernel), plain=True)
 
 
+@pytest.mark.own_process
 def test_the_text_casts_integers_and_renames_what_hides_a_function():
     source = numba_source(parse_kernel(ROW))
     assert source.text == PRINTED
@@ -71,6 +73,7 @@ def test_the_text_casts_integers_and_renames_what_hides_a_function():
     np.testing.assert_array_equal(wrapped, [100, -56, 44])
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

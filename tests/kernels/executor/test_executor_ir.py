@@ -60,6 +60,7 @@ def test_a_file_of_something_else_is_not_used(change, tmp_path, monkeypatch):
     assert executor_ir.read_prebuilt() is None
 
 
+@pytest.mark.own_process
 def test_without_the_file_numba_makes_the_same_exports(monkeypatch):
     monkeypatch.setattr(compile_executor, "read_prebuilt", lambda: None)
     compiled, compile_by_numba, exports = [], executor_ir.compile_by_numba, []
