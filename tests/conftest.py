@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support import own_process
-from support.wide_families import is_left_out
+from support.wide_families import left_out
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,10 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark two thirds of the cases of wide families as slow."""
-    for item in items:
-        if is_left_out(item.nodeid):
-            item.add_marker(pytest.mark.slow)
+    """Mark most cases of wide families as slow."""
+    for item in left_out(items):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

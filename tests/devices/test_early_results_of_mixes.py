@@ -17,7 +17,7 @@ import aotc
 pytest.importorskip("cuda.bindings.nvjitlink")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew", "dispatchers_anew")]
 
-T = "tensor<64x64xf32>"
+T = "tensor<24x24xf32>"
 TEXT = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %y: {T} {{aotc.affinity = "d1"}})
     -> ({T}, {T}, {T}) {{
   %0 = stablehlo.sine %x : {T}
@@ -25,7 +25,7 @@ TEXT = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %y: {T} {{ao
   %2 = stablehlo.custom_call @aotc.transfer(%1) {{aotc.to = "d0"}} : ({T}) -> {T}
   %3 = stablehlo.add %2, %x : {T}
   return %0, %1, %3 : {T}, {T}, {T} }}"""
-X = np.linspace(0, 1, 64 * 64, dtype="float32").reshape(64, 64)
+X = np.linspace(0, 1, 24 * 24, dtype="float32").reshape(24, 24)
 
 
 def test_a_result_of_the_cpu_is_read_while_the_gpu_works(monkeypatch, gate):  # noqa: F811

@@ -24,27 +24,18 @@ def run(kind, count, seconds):
     assert f"{kind}: 0 " not in done.stdout
 
 
-def test_bundles():
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_bundles(count):
     (variant,) = open_bundle(bundles.GOLDEN / "add.vmfb").manifest["variants"]
     if obstacle := cpu.obstacle(variant):
         pytest.skip(obstacle)
-    run("bundles", 500, 30)
+    run("bundles", count, 30)
 
 
-def test_modules():
-    run("modules", 500, 30)
-
-
-def test_bytecode():
-    run("bytecode", 500, 30)
-
-
-def test_blobs():
-    run("blobs", 500, 30)
-
-
-def test_tensors():
-    run("tensors", 500, 30)
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["modules", "bytecode", "blobs", "tensors"])
+def test_inputs(kind, count):
+    run(kind, count, 30)
 
 
 def test_compiled():

@@ -1,10 +1,12 @@
-"""The families of which ``make test`` runs a third exist."""
+"""The families of which ``make test`` runs a part exist, and the part has each value of each parameter."""
 
 import ast
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support.wide_families import WIDE, is_left_out
+from support.wide_families import WIDE, left_out
 
 pytestmark = pytest.mark.ir
 
@@ -19,8 +21,51 @@ def test_each_family_is_a_parametrized_function():
         assert any("parametrize" in ast.unparse(d) for d in found[0].decorator_list), name
 
 
-def test_a_third_of_a_family_is_left():
-    name = sorted(WIDE)[0]
-    left = [n for n in range(300) if not is_left_out(f"tests/{name}[{n}]")]
-    assert 80 <= len(left) <= 120
-    assert not is_left_out("tests/ir/test_other.py::test[1]")
+class Case(SimpleNamespace):
+    """A case as pytest collects it."""
+
+    __hash__ = object.__hash__
+
+    def get_closest_marker(self, name):
+        return self.slow if name == "slow" else None
+
+
+def cases(sizes, family=None, slow=False):
+    """Return a case for each combination of parameters with so many values."""
+    return [
+        Case(
+            nodeid=f"tests/{family or min(WIDE)}[{'-'.join(map(str, at))}]",
+            callspec=SimpleNamespace(indices=dict(zip("abc", at))), slow=slow,
+        )
+        for at in product(*map(range, sizes))
+    ]  # fmt: skip
+
+
+def test_a_third_of_a_family_with_one_parameter_is_left():
+    items = cases([300])
+    assert 80 <= 300 - len(left_out(items)) <= 120
+    assert len(left_out(cases([1]))) == len(left_out(cases([300], "ir/test_other.py::test"))) == 0
+    assert all(len(left_out(cases([n]))) < n for n in range(1, 20))
+
+
+@pytest.mark.parametrize("sizes", [(20, 15), (2, 3), (40, 2), (3, 4, 5)])
+def test_a_fifth_of_a_product_is_left_with_every_value(sizes):
+    items = cases(sizes)
+    out = left_out(items)
+    kept = [i.callspec.indices for i in items if i not in out]
+    assert all({k[name] for k in kept} == set(range(n)) for name, n in zip("abc", sizes))
+    assert len(kept) <= len(items) / 5 + sum(sizes)
+
+
+def test_names_of_one_decorator_are_one_parameter():
+    items = cases([300])
+    for item in items:
+        item.callspec.indices["b"] = item.callspec.indices["a"]
+    assert 80 <= 300 - len(left_out(items)) <= 120
+
+
+def test_slow_cases_stand_for_no_value():
+    items = cases([4, 5])
+    slow = cases([2, 5], slow=True)
+    assert not set(map(id, slow)) & set(map(id, left_out([*slow, *items])))
+    assert len(left_out([*slow, *items])) == len(left_out(items))

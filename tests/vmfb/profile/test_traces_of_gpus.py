@@ -18,7 +18,7 @@ from aotc_cli.main import app
 
 pytest.importorskip("numba_cuda")
 
-X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+X = np.linspace(-1, 1, 24 * 24, dtype=np.float32).reshape(24, 24)
 
 
 def function(x):
