@@ -69,30 +69,51 @@ def find_library() -> Path | str:
     return _NAMES[0]
 
 
+# Types of the arguments of each function; handles are pointers.
+_INT, _OUT = ctypes.c_int, ctypes.c_void_p
+_MESSAGE = (_Pointer, ctypes.c_int64, _Pointer, _INT, _INT, _Pointer, _OUT)
+_FUNCTIONS: dict[str, tuple[type, ...]] = {
+    "MPI_Initialized": (_OUT,),
+    "MPI_Finalized": (_OUT,),
+    "MPI_Init_thread": (_OUT, _OUT, _INT, _OUT),
+    "MPI_Finalize": (),
+    "MPI_Comm_set_errhandler": (_Pointer, _Pointer),
+    "MPI_Comm_rank": (_Pointer, _OUT),
+    "MPI_Comm_size": (_Pointer, _OUT),
+    "MPI_Comm_dup": (_Pointer, _OUT),
+    "MPI_Isend_c": _MESSAGE,
+    "MPI_Irecv_c": _MESSAGE,
+    "MPI_Testall": (_INT, _OUT, _OUT, _OUT),
+    "MPI_Cancel": (_OUT,),
+    "MPI_Error_string": (_INT, _OUT, _OUT),
+}
+
+
 class _Mpi:
     """The functions of MPI that are needed, initialized once in a process."""
 
     def __init__(self) -> None:
         path = find_library()
         try:
-            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
+            library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
+        except (OSError, AttributeError) as error:
             raise CallError(
                 "", f"MPI cannot be loaded: {error}",
                 hint="pip install 'aotc[mpi]', or AOTC_MPI_LIBRARY=<libmpi_abi.so.1 of an MPI 5>",
             ) from error  # fmt: skip
+        for name, types in _FUNCTIONS.items():
+            self._functions[name].argtypes = types
         # Calls of one process are made one at a time, whatever level of threads MPI has. None of them waits.
         self._lock = new_lock()
-        self.ours = False
         if not self._flag("MPI_Initialized"):
             level = ctypes.c_int()
-            self.call("MPI_Init_thread", None, None, ctypes.c_int(_THREAD_MULTIPLE), ctypes.byref(level))
-            self.ours = True
+            self.call("MPI_Init_thread", None, None, _THREAD_MULTIPLE, ctypes.addressof(level))
             atexit.register(self._finalize)
-        self.call("MPI_Comm_set_errhandler", _Pointer(_WORLD), _Pointer(_ERRORS_RETURN))
+        self.call("MPI_Comm_set_errhandler", _WORLD, _ERRORS_RETURN)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of MPI.
+    def call(self, name: str, *arguments: int | None) -> None:
+        """Call a function of MPI; pointers and handles are integers.
 
         Raises
         ------
@@ -100,24 +121,24 @@ class _Mpi:
             With MPI's message.
         """
         with self._lock:
-            status = self._library[name](*arguments)
+            status = self._functions[name](*arguments)
         if status:
             text, length = ctypes.create_string_buffer(_ERROR_STRING), ctypes.c_int()
-            self._library.MPI_Error_string(ctypes.c_int(status), text, ctypes.byref(length))
+            self._functions["MPI_Error_string"](status, ctypes.addressof(text), ctypes.addressof(length))
             raise CallError("", f"{name}: {text.value.decode(errors='replace')}")
 
-    def integer(self, name: str, communicator: _Pointer) -> int:
+    def integer(self, name: str, communicator: int) -> int:
         """Return the result of ``MPI_Comm_rank`` or ``MPI_Comm_size``."""
         value = ctypes.c_int()
-        self.call(name, communicator, ctypes.byref(value))
+        self.call(name, communicator, ctypes.addressof(value))
         return value.value
 
-    def duplicate(self) -> _Pointer:
+    def duplicate(self) -> int:
         """Return a communicator of all ranks, so that links do not get each other's messages."""
-        made = _Pointer()
-        self.call("MPI_Comm_dup", _Pointer(_WORLD), ctypes.byref(made))
-        self.call("MPI_Comm_set_errhandler", made, _Pointer(_ERRORS_RETURN))
-        return made
+        made = ctypes.c_void_p()
+        self.call("MPI_Comm_dup", _WORLD, ctypes.addressof(made))
+        self.call("MPI_Comm_set_errhandler", made.value, _ERRORS_RETURN)
+        return made.value or 0
 
     def finalized(self) -> bool:
         """Return True if MPI has ended in this process."""
@@ -125,7 +146,7 @@ class _Mpi:
 
     def _flag(self, name: str) -> bool:
         value = ctypes.c_int()
-        self.call(name, ctypes.byref(value))
+        self.call(name, ctypes.addressof(value))
         return bool(value.value)
 
     def _finalize(self) -> None:
@@ -143,47 +164,38 @@ def _mpi() -> _Mpi:
 
 
 class _Requests:
-    """Messages on their way."""
+    """Up to ``most`` messages on their way."""
 
-    def __init__(self, mpi: _Mpi, communicator: _Pointer) -> None:
+    def __init__(self, mpi: _Mpi, communicator: int, most: int) -> None:
         self._mpi, self._communicator = mpi, communicator
-        self._requests: list[int] = []
-        self._alive: list[Any] = []
-        self._array: Any = None
+        self._requests = (ctypes.c_void_p * most)()
+        self._address = ctypes.addressof(self._requests)
+        self._done = ctypes.c_int()
+        self._alive: list[np.ndarray] = []
 
     def start(self, name: str, data: np.ndarray, rank: int, tag: int) -> None:
-        """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` of an array of bytes."""
-        request = _Pointer()
-        self._mpi.call(
-            name, _Pointer(data.ctypes.data), ctypes.c_int64(data.nbytes), _Pointer(_BYTE), ctypes.c_int(rank),
-            ctypes.c_int(tag), self._communicator, ctypes.byref(request),
-        )  # fmt: skip
-        self._requests.append(request.value or 0)
+        """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` of the bytes of an array. They have no limit of 2 GiB."""
+        request = self._address + len(self._alive) * ctypes.sizeof(ctypes.c_void_p)
+        address = data.__array_interface__["data"][0]
+        self._mpi.call(name, address, data.nbytes, _BYTE, rank, tag, self._communicator, request)
         self._alive.append(data)
-        self._array = None
 
     def are_done(self) -> bool:
         """Return True if all messages have arrived or may be forgotten; MPI makes progress meanwhile."""
-        if self._array is None:
-            self._array = (_Pointer * len(self._requests))(*self._requests)
-        done = ctypes.c_int()
-        self._mpi.call(
-            "MPI_Testall", ctypes.c_int(len(self._requests)), self._array, ctypes.byref(done), _Pointer(0)
-        )
-        return bool(done.value)
+        self._mpi.call("MPI_Testall", len(self._alive), self._address, ctypes.addressof(self._done), None)
+        return bool(self._done.value)
 
     def cancel(self) -> None:
         """Give up messages that have not arrived."""
-        for index in range(len(self._requests)):
-            value = self._array[index] if self._array is not None else self._requests[index]
-            if value not in (None, _REQUEST_NULL):
-                self._mpi.call("MPI_Cancel", ctypes.byref(_Pointer(value)))
+        for index in range(len(self._alive)):
+            if self._requests[index] not in (None, _REQUEST_NULL):
+                self._mpi.call("MPI_Cancel", self._address + index * ctypes.sizeof(ctypes.c_void_p))
 
 
 class MpiLink:
     """One rank of MPI; see :class:`aotc.vmfb.ranks.link.Link`."""
 
-    def __init__(self, mpi: _Mpi, communicator: _Pointer) -> None:
+    def __init__(self, mpi: _Mpi, communicator: int) -> None:
         self._mpi, self._communicator = mpi, communicator
         self.rank = mpi.integer("MPI_Comm_rank", communicator)
         self.size = mpi.integer("MPI_Comm_size", communicator)
@@ -195,7 +207,7 @@ class MpiLink:
         self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
         self._left: dict[int, str] = {}
         for rank in self._others():
-            requests, word = _Requests(mpi, communicator), np.zeros(_REASON, np.uint8)
+            requests, word = _Requests(mpi, communicator, 1), np.zeros(_REASON, np.uint8)
             requests.start("MPI_Irecv_c", word, rank, _BYE)
             self._byes[rank] = (word, requests)
         self._said: _Requests | None = None
@@ -244,7 +256,7 @@ class MpiLink:
         text = f"{self.rank if lost is None else lost} {why}".encode()[: _REASON - 1]
         word = np.zeros(_REASON, np.uint8)
         word[: len(text)] = np.frombuffer(text, np.uint8)
-        self._said = _Requests(self._mpi, self._communicator)
+        self._said = _Requests(self._mpi, self._communicator, self.size)
         for rank, (_, requests) in self._byes.items():
             self._said.start("MPI_Isend_c", word, rank, _BYE)
             if rank not in self._left:
@@ -268,7 +280,7 @@ class MpiLink:
 
     def _move(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
         mark = crc32(what.encode())
-        requests = _Requests(self._mpi, self._communicator)
+        requests = _Requests(self._mpi, self._communicator, 2 * (len(sends) + len(receives)))
         messages = {}
         try:
             for rank, array in receives.items():
@@ -284,12 +296,12 @@ class MpiLink:
             requests.cancel()
             raise
         for rank, message in messages.items():
-            data = array_bytes(receives[rank])
+            target = receives[rank]
             found = message[: _HEADER.itemsize].view(_HEADER)[0]
-            if (int(found["mark"]), int(found["bytes"])) != (mark, len(data)):
+            if (int(found["mark"]), int(found["bytes"])) != (mark, target.nbytes):
                 raise _other_collective(rank, what)
-            if len(data) <= _EAGER_BYTES:
-                data[:] = memoryview(message[_HEADER.itemsize :])
+            if target.nbytes <= _EAGER_BYTES:
+                array_bytes(target)[:] = memoryview(message[_HEADER.itemsize :])
 
     def _wait(self, requests: _Requests, messages: Mapping[int, np.ndarray], ranks: set[int], what: str) -> None:
         interruption, start = Watch(), monotonic()
@@ -330,25 +342,23 @@ def _close(method: weakref.WeakMethod[Any]) -> None:
 
 
 def _send(requests: _Requests, rank: int, array: np.ndarray, mark: int) -> None:
-    data = np.frombuffer(array_bytes(array), np.uint8)
-    eager = data.nbytes <= _EAGER_BYTES
-    message = np.empty(_HEADER.itemsize + (data.nbytes if eager else 0), np.uint8)
-    message[: _HEADER.itemsize].view(_HEADER)[0] = (mark, 0, data.nbytes)
+    eager = array.nbytes <= _EAGER_BYTES
+    message = np.empty(_HEADER.itemsize + (array.nbytes if eager else 0), np.uint8)
+    message[: _HEADER.itemsize].view(_HEADER)[0] = (mark, 0, array.nbytes)
     if eager:
-        message[_HEADER.itemsize :] = data
+        message[_HEADER.itemsize :] = array_bytes(array)
     requests.start("MPI_Isend_c", message, rank, _DATA)
     if not eager:
-        requests.start("MPI_Isend_c", data, rank, _LARGE)
+        requests.start("MPI_Isend_c", array, rank, _LARGE)
 
 
 def _receive(requests: _Requests, rank: int, array: np.ndarray) -> np.ndarray:
     """Start to receive; return the message that begins with the header."""
-    data = np.frombuffer(array_bytes(array), np.uint8)
-    eager = data.nbytes <= _EAGER_BYTES
-    message = np.empty(_HEADER.itemsize + (data.nbytes if eager else 0), np.uint8)
+    eager = array.nbytes <= _EAGER_BYTES
+    message = np.empty(_HEADER.itemsize + (array.nbytes if eager else 0), np.uint8)
     requests.start("MPI_Irecv_c", message, rank, _DATA)
     if not eager:
-        requests.start("MPI_Irecv_c", data, rank, _LARGE)
+        requests.start("MPI_Irecv_c", array, rank, _LARGE)
     return message
 
 
