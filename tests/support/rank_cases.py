@@ -43,7 +43,8 @@ def collectives(size):
         found += [Collective("all_reduce", 0, groups), Collective("collective_broadcast", 0, groups)]
         found += [Collective(op, 0, groups, dim=dim) for op in ("all_gather", "reduce_scatter") for dim in (0, 1)]
         if uniform:
-            found += [Collective("all_to_all", 0, groups, split_dim=a, concat_dim=b) for a, b in ((0, 1), (1, 0), (1, 1))]
+            dims = (0, 1), (1, 0), (1, 1)
+            found += [Collective("all_to_all", 0, groups, split_dim=a, concat_dim=b) for a, b in dims]
     found.append(Collective("collective_broadcast", 0, ((1, 2),)))
     return found + [Collective("collective_permute", 0, pairs=pairs) for pairs in PAIRS[size]]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,13 +71,13 @@ def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], re
         If the collective does not concern this rank, or ranks are in different collectives.
     """
     run = _OPS[c.op]
-    work = _Work(c, link, str(c))
+    work = _OnRank(c, link, str(c))
     for operand, result in zip(operands, results, strict=True):
         run(work, operand, result)
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _OnRank:
     """A collective on one rank."""
 
     collective: Collective
@@ -110,12 +111,12 @@ GATHER_BYTES = 64 << 10
 PIECE_BYTES = 8 << 20
 
 
-def _all_reduce(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_reduce(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     data, out = operand.reshape(-1), result.reshape(-1)
     if len(group) == 1 or not data.size:
         out[...] = data
-    elif data.nbytes * len(group) <= 2 * GATHER_BYTES:
+    elif data.nbytes * (len(group) - 1) <= GATHER_BYTES:
         parts = np.empty((len(group), data.size), data.dtype)
         parts[me] = data
         work.exchange(_others(group, me, lambda k: data), _others(group, me, lambda k: parts[k]))
@@ -126,11 +127,11 @@ def _all_reduce(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
             _reduce_by_chunks(work, data[start : start + step], out[start : start + step])
 
 
-def _reduce_by_chunks(work: _Work, data: np.ndarray, out: np.ndarray) -> None:
+def _reduce_by_chunks(work: _OnRank, data: np.ndarray, out: np.ndarray) -> None:
     """Reduce a chunk on each rank, and gather the chunks."""
     group, me = work.group()
     bounds = [data.size * k // len(group) for k in range(len(group) + 1)]
-    chunks = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    chunks = [slice(a, b) for a, b in pairwise(bounds)]
     parts = np.empty((len(group), bounds[me + 1] - bounds[me]), data.dtype)
     parts[me] = data[chunks[me]]
     work.exchange(_others(group, me, lambda k: data[chunks[k]]), _others(group, me, lambda k: parts[k]))
@@ -138,7 +139,7 @@ def _reduce_by_chunks(work: _Work, data: np.ndarray, out: np.ndarray) -> None:
     work.exchange(_others(group, me, lambda k: out[chunks[me]]), _others(group, me, lambda k: out[chunks[k]]))
 
 
-def _reduce_scatter(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _reduce_scatter(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     slots = _split(operand, work.collective.dim, len(group))
     parts = [slots[me] if k == me else np.empty(result.shape, result.dtype) for k in range(len(group))]
@@ -147,18 +148,18 @@ def _reduce_scatter(work: _Work, operand: np.ndarray, result: np.ndarray) -> Non
     _reduce([part.reshape(-1) for part in parts], result.reshape(-1), work.collective.reduction)
 
 
-def _all_gather(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_gather(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     _gather(work, group, me, [operand] * len(group), result, work.collective.dim)
 
 
-def _all_to_all(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_to_all(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     _gather(work, group, me, _split(operand, work.collective.split_dim, len(group)), result, work.collective.concat_dim)
 
 
 def _gather(
-    work: _Work, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray, dim: int
+    work: _OnRank, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray, dim: int
 ) -> None:
     """Send an array to each rank of the group, and concatenate those that arrive."""
     slots = [_slot(result, dim, len(group), k) for k in range(len(group))]
@@ -172,7 +173,7 @@ def _gather(
             slot[...] = part
 
 
-def _collective_permute(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _collective_permute(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     me = work.link.rank
     targets = [target for source, target in work.collective.pairs if source == me]
     source = next((source for source, target in work.collective.pairs if target == me), None)
@@ -185,19 +186,19 @@ def _collective_permute(work: _Work, operand: np.ndarray, result: np.ndarray) ->
         work.exchange(sends, {} if source in (None, me) else {source: result})
 
 
-def _collective_broadcast(work: _Work, operand: np.ndarray, result: np.ndarray) -> None:
+def _collective_broadcast(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     me, group = work.link.rank, _group_of(work.collective, work.link)
     if group is None:
         result[...] = np.zeros((), result.dtype)
     elif group[0] == me:
         result[...] = operand
         if operand.size:
-            work.exchange({rank: operand for rank in group[1:]}, {})
+            work.exchange(dict.fromkeys(group[1:], operand), {})
     elif operand.size:
         work.exchange({}, {group[0]: result})
 
 
-_OPS: dict[str, Callable[[_Work, np.ndarray, np.ndarray], None]] = {
+_OPS: dict[str, Callable[[_OnRank, np.ndarray, np.ndarray], None]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

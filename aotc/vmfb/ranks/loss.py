@@ -44,7 +44,7 @@ class Loss:
         return f"{peer} {verb} {'during' if waiting and not self.why else 'before'} {what}"
 
 
-class Turn:
+class OneThread:
     """Context that admits one thread at a time, and raises in any other.
 
     A lock would give two calls an order on each rank, but not the same on all: their data would be mixed.
@@ -109,4 +109,4 @@ def array_bytes(array: np.ndarray) -> memoryview:
     """
     if not array.flags.c_contiguous:
         raise ValueError("the array is not contiguous")
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

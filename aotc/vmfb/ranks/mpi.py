@@ -1,7 +1,7 @@
 """Ranks connected by MPI, through ctypes and the standard ABI of MPI 5 (``mpi_abi.h``).
 
-One binding serves every MPI with this ABI: MPICH (the wheel ``mpich``), Open MPI, Intel MPI. If a rank dies, its launcher
-(mpirun, srun) ends all processes; a rank that closes its link, or fails, is an error on those that wait for it.
+One binding serves every MPI with this ABI: MPICH (the wheel ``mpich``), Open MPI, Intel MPI. If a rank dies, its
+launcher (mpirun, srun) ends all processes; a rank that closes its link, or fails, is an error where it is waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.ranks.loss import CLOSED, Loss, Peer, Turn, array_bytes, difference, own_facts
+from aotc.vmfb.ranks.loss import CLOSED, Loss, OneThread, Peer, array_bytes, difference, own_facts
 from aotc.vmfb.ranks.ranks import Ranks
 
 _NAMES = ("libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so")
@@ -200,7 +200,7 @@ class MpiLink:
         self.rank = mpi.integer("MPI_Comm_rank", communicator)
         self.size = mpi.integer("MPI_Comm_size", communicator)
         self._peers: tuple[Peer, ...] = ()
-        self._turn = Turn()
+        self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
         self._open = True
         # A receive for each other rank waits for its word that it leaves.
@@ -301,7 +301,7 @@ class MpiLink:
             if (int(found["mark"]), int(found["bytes"])) != (mark, target.nbytes):
                 raise _other_collective(rank, what)
             if target.nbytes <= _EAGER_BYTES:
-                array_bytes(target)[:] = memoryview(message[_HEADER.itemsize :])
+                array_bytes(target)[:] = message[_HEADER.itemsize :].data
 
     def _wait(self, requests: _Requests, messages: Mapping[int, np.ndarray], ranks: set[int], what: str) -> None:
         interruption, start = Watch(), monotonic()

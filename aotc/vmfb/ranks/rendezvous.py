@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hmac import compare_digest
 from time import monotonic, sleep
@@ -103,9 +103,9 @@ class _Table:
     def admit(self, sock: socket.socket, row: dict[str, Any]) -> None:
         """Add a rank, or refuse it with a message."""
         match row:
-            case {"version": int(version), "rank": int(rank), "host": str(), "process": int(), "listens": [str(), int()],
-                  "facts": dict(facts)} if all(isinstance(v, str) for v in facts.values()):  # fmt: skip
-                pass
+            case {"version": int(version), "rank": int(rank), "facts": dict(facts)} if _is_row(row):
+                if not all(isinstance(value, str) for value in facts.values()):
+                    raise BadFrame("a fact is not text")
             case _:
                 raise BadFrame("not an introduction")
         refusal = ""
@@ -221,11 +221,13 @@ def _join(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
     missing: list[int] = [0]
     while True:
         try:
-            with _closed_on_error(_connect(host, port, deadline)) as sock:
-                with _closed_on_error(_listen(sock.getsockname()[0], 0, ranks.size)) as listener:
-                    send_frame(sock, _introduction(ranks, facts, listener))
-                    secret, rows = _answer(sock, ranks.size, deadline + _GRACE, missing)
-                    return Meeting(_peers(rows), {0: sock}, listener, _addresses(rows), secret)
+            with (
+                _closed_on_error(_connect(host, port, deadline)) as sock,
+                _closed_on_error(_listen(sock.getsockname()[0], 0, ranks.size)) as listener,
+            ):
+                send_frame(sock, _introduction(ranks, facts, listener))
+                secret, rows = _answer(sock, ranks.size, deadline + _GRACE, missing)
+                return Meeting(_peers(rows), {0: sock}, listener, _addresses(rows), secret)
         except (OSError, BadFrame) as error:
             last = error
         if monotonic() > deadline:
@@ -263,7 +265,7 @@ def _answer(
                     missing[:] = ranks
                 case {"error": str(text)}:
                     raise CallError("", text)
-                case {"secret": str(secret), "ranks": [*rows]} if len(rows) == size and all(map(_is_row, rows)):
+                case {"secret": str(secret), "ranks": list(rows)} if len(rows) == size and all(map(_is_row, rows)):
                     return secret, rows
                 case None:
                     pass
@@ -299,7 +301,9 @@ def _addresses(rows: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
 # Between all.
 
 
-def connect_pairs(ranks: Ranks, meeting: Meeting, deadline: float, check: Callable[[], None]) -> dict[int, socket.socket]:
+def connect_pairs(
+    ranks: Ranks, meeting: Meeting, deadline: float, check: Callable[[], None]
+) -> dict[int, socket.socket]:
     """Return a connection to each other rank: this rank connects to lower ones and accepts those of higher ones.
 
     ``check`` raises if a rank is lost meanwhile.
@@ -355,7 +359,5 @@ def _connect_pair(address: tuple[str, int], deadline: float, check: Callable[[],
 
 def _configure(sock: socket.socket) -> None:
     sock.setblocking(False)
-    try:
+    with suppress(OSError):  # it has ended already: the next read says so
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError:  # it has ended already: the next read says so
-        pass

@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.vmfb.errors import CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
-from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Peer, Turn, array_bytes
+from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, OneThread, Peer, array_bytes
 from aotc.vmfb.ranks.ranks import Ranks
 from aotc.vmfb.ranks.rendezvous import connect_pairs, meet
 from aotc.vmfb.ranks.watch import LossWatch
@@ -46,7 +46,7 @@ class TcpLink:
     ) -> None:
         self.rank, self.size = rank, len(peers)
         self._peers, self._watch = peers, watch
-        self._turn = Turn()
+        self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
         for sock in pairs.values():
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -107,7 +107,7 @@ class TcpLink:
                 busy[rank].begin_send(array, mark)
         poll = select.poll()
         by_number = {}
-        for rank, channel in list(busy.items()):
+        for channel in busy.values():
             if wanted := channel.progress(what):
                 by_number[channel.number] = channel
                 poll.register(channel.number, wanted)

@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.errors import CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_condition, new_lock
-from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Loss, Turn
+from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Loss, OneThread
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class ThreadLink:
     def __init__(self, rank: int, board: _Board) -> None:
         self.rank, self.size = rank, board.size
         self._board, self._changed = board, board.changed[rank]
-        self._turn = Turn()
+        self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:

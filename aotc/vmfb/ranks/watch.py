@@ -1,8 +1,8 @@
 """The watch of ranks that are connected by TCP: a thread in each process, and one decision for all.
 
-Each rank holds a connection to rank 0. The system closes it when the process ends, however it ends. Rank 0 decides which
-rank is lost, and sends the decision to all before anybody reacts, so that all name the same rank. If rank 0 itself ends,
-all see that connection end, and name rank 0.
+Each rank has a connection to rank 0. The system closes it when the process ends, however it ends. Rank 0 decides which
+rank is lost, and sends the decision to all before it reacts itself, so that all name the same rank. If rank 0 ends, all
+see that connection end, and name rank 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -92,10 +93,8 @@ class LossWatch:
         self._notify()
 
     def _notify(self) -> None:
-        try:
+        with suppress(OSError):  # the thread has ended
             self._wake.send(b"\0")
-        except OSError:  # the thread has ended
-            pass
 
     def _decide(self, loss: Loss) -> None:
         with self._lock:
@@ -163,10 +162,8 @@ class LossWatch:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it has ended already: the next read says so
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    except OSError:  # it has ended already: the next read says so
-        pass

@@ -309,12 +309,14 @@ address = sys.argv[1]
 if os.fork():
     one = open_link(Ranks(0, 2, address, "tcp"), {})
     x = np.zeros(1)
+    one.exchange({1: x}, {}, "the first call")
     try:
         one.exchange({1: x}, {1: x.copy()}, "a call")
     except RankLost as error:
         print(str(error).splitlines()[0])
 else:
     one = open_link(Ranks(1, 2, address, "tcp"), {})
+    one.exchange({}, {0: np.zeros(1)}, "the first call")
     if not os.fork():
         time.sleep(5)
     os._exit(0)
