@@ -13,10 +13,10 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -50,6 +50,9 @@ _REASON = 256
 # Seconds of a wait in which the processor is only yielded, and the pause between two looks after that. Ranks that share
 # cores lose quanta of several milliseconds to a rank that spins.
 _YIELD_SECONDS, _PAUSE = 0.002, 0.00005
+
+# Seconds to wait until messages are cancelled. MPI cancels receives at once, and sends in general never.
+_CANCEL_SECONDS = 0.2
 
 # Seconds between two looks for ranks that leave, in a wait.
 _BYE_SECONDS = 0.01
@@ -106,6 +109,7 @@ class _Mpi:
             self._functions[name].argtypes = types
         # Calls of one process are made one at a time, whatever level of threads MPI has. None of them waits.
         self._lock = new_lock()
+        self.requests: set[_Requests] = set()  # incomplete ones: MPI reads or writes their arrays at any time
         if not self._flag("MPI_Initialized"):
             level = ctypes.c_int()
             self.call("MPI_Init_thread", None, None, _THREAD_MULTIPLE, ctypes.addressof(level))
@@ -172,6 +176,7 @@ class _Requests:
         self._address = ctypes.addressof(self._requests)
         self._done = ctypes.c_int()
         self._alive: list[np.ndarray] = []
+        mpi.requests.add(self)
 
     def start(self, name: str, data: np.ndarray, rank: int, tag: int) -> None:
         """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` of the bytes of an array. They have no limit of 2 GiB."""
@@ -183,13 +188,27 @@ class _Requests:
     def are_done(self) -> bool:
         """Return True if all messages have arrived or may be forgotten; MPI makes progress meanwhile."""
         self._mpi.call("MPI_Testall", len(self._alive), self._address, ctypes.addressof(self._done), None)
+        if self._done.value:
+            self._mpi.requests.discard(self)
         return bool(self._done.value)
 
     def cancel(self) -> None:
-        """Give up messages that have not arrived."""
+        """Give up messages that have not arrived, so that the caller may free the arrays."""
         for index in range(len(self._alive)):
             if self._requests[index] not in (None, _REQUEST_NULL):
                 self._mpi.call("MPI_Cancel", self._address + index * ctypes.sizeof(ctypes.c_void_p))
+        end = monotonic() + _CANCEL_SECONDS
+        while not self.are_done() and monotonic() < end:
+            sleep(_PAUSE)
+
+
+class _Bye(NamedTuple):
+    """The word of a rank that leaves: the rank that is lost (itself or another), its messages to and from this rank."""
+
+    lost: int
+    sent: int
+    received: int
+    why: str
 
 
 class MpiLink:
@@ -205,7 +224,9 @@ class MpiLink:
         self._open = True
         # A receive for each other rank waits for its word that it leaves.
         self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
-        self._left: dict[int, str] = {}
+        self._left: dict[int, _Bye] = {}
+        # Messages to and from each rank so far. A word that a rank leaves may overtake its data.
+        self._sent, self._received = [0] * self.size, [0] * self.size
         for rank in self._others():
             requests, word = _Requests(mpi, communicator, 1), np.zeros(_REASON, np.uint8)
             requests.start("MPI_Irecv_c", word, rank, _BYE)
@@ -224,7 +245,7 @@ class MpiLink:
             try:
                 self._move(sends, receives, what)
             except RankLost as error:
-                self.close(self._left.get(error.rank, CLOSED), error.rank)
+                self.close(self._left[error.rank].why, error.rank)
                 raise
             except BaseException as error:
                 self.close(f"failed ({type(error).__name__})")
@@ -253,11 +274,10 @@ class MpiLink:
         self._open = False
         if self._mpi.finalized():
             return
-        text = f"{self.rank if lost is None else lost} {why}".encode()[: _REASON - 1]
-        word = np.zeros(_REASON, np.uint8)
-        word[: len(text)] = np.frombuffer(text, np.uint8)
         self._said = _Requests(self._mpi, self._communicator, self.size)
         for rank, (_, requests) in self._byes.items():
+            bye = _Bye(self.rank if lost is None else lost, self._sent[rank], self._received[rank], why)
+            word = np.frombuffer(" ".join(map(str, bye)).encode()[:_REASON].ljust(_REASON, b"\0"), np.uint8)
             self._said.start("MPI_Isend_c", word, rank, _BYE)
             if rank not in self._left:
                 requests.cancel()
@@ -291,7 +311,7 @@ class MpiLink:
                     receives[rank][...] = array
                 else:
                     _send(requests, rank, array, mark)
-            self._wait(requests, messages, {*sends, *receives}, what)
+            self._wait(requests, sends.keys(), receives.keys(), what)
         except BaseException:
             requests.cancel()
             raise
@@ -302,8 +322,11 @@ class MpiLink:
                 raise _other_collective(rank, what)
             if target.nbytes <= _EAGER_BYTES:
                 array_bytes(target)[:] = message[_HEADER.itemsize :].data
+            self._received[rank] += 1
+        for rank in sends:
+            self._sent[rank] += 1
 
-    def _wait(self, requests: _Requests, messages: Mapping[int, np.ndarray], ranks: set[int], what: str) -> None:
+    def _wait(self, requests: _Requests, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
         interruption, start = Watch(), monotonic()
         look = start + _BYE_SECONDS
         while not requests.are_done():
@@ -315,23 +338,26 @@ class MpiLink:
             if now > look:
                 look = now + _BYE_SECONDS
                 interruption.pending_exception()
-                self._look_for_byes(ranks, what)
+                self._look_for_byes(sends, receives, what)
 
-    def _look_for_byes(self, ranks: set[int], what: str) -> None:
-        """Raise if a rank that is needed has left, or if any rank has left because of a lost one."""
+    def _look_for_byes(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
+        """Raise if a rank has left before this exchange, or if any rank has left because of a lost one."""
         for rank, (word, requests) in self._byes.items():
             if rank in self._left or not requests.are_done():
                 continue
-            lost, _, self._left[rank] = word.tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
-            if int(lost) != rank:
-                self._fail(int(lost), self._left[rank], what)
-        for rank in sorted(ranks & self._left.keys()):
-            self._fail(rank, self._left[rank], what)
+            lost, sent, received, why = word.tobytes().rstrip(b"\0").decode(errors="replace").split(" ", 3)
+            bye = self._left[rank] = _Bye(int(lost), int(sent), int(received), why)
+            if bye.lost != rank:
+                self._left[bye.lost] = bye
+                self._fail(bye, what)
+        for rank, bye in sorted(self._left.items()):
+            unsent = rank in receives and self._received[rank] >= bye.sent
+            if unsent or (rank in sends and self._sent[rank] >= bye.received):
+                self._fail(bye, what)
 
-    def _fail(self, rank: int, why: str, what: str) -> None:
-        peer = self._peers[rank] if self._peers else f"rank {rank}"
-        self._left[rank] = why
-        self._failure = rank, Loss(rank, why).text(peer, what, waiting=True)
+    def _fail(self, bye: _Bye, what: str) -> None:
+        peer = self._peers[bye.lost] if self._peers else f"rank {bye.lost}"
+        self._failure = bye.lost, Loss(bye.lost, bye.why).text(peer, what, waiting=True)
         raise RankLost(*self._failure)
 
 
