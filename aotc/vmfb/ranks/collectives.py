@@ -104,8 +104,8 @@ def _group_of(c: Collective, link: Link) -> tuple[int, ...] | None:
 
 
 # Bytes of the other ranks' operands up to which each rank gets them all and reduces them itself: one exchange instead
-# of two, but more bytes and work. Measured inside a host, two cores, the minimum of 12 to 300 calls: for 2 ranks the two
-# ways cross between 4 and 16 MiB by TCP and between 1 and 4 MiB by MPI, for 4 ranks between 1.5 and 12 MiB by TCP.
+# of two, but more bytes and work. Measured inside a host with two cores, the minimum of 12 to 300 calls: for 2 ranks
+# both take the same time at 4 to 16 MiB by TCP and at 1 to 4 MiB by MPI, for 4 ranks at 3 to 12 MiB by TCP.
 GATHER_BYTES = 2 << 20
 
 # Bytes of an operand that are reduced at a time; bounds the memory for the parts of other ranks.

@@ -48,8 +48,8 @@ _HEADER = np.dtype([("mark", "<u4"), ("reserved", "<u4"), ("bytes", "<u8")])
 _REASON = 256
 
 # Seconds of a wait in which the processor is only yielded, and the pause between two looks after that. Ranks that share
-# cores lose quanta of several milliseconds to a rank that spins: 4 ranks on 2 cores need 3 times as long for 64 KiB with
-# 2 ms of yielding, and 2 ranks are no faster.
+# cores lose quanta of several milliseconds to a rank that spins: 4 ranks on 2 cores need 3 times as long for 64 KiB
+# with 2 ms of yielding, and 2 ranks are no faster.
 _YIELD_SECONDS, _PAUSE = 0.0002, 0.00005
 
 # Seconds to wait until messages are cancelled. MPI cancels receives at once, and sends in general never.

@@ -155,6 +155,7 @@ class _Channel:
     def __init__(self, rank: int, sock: socket.socket) -> None:
         self.rank, self.sock, self.number = rank, sock, sock.fileno()
         self._send_header, self._receive_header = np.zeros((), _HEADER), np.zeros((), _HEADER)
+        self._head_out, self._head_in = array_bytes(self._send_header), array_bytes(self._receive_header)
         self._out: list[memoryview] = []
         self._in: list[memoryview] = []
         self._sent = self._received = 0
@@ -166,14 +167,14 @@ class _Channel:
         data = array_bytes(array)
         self._send_header[()] = (self._sent & _SERIAL_MASK, mark, len(data))
         self._sent += 1
-        self._out = [array_bytes(self._send_header), data]
+        self._out = [self._head_out, data]
 
     def begin_receive(self, array: np.ndarray, mark: int) -> None:
         """Start to fill an array."""
         data = array_bytes(array)
         self._expected = (self._received & _SERIAL_MASK, mark, len(data))
         self._received += 1
-        self._in = [array_bytes(self._receive_header), data]
+        self._in = [self._head_in, data]
         self._header_left = _HEADER.itemsize
 
     def progress(self, what: str) -> int:
