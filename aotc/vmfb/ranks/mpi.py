@@ -309,7 +309,7 @@ class MpiLink:
                     messages[rank] = _receive(requests, rank, array)
             for rank, array in sends.items():
                 if rank == self.rank:
-                    receives[rank][...] = array
+                    array_bytes(receives[rank])[:] = array_bytes(array)
                 else:
                     _send(requests, rank, array, mark)
             self._wait(requests, sends.keys(), receives.keys(), what)

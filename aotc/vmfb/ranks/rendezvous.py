@@ -246,9 +246,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     return sock
 
 
-def _answer(
-    sock: socket.socket, size: int, deadline: float, missing: list[int]
-) -> tuple[str, list[dict[str, Any]]]:
+def _answer(sock: socket.socket, size: int, deadline: float, missing: list[int]) -> tuple[str, list[dict[str, Any]]]:
     """Return the secret and the table of all ranks from rank 0; meanwhile ``missing`` gets the ranks it waits for."""
     reader = FrameReader(sock)
     with selectors.DefaultSelector() as selector:

@@ -101,7 +101,7 @@ class TcpLink:
                 busy[rank].begin_receive(array, mark)
         for rank, array in sends.items():
             if rank == self.rank:
-                receives[rank][...] = array
+                array_bytes(receives[rank])[:] = array_bytes(array)
             else:
                 busy[rank] = self._channels[rank]
                 busy[rank].begin_send(array, mark)

@@ -126,6 +126,20 @@ def test_a_rank_that_fails_is_named_by_all(links_of):
 
 
 @BOTH
+def test_a_rank_exchanges_with_itself_and_with_others(links_of):
+    links = links_of(3)
+
+    def work(link):
+        found = {rank: np.zeros(1, np.int64) for rank in range(3)}
+        link.exchange({rank: np.array([[10 * link.rank + rank]]) for rank in range(3)}, found, "all_to_all")
+        return [int(found[rank][0]) for rank in range(3)]
+
+    assert run_threads(links, work) == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
+    for link in links:
+        link.close()
+
+
+@BOTH
 def test_a_second_thread_gets_a_clear_error(links_of):
     links = links_of(2)
     inside = threading.Thread(target=lambda: reduce(links[0]))
