@@ -290,7 +290,7 @@ def checked_options(
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     args: Mapping[str, Sequence[Any]] | None = None, output: str | os.PathLike[str] | None = None,
-    mesh: Any = None, in_shardings: Any = None, out_shardings: Any = None, **flags: Unpack[OptionKeywords],
+    mesh: object = None, in_shardings: object = None, out_shardings: object = None, **flags: Unpack[OptionKeywords],
 ) -> Bundle:  # fmt: skip
     """Compile a model and return a bundle.
 
@@ -347,13 +347,13 @@ def compile(
     return made
 
 
-def _on_mesh(model: Any, mesh: Any, in_shardings: Any, out_shardings: Any) -> Any:
+def _on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> object:
     """Return the function, or each of several, for the mesh; shardings of several are by name."""
     from aotc.frontend.partition.meshes import function_on_mesh
 
     if not isinstance(model, Mapping):
         return function_on_mesh(model, mesh, in_shardings, out_shardings)
-    ins, outs = in_shardings or {}, out_shardings or {}
+    ins, outs = (given if isinstance(given, Mapping) else {} for given in (in_shardings, out_shardings))
     return {name: function_on_mesh(one, mesh, ins.get(name), outs.get(name)) for name, one in model.items()}
 
 

@@ -179,7 +179,7 @@ def _from_traced(traced: Any) -> JaxProgram:
     if _is_plain(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
         lowered = _TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",))
-        if lowered._lowering.compile_args.get("num_devices", 1) > 1:  # XLA partitions the ops of JAX's own rules
+        if _has_mesh(lowered):  # XLA partitions the ops of JAX's own rules
             lowered = whole.lower(_private_parameters=parameters, lowering_platforms=("cpu",))
         return _from_lowered(lowered)
     names = [_ANY_CALL]
@@ -192,6 +192,11 @@ def _from_traced(traced: Any) -> JaxProgram:
             if "custom calls" not in str(error) or not more:
                 raise
             names += sorted(more)
+
+
+def _has_mesh(lowered: Any) -> bool:
+    """Return True if a lowered program may be for several devices: it names a mesh."""
+    return any(op.operation.name == "sdy.mesh" for op in lowered.compiler_ir("stablehlo").body.operations)
 
 
 def _is_plain(jaxpr: Any) -> bool:

@@ -106,44 +106,23 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         return _of_one_rank(_fetch(source, example_args, example_kwargs))
 
 
-# The number of partitions that a text states.
-_PARTITIONS = re.compile(rb"mhlo\.num_partitions = (\d+)")
-
-
 def _of_one_rank(raw: RawModel) -> RawModel:
     """Return the program of one rank of a model for several devices; any other model as it is."""
-    if "ranks" in raw.metadata or not _is_for_several(raw):
+    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
+    if "ranks" in raw.metadata or not (b"sdy" in data or b"mhlo.sharding" in data):
         return raw
-    from aotc.frontend.partition.partition import partitioned  # only for models for several devices
+    from aotc.frontend.partition.partition import is_for_several, partitioned  # only for models with shardings
 
     with make_context():
         try:
             module = parse_model(raw.code)
             upgrade_module(module)
-        except ir.MLIRError as error:
-            raise CompileError(_findings(error, raw.data, raw.path)) from None
+        except (ir.MLIRError, ValueError):
+            return raw  # its reader reports the error
+        if not is_for_several(module, "devices" in raw.metadata):
+            return raw
         data, ranks = partitioned(module, raw.path)
-    kept = {key: value for key, value in raw.metadata.items() if key != "devices"}
-    return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
-
-
-def _is_for_several(raw: RawModel) -> bool:
-    """Return True if a model states more than one partition; bytecode is parsed if it may."""
-    if "devices" in raw.metadata:
-        return raw.metadata["devices"] > 1
-    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
-    if not data.startswith(_BYTECODE_MAGIC):
-        found = _PARTITIONS.search(data)
-        return found is not None and int(found[1]) > 1 and _has_shardings(data)
-    if b"num_partitions" not in data or not _has_shardings(data):
-        return False
-    with make_context():
-        attributes = parse_model(raw.code).operation.attributes
-        return discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(raw.path)) > 1
-
-
-def _has_shardings(data: bytes) -> bool:
-    return b"sdy" in data or b"mhlo.sharding" in data
+    return RawModel(data, raw.path, {**raw.metadata, "ranks": ranks}, digest=raw.digest)
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:

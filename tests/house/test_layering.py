@@ -19,7 +19,7 @@ COMMON = ("aotc.diagnostics", "aotc.support.memoize", "aotc.options", "aotc.supp
 CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
     "aotc.vmfb.verify.kernel_interface",
-    "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.profile.cost_record",
+    "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.profile.cost_record", "aotc.vmfb.ranks.layout",
 )  # fmt: skip
 FACTS = ("numpy", "aotc.ir", "aotc.lowering.threshold", *COMMON, *CONTRACTS)  # in the order of the rooms of lowering
 MODEL = ("aotc.lowering.analysis", *FACTS)
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
-        "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.host.install", "aotc.vmfb.profile.model_place",
+        "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.host.children", "aotc.vmfb.host.install", "aotc.vmfb.profile.model_place",
         *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
@@ -93,7 +93,7 @@ MAY_IMPORT = {
     ),
     "aotc.driver.assemble": ("numpy", "aotc"),
     "aotc.driver.function_signatures": (
-        "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.trees",
+        "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.ranks.layout", "aotc.vmfb.trees",
     ),
     "aotc.driver.bundle_cache": (
         "aotc.frontend.mlir", "aotc.kernels.jobs.cache", "aotc.kernels.jobs.store",

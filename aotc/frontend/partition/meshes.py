@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from aotc.diagnostics import CompileError, Loc
 
 
-def function_on_mesh(model: Any, mesh: Any, in_shardings: Any, out_shardings: Any) -> Any:
+def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> Any:
     """Return a function that is traced for ``mesh``.
 
     Parameters
@@ -64,7 +64,7 @@ class _Traced:
             return self._function.trace(*args, **kwargs)
 
 
-def _mesh_of(mesh: Any, in_shardings: Any, out_shardings: Any) -> AbstractMesh:
+def _mesh_of(mesh: object, in_shardings: object, out_shardings: object) -> AbstractMesh:
     match mesh:
         case AbstractMesh():
             return mesh
@@ -81,14 +81,14 @@ def _mesh_of(mesh: Any, in_shardings: Any, out_shardings: Any) -> AbstractMesh:
     raise CompileError.at(Loc(), f"mesh is {mesh!r}", hint=hint)
 
 
-def _is_size(number: Any) -> bool:
+def _is_size(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
-def _on_mesh(shardings: Any, mesh: AbstractMesh, key: str) -> Any:
+def _on_mesh(shardings: object, mesh: AbstractMesh, key: str) -> Any:
     """Return a pytree of shardings in place of one of specifications."""
 
-    def named(spec: Any) -> Any:
+    def named(spec: object) -> object:
         if not isinstance(spec, PartitionSpec):
             return spec
         try:

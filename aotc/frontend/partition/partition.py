@@ -17,6 +17,7 @@ from typing import IO, Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.hidden_ops import operations_of
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import discardable_integer
 from aotc.frontend.partition.tilings import layout_of_tiling, mesh_of_factors
@@ -62,6 +63,7 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
         main = _public_function(module, path)
         _check(module, main, path)
         mesh = _mesh_of(module)
+        module.operation.attributes[_COUNT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), mesh.size)
         layouts, local = _split(module, main, mesh, path)
         if _close_uneven(main, mesh, layouts):
             layouts, local = _split(module, main, mesh, path)
@@ -75,7 +77,7 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
     return data, {"mesh": mesh.entry(), "arguments": arguments, "results": results}
 
 
-def _public_function(module: ir.Module, path: str) -> Any:
+def _public_function(module: ir.Module, path: str) -> ir.OpView:
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     public = [f for f in functions if not _is_private(f)]
     if len(public) != 1:
@@ -84,12 +86,12 @@ def _public_function(module: ir.Module, path: str) -> Any:
     return public[0]
 
 
-def _is_private(function: Any) -> bool:
+def _is_private(function: ir.OpView) -> bool:
     visibility = function.operation.attributes.get("sym_visibility")
     return visibility is not None and visibility.value == "private"
 
 
-def _check(module: ir.Module, main: Any, path: str) -> None:
+def _check(module: ir.Module, main: ir.OpView, path: str) -> None:
     attributes = module.operation.attributes
     if (replicas := discardable_integer(attributes, _REPLICAS, 1, Loc(path))) > 1:
         message = f"the program is for {replicas} replicas of its devices"
@@ -110,33 +112,55 @@ def _check(module: ir.Module, main: Any, path: str) -> None:
                 raise CompileError.at(loc_from_mlir(op.operation.location, path), message, hint="sizes as numbers")
 
 
-def _mesh_of(module: ir.Module) -> Mesh:
-    """Return the mesh that the program names; for a program that names none, one of the factors of its devices."""
-    count = discardable_integer(module.operation.attributes, _COUNT, 1, Loc())
+def is_for_several(module: ir.Module, traced: bool) -> bool:
+    """Return True if a program is for several devices.
+
+    JAX states one device for a function over a mesh without devices, if none of its arguments has a sharding; so the
+    mesh counts for programs that JAX has ``traced`` for us, and for manual computations.
+    """
+    if _partitions(module) > 1:
+        return True
+    counts = traced or any(op.name == "sdy.manual_computation" for op in operations_of(module))
+    return counts and any(mesh.size > 1 for mesh in _named_meshes(module))
+
+
+def _partitions(module: ir.Module) -> int:
+    return discardable_integer(module.operation.attributes, _COUNT, 1, Loc())
+
+
+def _named_meshes(module: ir.Module) -> list[Mesh]:
+    """Return the meshes that a program names."""
+    found = []
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
             text = str(op.operation.attributes["mesh"])
             devices = _DEVICES.search(text)
             order = tuple(int(n) for n in devices[1].split(",")) if devices else ()
-            mesh = Mesh(tuple((name, int(size)) for name, size in _AXIS.findall(text)), order)
-            if mesh.axes and mesh.size == count:
-                return mesh
-    return mesh_of_factors(count)
+            found.append(Mesh(tuple((name, int(size)) for name, size in _AXIS.findall(text)), order))
+    return found
 
 
-def _ends(main: Any) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
+def _mesh_of(module: ir.Module) -> Mesh:
+    """Return the mesh that the program names; for a program that names none, one of the factors of its devices."""
+    meshes = [mesh for mesh in _named_meshes(module) if mesh.axes]
+    count = _partitions(module)
+    count = count if count > 1 else max((mesh.size for mesh in meshes), default=1)
+    return next((mesh for mesh in meshes if mesh.size == count), mesh_of_factors(count))
+
+
+def _ends(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
     """Return the types of the arguments, and those of the results, each with the attribute that describes them."""
     kind = main.operation.attributes["function_type"].value
     return ("arg_attrs", kind.inputs), ("res_attrs", kind.results)
 
 
-def _rows(main: Any, kind: str, count: int) -> list[dict[str, Any]]:
+def _rows(main: ir.OpView, kind: str, count: int) -> list[dict[str, Any]]:
     """Return the attributes of each argument or result."""
     rows = main.operation.attributes.get(kind)
     return [{}] * count if rows is None else [{a.name: a.attr for a in row} for row in rows]
 
 
-def _split(module: ir.Module, main: Any, mesh: Mesh, path: str) -> tuple[list[list[Layout | None]], bytes]:
+def _split(module: ir.Module, main: ir.OpView, mesh: Mesh, path: str) -> tuple[list[list[Layout | None]], bytes]:
     """Run XLA's partitioner; return the layouts of arguments and results, and the program of a rank.
 
     A layout is None if the array is not cut evenly by whole axes. XLA may choose the cuts of arguments and results
@@ -158,11 +182,11 @@ def _split(module: ir.Module, main: Any, mesh: Mesh, path: str) -> tuple[list[li
     return layouts, local
 
 
-def _is_even(mesh: Mesh, layout: Layout, kind: Any) -> bool:
+def _is_even(mesh: Mesh, layout: Layout, kind: ir.RankedTensorType) -> bool:
     return all(size % parts == 0 for size, parts in zip(kind.shape, parts_of_dims(mesh, layout), strict=True))
 
 
-def _close_uneven(main: Any, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
+def _close_uneven(main: ir.OpView, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
     """Let arguments and results that XLA would cut unevenly be whole on each rank; return whether there are any."""
     changed = False
     for (kind, types), row in zip(_ends(main), layouts, strict=True):
@@ -179,7 +203,7 @@ def _uses_shardy(module: ir.Module) -> bool:
     return any(op.operation.name == "sdy.mesh" for op in module.body.operations)
 
 
-def _whole(type_: Any, mesh: Mesh) -> dict[str, ir.Attribute]:
+def _whole(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
     """Return the sharding of an array that is whole on each device, of Shardy and of MHLO."""
     dims = ", ".join(["{}"] * type_.rank)
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
@@ -233,7 +257,7 @@ def _fatal_message(messages: IO[bytes]) -> str:
     return ""
 
 
-def _finished(module: ir.Module, main: Any, local: bytes) -> bytes:
+def _finished(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
     """Return the program of a rank with the names and donation of the program for all devices."""
     found = ir.Module.parse(local)
     target = _public_function(found, "").operation

@@ -53,7 +53,7 @@ def layout_of_tiling(mesh: Mesh, tiling: Mapping[str, Any], rank: int) -> Layout
     return tuple(found)
 
 
-def _axes_of_dim(mesh: Mesh, at: Mapping[str, Any], count: int, wanted: Any) -> tuple[str, ...] | None:
+def _axes_of_dim(mesh: Mesh, at: Mapping[str, Any], count: int, wanted: np.ndarray) -> tuple[str, ...] | None:
     """Return the axes, the slowest first, whose positions together number the parts of a dim.
 
     The step of an axis is the number of the part one place further along it.

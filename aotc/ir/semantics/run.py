@@ -13,6 +13,7 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, Expr, Sym
 from aotc.ir.dims.symbols import evaluate, substitute, symbols
 from aotc.ir.opset import CALLS, OPS
+from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
@@ -29,11 +30,13 @@ class OperandError(ValueError):
 class Hooks:
     """Functions that the interpreter calls.
 
-    ``custom_call(op, operands, result types)`` computes a user's op, which has no reference.
+    ``custom_call(op, operands, result types)`` computes a user's op, which has no reference. ``collective`` with the
+    same parameters computes an exchange with other ranks, whose reference is that of one process.
     ``after(frame, op, results)`` is called after every op, in regions too, and returns the results to continue with.
     """
 
     custom_call: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None
+    collective: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None
     after: Callable[[Activation, Op, Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None
 
 
@@ -182,6 +185,8 @@ class Activation:
         types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
         if op.name == "custom_call" and self.hooks.custom_call:
             return self.hooks.custom_call(op, operands, types)
+        if op.name in COLLECTIVES and self.hooks.collective:
+            return self.hooks.collective(op, operands, types)
         calls = tuple(self._callable(r) for r in op.regions)
         found = OPS[op.name].reference(operands, attrs, calls, types)
         for value, array in zip(op.results, found):

@@ -165,11 +165,11 @@ class Entry:
             raise CallError(self._function.where, f"arguments by keyword have no order: {', '.join(kwargs)}")
         return args
 
-    def results_of(self, value: Any) -> list[Any]:
+    def results_of(self, value: object) -> list[Any]:
         """Return the flat results of a value that a call has returned."""
         tree, found = self.signature.out_tree, list[Any]()
         if tree is None:
-            return [value] if len(self.signature.results) == 1 else list(value)
+            return [value] if not isinstance(value, list) else value
         trees.flattener(tree, self._function.where, "result")(value, found)
         return found
 

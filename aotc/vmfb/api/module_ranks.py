@@ -49,7 +49,7 @@ class RankedModule:
         rows = entry.signature.arguments
         return entry.arguments_of([member.part(row, x) for row, x in zip(rows, values, strict=True)])
 
-    def gather(self, results: Any, *, function: str = "") -> Any:
+    def gather(self, results: object, *, function: str = "") -> Any:
         """Return the results of a call with whole arrays, on each rank: all ranks gather together.
 
         Parameters

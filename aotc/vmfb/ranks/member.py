@@ -83,7 +83,7 @@ class Member:
         finally:
             self._running.release()
 
-    def part(self, row: Mapping[str, Any], value: Any) -> np.ndarray:
+    def part(self, row: Mapping[str, Any], value: object) -> np.ndarray:
         """Return this rank's part of a whole array, a view if that is possible.
 
         Raises

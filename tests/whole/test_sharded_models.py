@@ -1,0 +1,157 @@
+"""Sharded functions: one bundle, eight ranks, the results of one device."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from support.sharded_models import CASES, LINE, check, f32, run_on_threads
+
+import aotc
+from aotc.diagnostics import CompileError
+
+pytestmark = pytest.mark.cpu
+
+AS_FILES = ("mlp", "training", "every_collective")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_one_device(name):
+    case = CASES[name]
+    check(case, run_on_threads(case.compile(source=False), case.args))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("name", ["layer", "loop", "ring"])
+def test_levels(name, level):
+    case = CASES[name]
+    check(case, run_on_threads(case.compile(opt_level=level, verify_each=True), case.args))
+
+
+def on_mesh(case):
+    """Return the function of a case with shardings of its own, and examples."""
+    mesh = AbstractMesh(tuple(case.mesh.values()), tuple(case.mesh))
+
+    def named(specs):
+        return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
+
+    given = {"in_shardings": case.ins, "out_shardings": case.outs}
+    return jax.jit(case.function, **{key: named(value) for key, value in given.items() if value is not None})
+
+
+@pytest.mark.parametrize("form", ["function", "export", "file", "text"])
+@pytest.mark.parametrize("name", AS_FILES)
+def test_forms_of_a_model(name, form, tmp_path):
+    case = CASES[name]
+    function = on_mesh(case)
+    match form:
+        case "function":
+            data = aotc.compile(function, *case.args)
+        case "text":
+            text = function.trace(*case.args).lower(lowering_platforms=("cpu",)).as_text()
+            data = aotc.compile(text)
+        case _:
+            exported = jax.export.export(function, platforms=("cpu",))(*case.args)
+            path = tmp_path / "m.jaxexp"
+            path.write_bytes(exported.serialize())
+            data = aotc.compile(exported if form == "export" else path)
+    if form == "text":  # it has neither the structure of the arguments nor that of the results
+        flat = jax.tree.leaves(case.args)
+        check(case, run_on_threads(data, flat))
+    else:
+        check(case, run_on_threads(data, case.args))
+
+
+def test_an_export_for_gpus_compiles_for_cpus():
+    case = CASES["mlp"]
+    exported = jax.export.export(on_mesh(case), platforms=("cuda",))(*case.args)
+    check(case, run_on_threads(aotc.compile(exported, target="cpu"), case.args))
+
+
+def test_many_devices():
+    mesh = AbstractMesh((64, 8), ("data", "model"))
+    x = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
+    w = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=NamedSharding(mesh, P(None, "model")))
+    bundle = aotc.compile(lambda x, w: x @ w, x, w, source=False)
+    with pytest.raises(aotc.BundleError, match=r"for 512 ranks \(data=64 x model=8\)"):
+        bundle.load()
+
+
+def test_a_bundle_compiles_again():
+    case = CASES["layer"]
+    check(case, run_on_threads(aotc.upgrade(case.compile()), case.args))
+
+
+def test_a_mesh_in_another_order():
+    """The ranks of a mesh need not be in order: here rank 7 comes first."""
+    text = CASES["mlp"]
+    function = on_mesh(text).trace(*text.args).lower(lowering_platforms=("cpu",)).as_text()
+    order = list(range(7, -1, -1))
+    moved = function.replace('<["data"=2, "model"=4]>', f'<["data"=2, "model"=4], device_ids={order}>')
+    assert moved != function
+    check(text, run_on_threads(aotc.compile(moved), text.args))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(("given", "message"), [
+        ({"mesh": {"data": 0}}, "mesh is"),
+        ({"mesh": 3}, "mesh is 3"),
+        ({"in_shardings": P("data")}, "shardings without a mesh"),
+        ({"mesh": {"data": 2}, "in_shardings": P("model")}, "does not fit"),
+        ({"mesh": {"data": 3}, "in_shardings": P("data")}, "divisible|Indivisible"),
+    ])  # fmt: skip
+    def test_meshes(self, given, message):
+        with pytest.raises(CompileError, match=message):
+            aotc.compile(lambda x: x + 1, f32(8, 4), **given)
+
+    def test_symbolic_sizes(self):
+        mesh = AbstractMesh((2,), ("data",))
+        x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), np.float32)
+        function = jax.jit(lambda x: x + 1, in_shardings=NamedSharding(mesh, P(None, "data")))
+        with pytest.raises(CompileError, match="several devices has known sizes|symbolic"):
+            aotc.compile(function, x)
+
+    def test_ranks_that_may_take_another_branch(self):
+        from support.sharded_models import over
+
+        @over(LINE, P("data"), P("data"))
+        def branches(x):
+            return jax.lax.cond(x[0, 0] > 0, lambda x: jax.lax.psum(x, "data") + x, lambda x: x, x)
+
+        with pytest.raises(CompileError, match="may differ between the ranks that it connects"):
+            aotc.compile(branches, f32(8, 4))
+
+    def test_several_devices_without_shardings(self):
+        text = """module attributes {mhlo.num_partitions = 2 : i32} {
+          func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }
+        }"""
+        with pytest.raises(CompileError, match="several devices"):
+            aotc.compile(text)
+
+
+class TestArrays:
+    def test_a_whole_array_is_no_part(self):
+        case = CASES["rows"]
+        data = case.compile(source=False)
+
+        def work(link):
+            with aotc.load(data, ranks=link) as module:
+                with pytest.raises(aotc.ArgumentValueError, match="is the whole array") as caught:
+                    module(*case.args)
+                assert "module.shard" in str(caught.value)
+                with pytest.raises(aotc.ArgumentValueError, match="is not the whole array"):
+                    module.shard(*module.shard(*case.args))
+                return module.rank, str(module.mesh)
+
+        from support.rank_cases import run_threads
+
+        from aotc.vmfb.ranks.threads import thread_links
+
+        found = run_threads(thread_links(8), work)
+        assert found == [(rank, "data=8") for rank in range(8)]
+
+    def test_a_bundle_for_one_device(self):
+        module = aotc.compile(lambda x: x + 1, f32(2)).load()
+        assert (module.rank, module.mesh) == (0, None)
+        with pytest.raises(aotc.CallError, match="one device"):
+            module.shard(f32(2))
