@@ -332,6 +332,17 @@ def compile(
     reader_process.prepare_for(model)
     chosen = checked_options(options, flags)
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
+    made = compile_for(targets, chosen, model, example_args, args, kwargs)
+    if output is not None:
+        made.save(output)
+    return made
+
+
+def compile_for(
+    targets: tuple[Target, ...], chosen: Options, model: Any, example_args: Sequence[Any] = (),
+    args: Mapping[str, Sequence[Any]] | None = None, kwargs: Mapping[str, Any] | None = None,
+) -> Bundle:  # fmt: skip
+    """Compile a model for ``targets``, in place of the targets of the options; see :func:`compile`."""
     with timed_stages(chosen.timings):
         begin_stage(chosen, FIRST)
         with guard("while importing the compiler", chosen):
@@ -341,10 +352,7 @@ def compile(
         if mesh is not None or in_shardings is not None or out_shardings is not None:
             model = _on_mesh(model, mesh, in_shardings, out_shardings)
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
-            made = Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
-    if output is not None:
-        made.save(output)
-    return made
+            return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
 def _on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> object:

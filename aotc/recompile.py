@@ -92,8 +92,12 @@ def upgrade(
         return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
 
 
-def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[RawModel, Options]:
-    """Return the model in a reproducer file, and the recorded options overridden by ``flags``.
+def model_of_reproducer(
+    kept: Reproducer, flags: Mapping[str, Any]
+) -> tuple[RawModel, tuple[Target, ...], Options]:
+    """Return the model in a reproducer file, its targets, and the recorded options overridden by ``flags``.
+
+    Targets have the measurements of the machine that wrote the file, unless ``flags`` contain other targets.
 
     Raises
     ------
@@ -101,7 +105,12 @@ def model_of_reproducer(kept: Reproducer, flags: Mapping[str, Any]) -> tuple[Raw
         If this compiler has no such option, or the model crashes the child process that reads it.
     """
     chosen = checked_options(checked_options(None, kept.options), flags, whole=not flags.get("stop_after"))
-    return try_in_child(RawModel(kept.data, kept.path, kept.metadata)), chosen
+    targets = resolve_targets(chosen.target)
+    if "target" not in flags:
+        measured = {t.name: t for t in kept.targets}
+        targets = tuple(measured.get(t.name, t) for t in targets)
+    targets = variant_targets(targets, chosen.devices, kept.targets)
+    return try_in_child(RawModel(kept.data, kept.path, kept.metadata)), targets, chosen
 
 
 def _is_mix(source: Embedded) -> bool:

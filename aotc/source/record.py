@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aotc.options import Options
-from aotc.targets import Mix, Target
+from aotc.targets import OTHER_NAMES, TARGETS, Mix, Target
 from aotc.vmfb.manifest import ANY, NONE
 from aotc.vmfb.result_names import pairs_of
 
 VERSION = 1
+
+# Bytes of a second-level cache, at least. Block sizes are computed from it, and the value in a file is not trusted.
+LEAST_CACHE = 1 << 12
+# Bytes of a second-level cache, at most: as LEAST_CACHE.
+MOST_CACHE = 1 << 30
 
 RECORDED = (
     "opt_level", "matmul_precision", "quantize_weights", "specialize", "bind", "state", "debug_info", "bisect",
@@ -29,6 +34,8 @@ OUTSIDE_RECORD = frozenset({"target", "weights", "source", "costs", "kernel_comp
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 
+MEASURED = {"name": str, "l2": int}
+
 _HOLE = {"at": int, "size": int, "sha256": bytes}
 
 _CHECK = {"failed": int, "code": int, "number": int, "message": str, "values": [[int]]}
@@ -44,7 +51,7 @@ SCHEMA = {
     "path": str,
     "metadata": {**KNOWN, "entries?": {str: KNOWN}},
     "options": {str: ANY},
-    "targets": [{"name": str, "l2": int}],
+    "targets": [MEASURED],
     "variants?": int,  # without it all targets are those of variants: older sources have no targets of devices
     "code": bytes,
     "holes": [{**_HOLE, "array?": _ARRAY, "kept?": int, "differences?": bytes, "word?": int}],
@@ -94,3 +101,19 @@ def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
     every = [t.of("") for t in targets]
     every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]
     return [{"name": t.name, "l2": t.l2} for t in dict.fromkeys(every)]
+
+
+def measured_target(row: Mapping[str, Any]) -> Target:
+    """Return the target of a row of :func:`recorded_targets`, with the measurements of the compiling machine.
+
+    Raises
+    ------
+    ValueError
+        If this aotc has no such target, or a measurement is impossible.
+    """
+    name = OTHER_NAMES.get(row["name"], row["name"])
+    if name not in TARGETS:
+        raise ValueError(f"this aotc has no target {name!r}")
+    if not LEAST_CACHE <= row["l2"] <= MOST_CACHE:
+        raise ValueError(f"a cache of {row['l2']} bytes")
+    return replace(TARGETS[name], l2=row["l2"])

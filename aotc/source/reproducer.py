@@ -20,7 +20,14 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 from aotc.diagnostics import CompileError, InternalError, Loc
 from aotc.options import Options
 from aotc.source.limits import MOST_SOURCE_BYTES
-from aotc.source.record import KNOWN, recorded_options, refused_option
+from aotc.source.record import (
+    KNOWN,
+    MEASURED,
+    measured_target,
+    recorded_options,
+    recorded_targets,
+    refused_option,
+)
 from aotc.targets import Target
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.manifest import ANY, problems
@@ -33,18 +40,22 @@ _OF_WORK = ("jobs", "verify_each", "stop_after")  # do not affect a bundle, but 
 _ALLOWED = (*_OF_WORK, "target", "source", "costs")  # besides those of a record; an untrusted file sets no path
 _SCHEMA = {
     "reproducer": int, "path": str, "metadata": {**KNOWN, "entries?": {str: KNOWN}}, "options": {str: ANY},
-    "versions": {str: str}, "text": bool,
+    "versions": {str: str}, "text": bool, "targets?": [MEASURED],
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Reproducer:
-    """The contents of a reproducer file: a model as in :class:`aotc.frontend.mlir.RawModel`, and options as data."""
+    """The contents of a reproducer file: a model as in :class:`aotc.frontend.mlir.RawModel`, and options as data.
+
+    ``targets`` have the measurements of the compiling machine; older files have none.
+    """
 
     data: str | bytes
     path: str
     metadata: Mapping[str, Any]
     options: Mapping[str, Any]
+    targets: tuple[Target, ...]
 
 
 def repeats(path: str) -> str:
@@ -68,6 +79,7 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
         "text": isinstance(raw.data, str),
         "versions": {"python": platform.python_version(), "machine": platform.machine(), **dict(_versions())},
         "options": chosen,
+        "targets": recorded_targets(targets),
         "metadata": dict(raw.metadata),
     }
     held = BytesIO()
@@ -103,8 +115,9 @@ def read(path: str) -> Reproducer | None:
             raise ValueError(problem)
         if name := refused_option(facts["options"], _ALLOWED):
             raise ValueError(f"it sets the option {name!r}, which only a caller may set or this aotc does not know")
+        targets = tuple(map(measured_target, facts.get("targets", ())))
         model = data.decode(errors="surrogateescape") if facts["text"] else data
-        return Reproducer(model, facts["path"], facts["metadata"], facts["options"])
+        return Reproducer(model, facts["path"], facts["metadata"], facts["options"], targets)
     except (BadZipFile, OSError):
         return None
     except Exception as error:  # zipfile, zlib and json raise many types on bad input

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from aotc.source.limits import DIFFERENCES_BYTES, MOST_SOURCE_BYTES
 from aotc.source.moves import undo_packing
-from aotc.source.record import SCHEMA, VERSION, Embedded, refused_option
+from aotc.source.record import SCHEMA, VERSION, Embedded, measured_target, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import OpenedBundle
@@ -100,19 +99,14 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}: {error}"
 
 
-# Bytes of a second-level cache, at least. Block sizes are computed from it, and the value in a bundle is not trusted.
-LEAST_CACHE = 1 << 12
-# Bytes of a second-level cache, at most: as LEAST_CACHE.
-MOST_CACHE = 1 << 30
-
-
 def _target(where: str, row: Mapping[str, Any]) -> Target:
     name = OTHER_NAMES.get(row["name"], row["name"])
     if name not in TARGETS:
         raise BundleError(where, "this aotc has no such target", name, ", ".join(TARGETS), "--target")
-    if not LEAST_CACHE <= row["l2"] <= MOST_CACHE:
-        raise _damaged(where, f"a cache of {row['l2']} bytes")
-    return replace(TARGETS[name], l2=row["l2"])
+    try:
+        return measured_target(row)
+    except ValueError as error:
+        raise _damaged(where, str(error)) from None
 
 
 def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:

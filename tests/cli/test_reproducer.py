@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,6 +16,9 @@ import aotc
 from aotc import CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.source import reproducer
+from aotc.source.restore import restore
+from aotc.targets import host_target
+from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu
 
@@ -65,6 +69,34 @@ def test_on_request_it_makes_the_same_bundle(call):
     Path("m.mlir").unlink()
     assert call("compile", "r.zip", "-o", "b.vmfb")[0] == 0
     assert Path("a.vmfb").read_bytes() == Path("b.vmfb").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["jaxexp", "mlir"])
+def test_the_source_in_its_bundle_is_the_same(call, monkeypatch, suffix):
+    """The caches of the machine are part of a source: kernels depend on them."""
+    own = replace(host_target(), l2=768 << 10)
+    monkeypatch.setattr(aotc.targets, "host_target", lambda: own)
+    x = np.ones((4, 4), np.float32)
+    exported = jax.export.export(jax.jit(lambda x, p: {"y": jnp.sin(x) @ p["w"]}))(x, {"w": x})
+    Path("m.jaxexp").write_bytes(exported.serialize())
+    assert call("compile", f"m.{suffix}", "-o", "a.vmfb", "--reproducer=r.zip")[0] == 0
+    assert facts("r.zip")["targets"] == [{"name": own.name, "l2": own.l2}]
+    monkeypatch.setattr(aotc.targets, "host_target", lambda: replace(own, l2=640 << 10))  # another machine
+    assert call("compile", "r.zip", "-o", "b.vmfb")[0] == 0
+    assert Path("a.vmfb").read_bytes() == Path("b.vmfb").read_bytes()
+    source = restore(open_bundle("b.vmfb"))
+    assert source.targets == (own,)
+    assert call("compile", "r.zip", "-o", "c.vmfb", "--target=cpu:x86-64-v2")[0] == 0
+    assert [t.name for t in restore(open_bundle("c.vmfb")).targets] == ["cpu:x86-64-v2"]
+
+
+@pytest.mark.parametrize("rows", [[{"name": "cpu:x86-64-v3", "l2": 1}], [{"name": "gpu", "l2": 1 << 20}], [{}], "x"])
+def test_damaged_targets_are_refused(call, rows):
+    assert call("compile", "m.mlir", "-o", "a.vmfb", "--reproducer=r.zip")[0] == 0
+    changed("r.zip", reproducer_json=json.dumps({**facts("r.zip"), "targets": rows}))
+    code, said = call("compile", "r.zip", "-o", "b.vmfb")
+    assert code == 1
+    assert "the reproducer is damaged" in said
 
 
 def test_options_of_the_command_line_count_before_its_own(call):
