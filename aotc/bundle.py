@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-from html import escape
 from typing import Any
 
-from aotc.diagnostics import size_text
 from aotc.source.restore import restore
 from aotc.vmfb.arguments import Signature, type_text
 from aotc.vmfb.bundle import open_bundle, write_file
-from aotc.vmfb.describe import describe
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.weights.own import places_of
-
-# Kernels that a notebook shows of a bundle: those with the most code.
-SHOWN_KERNELS = 5
 
 
 class Bundle(bytes):
@@ -94,23 +88,10 @@ class Bundle(bytes):
         return restore(opened).code if opened.manifest.get("source") else b""
 
     def _repr_html_(self) -> str:
-        """Return an HTML table for notebooks: signatures, sizes, and the largest kernels of each target."""
-        facts = describe(open_bundle(self), len(self))
-        rows = [("functions", "<br>".join(f"<code>{escape(repr(f))}</code>" for f in self.functions.values()))]
-        rows.append(("size", size_text(len(self))))
-        for variant in facts["variants"]:
-            peak, weights = variant["arena_peak"], variant["weights"]
-            lines = [
-                f"working memory: {'depends on shapes' if peak is None else size_text(peak)}",
-                f"weights: {size_text(weights['bytes']) if weights else 'none'}",
-                f"{len(variant['kernels'])} kernels, the largest:",
-            ]
-            largest = sorted(variant["kernels"], key=lambda k: -(k["code_bytes"] or 0))[:SHOWN_KERNELS]
-            lines += [f"<code>{escape(k['name'])}</code> {escape(k['from'])}" for k in largest]
-            rows.append((escape(variant["target"]), "<br>".join(lines)))
-        left = " style='text-align:left'"
-        cells = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows)
-        return f"<table>{cells}</table>"
+        """Return the summary of ``aotc inspect`` as HTML for notebooks: signatures, sizes and the slowest kernels."""
+        import aotc
+
+        return aotc.inspect(self)._repr_html_()
 
     def __repr__(self) -> str:
         return f"<aotc.Bundle of {len(self):,} bytes>"

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import aotc
-from aotc.diagnostics import UNKNOWN, CompileError, Loc
+from aotc.diagnostics import CompileError, Loc
 from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
 from aotc.driver.assemble import Ahead, assemble, signature_entry
@@ -48,8 +48,10 @@ from aotc.options import Options
 from aotc.pipeline import Pass, checked_options, run_passes
 from aotc.targets import resolve_targets
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, array_deviation, compare_op, compare_results
+from aotc.tools.fetch_model import public_names
 from aotc.tools.largest_error import LargestError, largest_error
 from aotc.tools.sample_arguments import make_values
+from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import ArgumentValueError, CallError
@@ -204,11 +206,7 @@ class Checker:
         self.whole = replace(options, target=target, devices=devices, specialize={})
         self.options = replace(self.whole, quantize_weights="none")  # for parts of the model
         self.module = import_raw(raw, options=self.options)
-        public = [name for name, f in self.module.functions.items() if f.public]
-        self.name = function or (public[0] if len(public) == 1 else "main")
-        if self.name not in public:
-            hint = f"--function with one of {', '.join(public)}"
-            raise CompileError.at(UNKNOWN, f"the model has no public function {self.name!r}", hint=hint)
+        self.name = choose_function(public_names(self.module), function, raw.path)
         with guard("while inlining", self.options, self.module, raw.path):
             self.function = inline(self.module, self.options).functions[self.name]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
+from aotc.diagnostics import AotcWarning
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.frontend.platforms import is_multi_platform
@@ -20,6 +20,7 @@ from aotc.options import Options
 from aotc.pipeline import checked_options
 from aotc.recompile import STALE, model_of
 from aotc.targets import Target, resolve_targets, variant_targets
+from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.bundle import MAGIC
 
 
@@ -79,13 +80,17 @@ def is_bundle(model: Any) -> bool:
 
 
 def check_function(function: str, module: Module) -> None:
-    """Refuse a function name that ``module`` does not have.
+    """Refuse the name of a function that ``module`` does not have; an empty name stands for all functions.
 
     Raises
     ------
-    CompileError
+    ArgumentValueError
         If there is no such function; the message lists the public ones.
     """
-    public = [name for name, f in module.functions.items() if f.public]
-    if function and function not in public:
-        raise CompileError.at(UNKNOWN, f"no function {function!r}", hint=f"one of {', '.join(public)}")
+    if function:
+        choose_function(public_names(module), function, "")
+
+
+def public_names(module: Module) -> list[str]:
+    """Return the names of the functions that a bundle of ``module`` has."""
+    return [name for name, function in module.functions.items() if function.public]

@@ -218,10 +218,10 @@ def entry_of(opened: OpenedBundle, function: str = "") -> str:
 
     Raises
     ------
-    BundleError
+    ArgumentValueError
         If the bundle has no such function.
     """
-    return choose_function(opened.manifest["functions"], function, opened.where, BundleError)
+    return choose_function(opened.manifest["functions"], function, opened.where)
 
 
 def _memories(

@@ -58,11 +58,15 @@ def test_a_bundle_with_weights():
 
 
 def test_a_notebook_shows_a_bundle():
-    html = aotc.compile(lambda x: jnp.sin(x) @ x, np.ones((64, 64), "f4"))._repr_html_()
+    bundle = aotc.compile(lambda x: jnp.sin(x) @ x, np.ones((64, 64), "f4"))
+    html = bundle._repr_html_()
     assert "main(x: f32[64, 64])" in html
-    assert "working memory" in html
-    assert "kernels, the largest:" in html
+    assert "arena peak" in html
+    assert "slowest kernels of main:" in html
     assert "<lambda>" not in html, "text is escaped"
+    assert html == aotc.inspect(bundle)._repr_html_(), "one renderer"
+    bare = aotc.compile(lambda x: jnp.sin(x) @ x, np.ones((64, 64), "f4"), debug_info=False)
+    assert "largest kernels" in bare._repr_html_()
 
 
 def test_an_example_that_jax_narrows_is_an_argument():

@@ -16,7 +16,7 @@ from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import arena_places, flow_of
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import ArgumentValueError, BundleError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -221,7 +221,7 @@ def test_a_bundle_without_text_has_memory_but_no_times():
 
 
 def test_errors_name_what_there_is():
-    with pytest.raises(BundleError, match="no function 'other'"):
+    with pytest.raises(ArgumentValueError, match="no function 'other'"):
         explain_memory(opened(branches, X), "other")
 
 

@@ -7,14 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.diagnostics import CompileError
 from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.describe import describe
-from aotc.vmfb.errors import BundleError, CallError
+from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -142,7 +141,7 @@ class TestAffinityOfBundles:
         assert {r.function for r in explain_affinity(text).rows} == {"main", "other"}
         assert {r.function for r in explain_affinity(text, function="other").rows} == {"other"}
         for explain in (explain_affinity, explain_fusion):
-            with pytest.raises(CompileError, match=r"no function 'zz'\n.*one of main, other"):
+            with pytest.raises(ArgumentValueError, match=r"no function 'zz'\n.*main, other"):
                 explain(text, function="zz")
         assert {r.function for r in explain_fusion(text, function="other").regions} == {"other"}
 

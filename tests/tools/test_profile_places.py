@@ -36,7 +36,8 @@ def files(tmp_path_factory):
     symbolic = jax.ShapeDtypeStruct((b, 3), "float32")
     aotc.compile(lambda x, y: x + y, symbolic, symbolic, output=folder / "b.vmfb")
     examples = {"prefill": (X,), "decode": (X,)}
-    aotc.compile({"prefill": model, "decode": jnp.sin}, args=examples, output=folder / "two.vmfb")
+    both = aotc.compile({"prefill": model, "decode": jnp.sin}, args=examples, output=folder / "two.vmfb")
+    (folder / "two.mlir").write_bytes(both.source)
     return folder
 
 
@@ -119,12 +120,16 @@ def test_trace_of_a_model_has_its_layers(files, tmp_path):
     assert {a["scope"] for a in kernels} == {f"layer_{n}/{name}" for n in range(2) for name in ("q", "norm")}
 
 
-@pytest.mark.parametrize("words", [("run",), ("profile",), ("profile", "-o", "t.json"), ("explain", "schedule")])
+@pytest.mark.parametrize("words", [
+    ("run",), ("bench",), ("check",), ("profile",), ("profile", "-o", "t.json"), ("explain", "schedule"),
+    ("report", "-o", "t.html"),
+])  # fmt: skip
 def test_commands_suggest_a_function(files, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
+    model = files / ("two.mlir" if words[0] in ("check", "report") else "two.vmfb")
     for function, said in (("", "no function is called main"), ("--function=x", "no function 'x'")):
         command, more = (words, ()) if words[0] == "explain" else (words[:1], words[1:])
-        done = run(*command, files / "two.vmfb", *more, *filter(None, [function]))
+        done = run(*command, model, *more, *filter(None, [function]))
         text = str(done.exception)
         assert said in text
         assert "prefill, decode" in text

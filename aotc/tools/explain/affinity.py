@@ -96,7 +96,9 @@ def explain_affinity(
     Raises
     ------
     CompileError
-        If the model cannot be read, has no such function, or an op has no device.
+        If the model cannot be read, or an op has no device.
+    ArgumentValueError
+        If the model has no such function.
     BundleError
         If a bundle is damaged, or has no source.
     """

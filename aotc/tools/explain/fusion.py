@@ -161,7 +161,9 @@ def explain_fusion(
     Raises
     ------
     CompileError
-        If the model cannot be read, or has no such function.
+        If the model cannot be read.
+    ArgumentValueError
+        If the model has no such function.
     BundleError
         If a bundle is damaged, or has no source.
     """

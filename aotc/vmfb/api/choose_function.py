@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aotc.vmfb.errors import BundleError, CallError
+from aotc.vmfb.errors import ArgumentValueError
 
 
-def choose_function(
-    names: Iterable[str], function: str, where: str, error: type[CallError | BundleError] = CallError
-) -> str:
+def choose_function(names: Iterable[str], function: str, where: str) -> str:
     """Return ``function``, or by default the only one of ``names``, or ``main``.
 
     Raises
     ------
-    CallError, or ``error``
+    ArgumentValueError
         If there is no such function; it lists the others.
     """
     known = list(names)
@@ -23,4 +21,4 @@ def choose_function(
         return name
     what = f"no function {name!r}" if function else "no function is called main"
     hint = f"--function={known[0]}" if known else ""
-    raise error(where, what, expected=", ".join(known) or "none", hint=hint)
+    raise ArgumentValueError(where, what, expected=", ".join(known) or "none", hint=hint)
