@@ -8,6 +8,7 @@
 # make zoo: models of flax, equinox, keras and transformers beside jax.jit;
 # make fuzz: changed bundles, models, weights and calls; goes on where the last run ended;
 # make site: the documentation as a site in build/site;
+# make site-version: the same as the site of this version, in a commit on the branch gh-pages, beside earlier versions;
 # make package: wheel and source archive in build/package, checked, and installed once;
 # make executor: the executor's LLVM IR again, after a change of its Python.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
@@ -19,7 +20,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site
+.PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site site-version
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -114,6 +115,18 @@ demo: .venv/ready-$(DEMO) .venv-run/ready
 site: .venv-test/ready
 	NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build --strict
 
+# 0.1 of version 0.1.0: patches have no site of their own.
+VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
+
+site-version: .venv-site/ready
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike deploy --update-aliases $(VERSION) latest
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike set-default latest
+
+.venv-site/ready:
+	$(PYTHON) -m venv .venv-site
+	.venv-site/$(PIP) 'mkdocs-material>=9.5' 'mike>=2.1'
+	touch $@
+
 package: .venv-package/ready
 	rm -rf build/package build/lib
 	.venv-package/bin/python -m build --outdir build/package
@@ -127,4 +140,4 @@ package: .venv-package/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-run .venv-test .venv-ray .venv-package build
+	rm -rf .venv .venv-run .venv-test .venv-ray .venv-package .venv-site build

@@ -90,7 +90,7 @@ def machine_error(error: Exception, where: str = "") -> CompileError | None:
     """Return a CompileError if the machine or the installation is at fault, else None."""
     match error:
         case MemoryError():
-            hint = "a machine with more of it, or a smaller batch"
+            hint = "a machine with more memory, or a smaller batch"
             return CompileError.at(UNKNOWN, f"out of memory {where}".rstrip(), hint=hint)
         case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
             what = f"this needs {package}, which is not installed"

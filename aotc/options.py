@@ -335,7 +335,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")
     folder = Path(options.dump_ir)
     if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
-        raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
+        raise _wrong(f"dump_ir is {options.dump_ir!r}, which is not a folder", "a new folder")
     if not _are_sizes(options.specialize):
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
     if not _are_texts(options.about):

@@ -278,7 +278,7 @@ def checked_options(
     if chosen.host_target:  # "cpu" means a different target on each machine
         chosen = replace(chosen, host_target=host_of((), chosen.host_target).name)
     if chosen.costs and (said := record_problem(chosen.costs)):
-        raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
+        raise CompileError.at(UNKNOWN, f"the file is not a cost record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
         hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
         message = f"stop_after is {chosen.stop_after!r}, but compile makes a bundle, which needs all passes"

@@ -35,7 +35,7 @@ def spec(leaf: Any) -> Any:
         value = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(jax.numpy.asarray(leaf))
     except (TypeError, ValueError, OverflowError) as error:
         what = f"an example argument is a {type(leaf).__name__}, expected an array, a number or a ShapeDtypeStruct"
-        hint = "fix what is no array: functools.partial(f, mode='abc'), or jax.jit(f, static_argnames='mode')"
+        hint = "make it static: functools.partial(f, mode='abc'), or jax.jit(f, static_argnames='mode')"
         raise CompileError.at(Loc(), what, hint=hint) from error
     if _is_key(value):
         return jax.ShapeDtypeStruct(value.shape, value.dtype)

@@ -56,10 +56,10 @@ def _check_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]
     for what, given, kind in (("args", args, list | tuple), ("kwargs", kwargs, Mapping)):
         if not isinstance(given, Mapping) or not all(isinstance(value, kind) for value in given.values()):
             form = "{'f': (x, y)}" if what == "args" else "{'f': {'scale': x}}"
-            raise _wrong(f"{what} of several models are no examples by name", form)
+            raise _wrong(f"{what} of several models are not examples by name", form)
         unknown = [name for name in given if name not in models]
         if unknown:
-            raise _wrong(f"{what} has {unknown[0]!r}, which is no function", f"one of {', '.join(models)}")
+            raise _wrong(f"{what} has {unknown[0]!r}, which is not a function", f"one of {', '.join(models)}")
 
 
 def _joined(raws: Mapping[str, RawModel]) -> RawModel:
@@ -69,7 +69,7 @@ def _joined(raws: Mapping[str, RawModel]) -> RawModel:
     with_calls = [name for name, raw in raws.items() if raw.metadata.get("callbacks")]
     if len(with_calls) > 1:
         what = f"{' and '.join(with_calls)} call back into Python; only one of several models may"
-        raise _wrong(what, "compile them apart")
+        raise _wrong(what, "compile them separately")
     with make_context():
         whole = ir.Module.create(ir.Location.unknown())
         table = ir.SymbolTable(whole.operation)
@@ -93,7 +93,7 @@ def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, n
     if len(public) != 1:
         found = ", ".join(op.operation.attributes[_SYMBOL].value for op in public) or "none"
         what = f"model {name!r} must have one public function to be joined with others; found {found}"
-        raise CompileError.at(Loc(raw.path), what, hint="compile it by itself")
+        raise CompileError.at(Loc(raw.path), what, hint="compile it separately")
     for key, value in module.operation.attributes.items():
         if key not in whole.operation.attributes and key != _SYMBOL:
             whole.operation.attributes[key] = value

@@ -77,7 +77,8 @@ def ops_are_in_regions(module: Module) -> list[Finding]:
     regions = {op.attrs["callee"] for f in public.values() for op in walk(f.body) if op.name == "dispatch"}
     loose += [Finding(f"region @{name} does not exist") for name in sorted(regions - set(module.functions))]
     private = (f for f in module.functions.values() if not f.public)
-    return loose + [Finding(f"@{f.name} is no region: it has no kind", f.loc) for f in private if "kind" not in f.attrs]
+    kindless = [f for f in private if "kind" not in f.attrs]
+    return loose + [Finding(f"@{f.name} is not a region: it has no kind", f.loc) for f in kindless]
 
 
 def _strangers(function: Function) -> Iterator[Finding]:

@@ -253,7 +253,7 @@ def rows_are_independent(
             continue
         places = [*axes, *[0] * len(together)]
         same = all(_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
-        return "" if same else "what a row gives depends on the others"
+        return "" if same else "results of a row depend on other rows"
     return f"it was tried with numbers drawn at random, and failed: {error}"
 
 

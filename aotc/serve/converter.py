@@ -133,7 +133,7 @@ def done(job: Job, body: bytes) -> tuple[Job, bytes]:
         data, length = JOBS[job["job"]](job, body)
         return {HEADER_LENGTH: length}, data
     except MemoryError:
-        what, hint = "the request takes too much memory to be parsed", "binary tensors, or a smaller request"
+        what, hint = "parsing the request needs too much memory", "binary tensors, or a smaller request"
         return {"status": TOO_LONG, "text": str(RequestFault(TOO_LONG, job.get("where", ""), what, hint=hint))}, b""
     except RequestFault as error:
         return {"status": error.status, "text": text_of(error)}, b""

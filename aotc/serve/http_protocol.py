@@ -209,7 +209,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed data."""
-        self._refuse(BAD, RequestFault(BAD, "", "this is no request of HTTP/1.1", hint="see RFC 9112"))
+        self._refuse(BAD, RequestFault(BAD, "", "this is not an HTTP/1.1 request", hint="see RFC 9112"))
 
     # ------------------------------------------------------------ timeouts
 

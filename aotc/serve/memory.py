@@ -82,7 +82,7 @@ class Lease:
         """
         budget = self._budget
         if self._bytes + count > FREE_BYTES and budget.used + count > budget.total:
-            what, found = "requests hold all memory that they may", f"{budget.used:,} + {count:,} bytes"
+            what, found = "running requests use all memory of the limit", f"{budget.used:,} + {count:,} bytes"
             raise RequestFault(CLOSED, "", what, found, f"at most {budget.total:,}", "later, or --memory-mb", retry=1)
         budget.used += count
         self._bytes += count

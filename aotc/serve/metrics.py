@@ -64,7 +64,7 @@ class Metrics:
         self._tokens = Counter("aotc_tokens", "Tokens that were generated.", ("model",), **new)
         self._loads = Counter("aotc_loads", "Bundles that were loaded.", ("model",), **new)
         self.in_flight = Gauge("aotc_in_flight", "Requests that wait or run.", **new)
-        self.sequences = Gauge("aotc_sequences", "Texts that are kept between requests.", **new)
+        self.sequences = Gauge("aotc_sequences", "Sequences stored between requests.", **new)
         self.memory = Gauge("aotc_request_bytes", "Memory that requests and their answers have.", **new)
         self.ready = Gauge("aotc_model_versions", "Versions that are served.", **new)
         self.latencies: dict[str, deque[tuple[float, float]]] = {}

@@ -216,7 +216,7 @@ class ServedModel:
         if self.decoder is None:
             return ""
         why = self.decoder.why_alone
-        return f"each text by itself: {why}" if why else f"up to {self.decoder.most} texts together"
+        return f"each sequence separately: {why}" if why else f"up to {self.decoder.most} sequences together"
 
     def report(self) -> dict[str, Any]:
         """Return the model's data for the status page."""

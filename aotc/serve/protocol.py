@@ -76,12 +76,12 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
             continue
         if type(count) is not int or not 0 <= count <= len(body) - at:
             raise RequestFault(
-                BAD, place, "the body has not so many bytes", shown_value(count), f"0 to {len(body) - at}"
+                BAD, place, "the body has fewer bytes", shown_value(count), f"0 to {len(body) - at}"
             )
         request.inputs[name] = from_bytes(rest[at : at + count], dtype, shape, place)
         at += count
     if at != len(body):
-        raise RequestFault(BAD, where, "the body goes on after its last tensor", f"{len(body) - at} bytes", "none")
+        raise RequestFault(BAD, where, "the body has bytes after its last tensor", f"{len(body) - at} bytes", "none")
     if document.get("outputs") is not None:
         rows = _rows(document, "outputs", where, most)
         request.outputs = checked_outputs([_output(row, request.binary, where) for row in rows], where)
@@ -99,7 +99,7 @@ def json_size(body: bytes, header_length: str | None, where: str) -> int:
     if header_length is None:
         return len(body)
     if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
-        what, expected = f"{HEADER_LENGTH} is no length of JSON in the body", f"0 to {len(body)}"
+        what, expected = f"{HEADER_LENGTH} is not a length of JSON in the body", f"0 to {len(body)}"
         raise RequestFault(BAD, where, what, header_length[:40], expected)
     return int(header_length)
 
@@ -117,7 +117,7 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestFault(BAD, where, "the body is no JSON", f"{type(error).__name__}: {error}"[:200]) from None
     if not isinstance(found, dict):
-        raise RequestFault(BAD, where, "the body is no object of JSON", type(found).__name__, '{"inputs": [...]}')
+        raise RequestFault(BAD, where, "the body is not a JSON object", type(found).__name__, '{"inputs": [...]}')
     return found
 
 
@@ -215,7 +215,7 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
         return None
     number = isinstance(found, int | float) and not isinstance(found, bool)
     if not number or not 0 <= found < MOST_MICROSECONDS:
-        raise RequestFault(BAD, where, "the timeout is no time", shown_value(found), "microseconds")
+        raise RequestFault(BAD, where, "the timeout is not a time", shown_value(found), "microseconds")
     return found / 1e6 if found else None
 
 
@@ -229,7 +229,7 @@ def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
     """
     if parameters.get("sequence_id"):
         found, hint = shown_value(parameters["sequence_id"]), "generate, generate_stream, or ModelStreamInfer"
-        raise RequestFault(BAD, where, "nothing is kept between requests for results", found, hint=hint)
+        raise RequestFault(BAD, where, "results are not stored between requests", found, hint=hint)
 
 
 # ---------------------------------------------------------------- parts of a document
@@ -253,7 +253,7 @@ def _rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Seque
     if isinstance(rows, list):
         check_count(len(rows), key, where, most)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RequestFault(BAD, where, f"{key} is no list of objects", type(rows).__name__, f'"{key}": [{{...}}]')
+        raise RequestFault(BAD, where, f"{key} is not a list of objects", type(rows).__name__, f'"{key}": [{{...}}]')
     return rows
 
 

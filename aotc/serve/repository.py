@@ -251,7 +251,7 @@ class Repository:
 
     def _check_name(self, name: str) -> None:
         if not _NAME.match(name):
-            raise RequestFault(BAD, "", "this is no name of a model", shown_value(name), "letters, digits, . _ -")
+            raise RequestFault(BAD, "", "this is not a model name", shown_value(name), "letters, digits, . _ -")
 
     def _scan(self) -> tuple[list[tuple[Place, File]], dict[str, str]]:
         """Return each bundle with its resolved file, and the models that cannot be accessed."""

@@ -154,7 +154,7 @@ class Settings:
         if self.model_control and not self.source.is_dir():
             raise CallError("", "models can be loaded and unloaded in a folder only", str(self.source), "a folder")
         if not (self.token or self.insecure or is_local(self.host)):
-            hint = "--token-file, or --insecure if whoever reaches this address may use the models"
+            hint = "--token-file, or --insecure to let every client use the models"
             raise CallError("", "other machines would reach the server without a token", self.host, "127.0.0.1", hint)
         return self
 
@@ -168,7 +168,7 @@ class Settings:
         longest = max(*sizes, self.max_message if self.grpc_port is not None else 0)
         if not longest <= self.memory < float("inf"):
             hint = "--memory-mb, --max-body-mb, --max-message-mb, --max-json-mb, or --max-head-kb"
-            what = "the memory of all requests must hold one"
+            what = "the memory of all requests must be at least that of one"
             raise CallError("", what, self.memory, f"{longest} bytes or more", hint)
 
 

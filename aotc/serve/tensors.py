@@ -39,7 +39,7 @@ def dtype_of(datatype: Any, where: str) -> str:
     """
     found = _OURS.get(datatype) if isinstance(datatype, str) else None
     if datatype == STRINGS:
-        what, hint = "no model here takes strings", "numbers: text as the integers that a tokenizer makes of it"
+        what, hint = "models do not accept strings", "numbers: encode text with a tokenizer"
         raise RequestFault(BAD, where, what, STRINGS, ", ".join(_NAMES.values()), hint)
     if found is None:
         expected = ", ".join(_NAMES.values())
@@ -62,7 +62,7 @@ def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
     """
     good = isinstance(shape, list | tuple) and len(shape) <= MOST_DIMS
     if not good or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-        raise RequestFault(BAD, where, "the shape is no list of sizes", shown_value(shape), "[2, 3]")
+        raise RequestFault(BAD, where, "the shape is not a list of sizes", shown_value(shape), "[2, 3]")
     if math.prod(n for n in shape if n) >= MOST_ELEMENTS:
         raise RequestFault(
             BAD, where, "the shape is too large", shown_value(shape), f"fewer than {MOST_ELEMENTS} elements"
@@ -89,7 +89,7 @@ def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.
         raw = array.view(np.int8 if row.kind == "i" else np.uint8)
         low, high = limits(dtype) if row.kind in "iu" else (0, (1 << row.bits) - 1)
         if raw.min() < low or raw.max() > high:
-            what = f"a byte is no value of {datatype_of(dtype)}"
+            what = f"a byte is not a value of {datatype_of(dtype)}"
             raise RequestFault(BAD, where, what, f"{raw.min()} to {raw.max()}", f"{low} to {high}")
     return array
 
@@ -115,9 +115,9 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         if found.dtype.kind == "O" and row.kind == "f":  # integers of more than 64 bits
             found = found.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise RequestFault(BAD, where, "data is no list of numbers", str(error)[:200]) from None
+        raise RequestFault(BAD, where, "data is not a list of numbers", str(error)[:200]) from None
     if found.size and found.dtype.kind not in _KINDS[row.kind]:
-        what = f"data holds what is no {datatype_of(dtype)}"
+        what = f"data contains an element that is not of type {datatype_of(dtype)}"
         raise RequestFault(BAD, where, what, f"{found.dtype} as {shown_value(found.reshape(-1)[:1].tolist()[0])}")
     if found.size != math.prod(shape):
         raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, f"{list(shape)}")
@@ -160,10 +160,10 @@ def _numbers(data: Any) -> Any:
         return [_numbers(x) for x in data]
     if isinstance(data, str):
         if data not in _SPECIAL:
-            raise ValueError(f"{data[:40]!r} is no number")
+            raise ValueError(f"{data[:40]!r} is not a number")
         return _SPECIAL[data]
     if data is None or isinstance(data, dict):
-        raise ValueError(f"{'null' if data is None else 'an object'} is no number")
+        raise ValueError(f"{'null' if data is None else 'an object'} is not a number")
     return data
 
 

@@ -176,7 +176,7 @@ def _mismatch_text(m: Mismatch) -> str:
 def _verdict(changed_by: str) -> str:
     if changed_by:
         return f"pass {changed_by} changes the result: the IR before it is right and the IR after it is not"
-    return "no pass changes the result beyond rounding: the kernels made of the final IR, or their order, are at fault"
+    return "no pass changes the result beyond rounding: the error is in the kernels of the final IR, or in their order"
 
 
 # Iterations of a differing loop that are searched for the op that differs. The reference runs each one; this bounds the
@@ -573,7 +573,7 @@ def check(
         If the arguments do not fit the model.
     """
     if oracle not in ORACLES:
-        raise ArgumentValueError("", "there is no such oracle", repr(oracle), " or ".join(ORACLES))
+        raise ArgumentValueError("", "unknown oracle", repr(oracle), " or ".join(ORACLES))
     raw = fetch(model, example_args)
     checker = Checker(raw, checked_options(None, flags), function, tolerance)
     examples = raw.values.get(checker.name, ())

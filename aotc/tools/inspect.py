@@ -440,7 +440,7 @@ def _notes(variant: Mapping[str, Any]) -> list[str]:
     """Return facts that few bundles have, as lines; details of a line follow it, indented."""
     lines = []
     if variant["memory_limit"]:
-        lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
+        lines.append(f"memory limit: {size_text(variant['memory_limit'])}, which bounds the number of threads")
     if variant["lapack"]:
         lines.append(f"calls LAPACK: {', '.join(variant['lapack'])}")
     if variant["custom_calls"]:
@@ -463,7 +463,7 @@ def _notes(variant: Mapping[str, Any]) -> list[str]:
             needs = ((name, row["features"]) for name, row in variant["devices"].items())
             lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
         for row in variant["on_host"]:
-            lines.append(f"runs on the host: {row['op']} has no form for {variant['target']} ({row['loc']})")
+            lines.append(f"runs on the host: {row['op']} has no kernel for {variant['target']} ({row['loc']})")
         moved = sum(t.get("spilled", False) for t in variant["transfers"])
         limited = f", and {moved} for the memory limit" if moved else ""
         lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")

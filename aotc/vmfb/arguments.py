@@ -137,7 +137,7 @@ class Argument:
         except Exception as error:  # it runs code of the value's class
             return self._by_dlpack(value, where, error)
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
-        raise self._wrong(where, "a value that is no array", type(value).__name__, hint)
+        raise self._wrong(where, "a value that is not an array", type(value).__name__, hint)
 
     def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
@@ -157,7 +157,7 @@ class Argument:
     def _from_scalar(self, value: Any, where: str) -> np.ndarray:
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
         if kind not in _SCALARS[type(value)]:
-            raise self._wrong(where, "a scalar that its dtype cannot hold", f"{type(value).__name__} {value!r}")
+            raise self._wrong(where, "a scalar outside the range of its dtype", f"{type(value).__name__} {value!r}")
         try:
             return np.asarray(value, self.dtype)
         except OverflowError:
@@ -354,7 +354,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     if out is None:
         return [None] * count
     if not isinstance(out, Sequence):
-        raise ArgumentError(where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
+        raise ArgumentError(where, "out is not a sequence of buffers", type(out).__name__, "a list or tuple")
     if len(out) != count:
         raise ArgumentError(where, "wrong number of out buffers", len(out), count)
     places = gpus or [-1] * count
@@ -377,7 +377,7 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
     except Exception as error:  # it runs code of the buffer's class
         raise ArgumentError(where, f"{label} cannot be written to: {error}") from error
     if found is None:
-        raise ArgumentError(where, f"{label} is no array that can be written to", type(out).__name__, "np.empty(...)")
+        raise ArgumentError(where, f"{label} is not a writable array", type(out).__name__, "np.empty(...)")
     if isinstance(found, np.ndarray):
         return found
     if found.donated:

@@ -277,7 +277,7 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
             data = memoryview(source).cast("B").toreadonly()
             data = memoryview(bytes(data)) if copy else data
         except (TypeError, ValueError, BufferError):
-            raise BundleError("", "this is no bundle", type(source).__name__, "a path, bytes or a buffer") from None
+            raise BundleError("", "this is not a bundle", type(source).__name__, "a path, bytes or a buffer") from None
         return OpenedBundle("<bytes>", None, data)
     path = os.fspath(source)
     try:

@@ -38,7 +38,7 @@ class Limits(NamedTuple):
         number = isinstance(asked, int | float | np.integer | np.floating) and not isinstance(asked, bool)
         if not number or not 0 <= asked <= float_info.max:  # also refuses NaN
             raise ArgumentValueError(
-                where, "the deadline is no time to come", repr(asked)[:80], "seconds from now, 0 or more"
+                where, "the deadline is not in the future", repr(asked)[:80], "seconds from now, 0 or more"
             )
         return float(asked) if self.seconds is None else min(float(asked), self.seconds)
 

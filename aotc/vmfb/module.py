@@ -143,7 +143,7 @@ def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> 
 
 def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
     if calls is not None and not (isinstance(calls, Mapping) and all(callable(f) for f in calls.values())):
-        raise ArgumentError("", "custom_calls are no functions", repr(calls), "{'name': function}")
+        raise ArgumentError("", "custom_calls are not functions", repr(calls), "{'name': function}")
     return calls or {}
 
 
@@ -296,9 +296,9 @@ class LoadedModule(Keeping, RankedModule):
                 return on_devices(made, function.signature.results, out, self.home)
             if trace:
                 if out is not None or donate or len(arrays) != len(function.arguments):
-                    raise CallError(self.name, "a traced call takes all arguments, and neither out nor donate")
+                    raise CallError(self.name, "a traced call needs all arguments, and accepts neither out nor donate")
                 if not isinstance(trace, str | os.PathLike):
-                    raise ArgumentError(self.name, "trace is no folder", repr(trace), "a path")
+                    raise ArgumentError(self.name, "trace is not a folder", repr(trace), "a path")
                 return function.trace(arrays, os.fspath(trace))
             if out is None and not donate and not results:
                 try:
@@ -322,7 +322,7 @@ class LoadedModule(Keeping, RankedModule):
     ) -> Fence:
         """Submit a call of a function on flat arrays, and return at once; see ``docs/async_calls.md``.
 
-        ``module.submit(x)``, whose first argument is no name, submits the default function with pytrees, as
+        ``module.submit(x)``, whose first argument is not a name, submits the default function with pytrees, as
         ``module.main.submit(x)`` does: its fence's :meth:`~aotc.Fence.result` has the structure that a call returns.
 
         Parameters
@@ -395,7 +395,7 @@ class LoadedModule(Keeping, RankedModule):
         if function is None:
             raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
-            raise ArgumentError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
+            raise ArgumentError(self.name, "donate is not True or False", type(donate).__name__, "True or False")
         if results and results not in _RESULTS:
             raise ArgumentValueError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function

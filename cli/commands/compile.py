@@ -307,7 +307,7 @@ def _notes(data: bytes) -> list[str]:
     kinds = Counter((target, row["op"]) for target, row in rows)
     first = {(target, row["op"]): row["loc"] for target, row in reversed(rows)}
     return [
-        f"note: runs on the host: {op} has no form for {target} ({first[target, op]}{_more(count - 1)})"
+        f"note: runs on the host: {op} has no kernel for {target} ({first[target, op]}{_more(count - 1)})"
         for (target, op), count in kinds.items()
     ]
 
@@ -330,18 +330,18 @@ def check_output(output: Path, source: Path | str = "", option: str = "-o") -> N
 
     hint = f"another place with {option}"
     if source and output.is_file() and Path(source).is_file() and output.samefile(source):
-        raise CompileError.at(Loc(str(output)), "it would be written over, and it is what is read", hint=hint)
+        raise CompileError.at(Loc(str(output)), "the output would replace the input", hint=hint)
     if output.is_dir():
         raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
     if output.exists() and not output.is_file():  # devices and pipes are written directly
         if not os.access(output, os.W_OK):
-            raise CompileError.at(Loc(str(output)), "it cannot be written to", hint=hint)
+            raise CompileError.at(Loc(str(output)), "it is not writable", hint=hint)
         return
     folder = Path(os.path.realpath(output)).parent if output.is_symlink() else output.parent
     if not folder.is_dir():
         raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
     if not os.access(folder, os.W_OK):
-        raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
+        raise CompileError.at(Loc(str(output)), f"the folder {folder} is not writable", hint=hint)
 
 
 def _stopped(source: Any, options: Options, targets: tuple[Target, ...]) -> str:

@@ -152,7 +152,7 @@ def _cache() -> tuple[str, str, str, str]:
     value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"
     another = "set AOTC_CACHE_DIR to a folder of your own"
     if path.exists() and not path.is_dir():
-        return "opt", "kernel cache", f"not used: {path} is no folder", another
+        return "opt", "kernel cache", f"not used: {path} is not a folder", another
     if path.is_dir() and (reason := not_private(path.stat())):
         return "opt", "kernel cache", f"not used: {path} {reason}", f"chmod go-w it if all in it is yours, or {another}"
     if os.access(place, os.W_OK):

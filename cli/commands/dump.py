@@ -173,7 +173,7 @@ def _texts(opened: OpenedBundle) -> dict[str, Any]:
     texts = (opened.manifest.get("debug") or {}).get("kernels")
     if texts is None:
         hint = "compile again without --no-debug-info"
-        raise BundleError(opened.where, "the bundle holds no kernel text", hint=hint)
+        raise BundleError(opened.where, "the bundle contains no kernel text", hint=hint)
     return texts
 
 

@@ -145,7 +145,7 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
     if subject is Subject.fusion:
         raise typer.BadParameter("fusion has no picture", param_hint="--picture")
     if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # an existing file may be a pipe
-        raise typer.BadParameter(f"{picture.name} is to be an .svg file", param_hint="--picture")
+        raise typer.BadParameter(f"{picture.name} must be an .svg file", param_hint="--picture")
     check_output(picture, option="--picture")
 
 

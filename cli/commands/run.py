@@ -190,7 +190,7 @@ def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str
     places: list[tuple[str, bool, list[int]]] = []
     for number, where in enumerate(outputs or ["-"] * len(results)):
         if where in ("@", "+"):
-            raise typer.BadParameter("@ and + stand before the name of a file", param_hint="--output")
+            raise typer.BadParameter("@ and + need a file name", param_hint="--output")
         path, numbers = where[1:] if where[:1] in ("@", "+") else where, [number]
         if path not in ("", "-") and holds_several(path) and number == len(outputs) - 1:
             numbers = list(range(number, len(results)))

@@ -39,7 +39,8 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
     suffix = suffix_of(path)
     if suffix not in ("", ".npy", *WRITERS):
         known = ", ".join([".npy", *WRITERS])
-        raise CallError("", f"--output={path}: {suffix} is no form of results", expected=known, hint="another name")
+        what = f"--output={path}: {suffix} is not a format of results"
+        raise CallError("", what, expected=known, hint="another name")
     if append and suffix in WRITERS:
         raise CallError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
     if suffix == ".safetensors":
@@ -51,7 +52,7 @@ def _check_safetensors(path: str, results: Sequence[Mapping[str, Any]]) -> None:
 
     for r in results:
         if r["dtype"] not in NAMES:
-            hint = "a .npz holds all types"
+            hint = "a .npz file stores all types"
             raise CallError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
 
 

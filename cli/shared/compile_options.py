@@ -139,7 +139,7 @@ def costs_of(path: Path | None) -> dict[str, Any]:
 
     if path is None:
         return {}
-    hint = "what `aotc profile -o record.json` wrote, or the bundle that it was kept in"
+    hint = "the file that `aotc profile -o record.json` wrote, or a bundle with stored times"
     try:
         data = path.read_bytes()
         if not data.startswith(MAGIC):
@@ -147,9 +147,9 @@ def costs_of(path: Path | None) -> dict[str, Any]:
     except OSError as error:
         raise CompileError.at(Loc(str(path)), f"cannot read the costs: {error.strerror}", hint=hint) from None
     except ValueError as error:
-        raise CompileError.at(Loc(str(path)), f"the costs are no record: {error}", hint=hint) from None
+        raise CompileError.at(Loc(str(path)), f"the file is not a cost record: {error}", hint=hint) from None
     opened = open_bundle(data)
     found = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
     if not found:
-        raise CompileError.at(Loc(str(path)), "the bundle holds no costs", hint="aotc profile it")
+        raise CompileError.at(Loc(str(path)), "the bundle has no measured times", hint="aotc profile it")
     return found

@@ -62,7 +62,7 @@ def _written(folder: Path, bundle: Path, name: str, values: Sequence[Any], threa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise CallError("", "the folder of --reproducer holds something", folder, "an empty one, or none yet")
+            raise CallError("", "the folder of --reproducer is not empty", folder, "an empty one, or none yet")
         made.append(folder / "model.vmfb")
         made[0].write_bytes(bundle.read_bytes())
         for number, x in enumerate(values):

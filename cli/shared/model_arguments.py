@@ -33,7 +33,7 @@ def read_models(words: Sequence[str]) -> Any:
         if not path:
             raise _wrong(f"{name[:60]!r} has no model: expected NAME=MODEL")
         if not name.isidentifier():
-            raise _wrong(f"{name[:60]!r} is no name of a function: expected letters, digits and _; or ./{name}={path}")
+            raise _wrong(f"{name[:60]!r} is not a function name: expected letters, digits and _; or ./{name}={path}")
         if name in models:
             raise _wrong(f"function {name} is given twice, as {models[name]} and as {path}")
         models[name] = path

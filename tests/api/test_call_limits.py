@@ -61,7 +61,7 @@ def test_submissions_with_trees(module):
     assert type(module.main.options(results="device")(X, FEW)["y"]) is aotc.DeviceArray
     with pytest.raises(CallError, match="results is 'disk'"):
         module.main.options(results="disk")
-    with pytest.raises(CallError, match="donate is no truth value"):
+    with pytest.raises(CallError, match="donate is not True or False"):
         module.main.options(donate=2)
 
 
@@ -159,7 +159,7 @@ def test_a_state_in_coroutines_and_with_limits():
     async def both():
         return await asyncio.gather(state.main.async_(X), state.main.async_(X))
 
-    with pytest.raises(CallError, match="another call of the same state"):
+    with pytest.raises(CallError, match="another call with the same state"):
         asyncio.run(both())
 
 

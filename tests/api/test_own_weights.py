@@ -125,7 +125,7 @@ def test_all_that_does_not_fit_is_listed(inside, tmp_path):
             assert part in str(caught.value)
     with pytest.raises(CallError, match=r"params/layers_0/kernel is missing, f32\[64, 64\]"):
         aotc.load(inside, weights=NO_BIAS)
-    with pytest.raises(CallError, match="weights are no mapping"):
+    with pytest.raises(CallError, match="weights are not a mapping"):
         aotc.load(inside, weights=3)
     save_file({"params/layers_0/bias": np.zeros(3, np.float32), "more": X}, tmp_path / "w.safetensors")
     expected = (

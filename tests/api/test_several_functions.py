@@ -106,10 +106,10 @@ def test_what_does_not_go_together_is_refused(monkeypatch):
 
     fails("functions are called \\['a b'\\]", {"a b": decode})
     fails("functions are called", {})
-    fails("args has 'b', which is no function(.|\n)*one of a", {"a": decode}, args={"b": ()})
+    fails("args has 'b', which is not a function(.|\n)*one of a", {"a": decode}, args={"b": ()})
     fails("kwargs has 'b'", {"a": decode}, kwargs={"b": {}})
     fails("found 2 more", {"a": decode}, CACHE, TOKEN)
-    fails("args of several models are no examples by name", {"a": decode}, args={"a": CACHE})
+    fails("args of several models are not examples by name", {"a": decode}, args={"a": CACHE})
     fails("args= is for several models", decode, args={"a": ()})
     two = "func.func @f() -> tensor<f32> { %0 = stablehlo.constant dense<1.0> : tensor<f32> return %0 : tensor<f32> }"
     fails("model 'a' must have one public function to be joined with others; found f, g",

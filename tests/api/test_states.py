@@ -240,7 +240,7 @@ def test_one_call_at_a_time(monkeypatch):
     thread = threading.Thread(target=state, args=(x,))
     thread.start()
     assert waiting.wait(60)
-    with pytest.raises(CallError, match="another call of the same state is under way"):
+    with pytest.raises(CallError, match="another call with the same state is running"):
         state(x)
     with pytest.raises(CallError, match="another call"):
         state.reset()
@@ -293,8 +293,8 @@ def test_files_are_closed_without_the_collector(tmp_path):
 def test_forms_that_are_none_are_refused():
     module = aotc.load(aotc.compile(pair, CACHE["k"], ONE))
     for given, told in (
-        ({"results": "result[0]"}, "pair: error: results of a state is no mapping\n    found:    'result"),
-        ({"init": [CACHE["k"]]}, "pair: error: init of a state is no mapping"),
+        ({"results": "result[0]"}, "pair: error: results of a state is not a mapping\n    found:    'result"),
+        ({"init": [CACHE["k"]]}, "pair: error: init of a state is not a mapping"),
         ({"results": {"result[0]": "cache", "result[1]": "cache"}}, "several results of 'main' become cache"),
     ):
         with pytest.raises(CallError) as refused:

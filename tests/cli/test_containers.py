@@ -55,7 +55,7 @@ def test_what_was_written_is_read(run, tmp_path, suffix):
 
 @pytest.mark.parametrize(
     ("output", "part"),
-    [("@y.txt", ".txt is no form of results"), ("@y.pt", "expected"), ("+y.npz", "only a .npy can be appended to")],
+    [("@y.txt", ".txt is not a format"), ("@y.pt", "expected"), ("+y.npz", "only a .npy can be appended to")],
 )
 def test_a_form_that_is_not_known_is_refused_before_the_run(run, tmp_path, monkeypatch, output, part):
     monkeypatch.chdir(tmp_path)

@@ -106,7 +106,7 @@ def tiny_module():
         ((np.ones(4, "f4"),), ("wrong number of arguments", "x: f32[4], y: f32[4]")),
         ((np.ones(5, "f4"), np.ones(4, "f4")), ("argument 0 (x) has the wrong shape", "f32[5]", "f32[4]")),
         ((np.ones(4, "f4"), np.ones(4, "f2")), ("argument 1 (y) has the wrong dtype", "f16[4]", "astype")),
-        ((np.ones(4, "f4"), "hello"), ("argument 1 (y)", "no array", "str")),
+        ((np.ones(4, "f4"), "hello"), ("argument 1 (y)", "not an array", "str")),
         ((np.ones(4, "f4"), np.ones((4, 1), "f4")), ("argument 1 (y) has the wrong shape",)),
         ((np.ones(4, "f4"), None), ("argument 1 (y)",)),
     ],
@@ -137,8 +137,8 @@ class Opaque:
     [
         (lambda m, x: m(x, Opaque()), "cannot be read as an array"),
         (lambda m, x: m.invoke([], x, x), "no function"),
-        (lambda m, x: m.invoke("main", x, x, out=3), "out is no sequence"),
-        (lambda m, x: m.invoke("main", x, x, trace=3), "trace is no folder"),
+        (lambda m, x: m.invoke("main", x, x, out=3), "out is not a sequence"),
+        (lambda m, x: m.invoke("main", x, x, trace=3), "trace is not a folder"),
         (lambda m, x: m.invoke("main", x, x, trace="/proc/nowhere/x"), "cannot write the trace"),
     ],
 )
@@ -167,7 +167,7 @@ def test_devices_that_are_no_names(devices):
 @pytest.mark.ir
 @pytest.mark.parametrize("calls", [3, [len], {"f": 3}])
 def test_custom_calls_that_are_no_functions(calls):
-    with pytest.raises(CallError, match="custom_calls are no functions"):
+    with pytest.raises(CallError, match="custom_calls are not functions"):
         aotc.load(tiny.bundle(), custom_calls=calls)
 
 
@@ -298,7 +298,7 @@ def test_what_is_no_option(options, part):
         ({"print_after": "nopass"}, "no pass 'nopass'"),
         ({"stop_after": "nopass"}, "no pass 'nopass'"),
         ({"weights": "inlin"}, "weights is 'inlin'"),
-        ({"dump_ir": __file__}, "which is no folder"),
+        ({"dump_ir": __file__}, "which is not a folder"),
         ({"opt_level": 7}, "opt_level is 7"),
         ({"jobs": -3}, "jobs is -3"),
     ],

@@ -12,7 +12,7 @@ from aotc_cli.main import app
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
-WHAT = "LAPACK's getrf has no form for cuda:sm_90a"
+WHAT = "LAPACK's getrf has no kernel for cuda:sm_90a"
 
 
 def run(*arguments):

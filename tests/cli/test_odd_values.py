@@ -184,7 +184,7 @@ def test_what_is_no_bundle(name):
 
 
 def test_none_is_no_bundle():
-    with pytest.raises(BundleError, match="this is no bundle\n    found:    NoneType\n    expected: a path"):
+    with pytest.raises(BundleError, match="this is not a bundle\n    found:    NoneType\n    expected: a path"):
         aotc.load(None)
 
 

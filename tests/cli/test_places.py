@@ -134,7 +134,7 @@ def test_what_is_read_is_not_written_over(call, tmp_path, words):
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     done = call(*words.split())
     assert done.returncode == 1
-    assert b"error: it would be written over, and it is what is read\n  try: another place with -o\n" in done.stderr
+    assert b"error: the output would replace the input\n  try: another place with -o\n" in done.stderr
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 

@@ -40,7 +40,7 @@ def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):
     assert "optional numba not installed (needed to compile)" in lines
     assert "optional nvidia-nvjitlink not installed (needed only to compile for CUDA)" in lines
     assert "optional cryptography not installed (needed only for signatures)" in lines
-    assert "is no folder try: set AOTC_CACHE_DIR to a folder of your own" in " ".join(lines)
+    assert "is not a folder try: set AOTC_CACHE_DIR to a folder of your own" in " ".join(lines)
 
 
 def test_a_key_without_cryptography_is_no_fault_of_ours(tmp_path, monkeypatch):

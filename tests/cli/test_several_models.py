@@ -92,7 +92,7 @@ def test_errors_have_file_line_and_text(call, broken):
     [
         (("f=a.mlir", "f=b.mlir"), "function f is given twice, as a.mlir and as b.mlir"),
         (("f=a.mlir", "b.mlir"), "'b.mlir' has no name: several models are NAME=MODEL each"),
-        (("f-g=a.mlir",), "'f-g' is no name of a function"),
+        (("f-g=a.mlir",), "'f-g' is not a function name"),
         (("f=",), "'f' has no model"),
         (("f=-", "g=-"), "stdin (-) is one model"),
         (("f=nothing.mlir",), "nothing.mlir: error: cannot read the model: No such file"),

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused(module):
     refused(module, r"argument 1 (.|\n)*wrong shape", h, ByInterface(np.ones((4, 3), "f4")))
     refused(module, r"out\[0\] cannot be written to: it is read-only", h, h, out=[Fixed(h)])
     refused(module, r"out\[0\] does not fit", h, h, out=[ByDlpack(np.ones((4, 5), "f4"))])
-    refused(module, r"out\[0\] is no array that can", h, h, out=[[1, 2]])
+    refused(module, r"out\[0\] is not a writable array", h, h, out=[[1, 2]])
     buffer = ByDlpack(h)
     refused(module, r"out\[0\] shares memory with an argument", buffer, h, out=[buffer])
     np.testing.assert_allclose(module(Fixed(h), h), np.tanh(h @ h), rtol=1e-5)  # it may be read

@@ -85,7 +85,7 @@ def test_what_is_refused_takes_nothing(module):
     array = made(module)
     with pytest.raises(aotc.CallError, match="argument 1"):
         module.invoke("update", array, Y[:3], donate=True)
-    with pytest.raises(aotc.CallError, match="out is no sequence"):
+    with pytest.raises(aotc.CallError, match="out is not a sequence"):
         module.invoke("update", array, Y, donate=True, out=3)
     with pytest.raises(aotc.CallError, match="argument 1"):
         module.submit("update", array, Y[:3], donate=True)
@@ -145,7 +145,7 @@ def test_a_fence_says_what_is_wrong(module):
     fence = module.submit("main", X, Y)
     for timeout in ("x", True, float("nan")):
         for wait in (fence.result, fence.exception, fence.wait):
-            with pytest.raises(aotc.CallError, match="the timeout is no time to wait"):
+            with pytest.raises(aotc.CallError, match="the timeout is not a duration"):
                 wait(timeout)
     with pytest.raises(IndexError, match="a submission of tiny: main has 1 result: there is no result 3"):
         fence[3]

@@ -140,7 +140,7 @@ def test_impossible_shapes_are_refused_at_compile_time():
           : (tensor<i1>, tensor<i32>) -> ()
       return %x : tensor<3xf32>
     }"""
-    with pytest.raises(CompileError, match="never holds: size is"):
+    with pytest.raises(CompileError, match="is always false: size is"):
         import_model(text)
 
 

@@ -189,7 +189,7 @@ def test_foreign_attributes_reach_neither_the_compiler_nor_the_oracle():
 
 OLD = """module @jit_f {
   func.func public @main(%arg0: tensor<4xf32>, %arg1: tensor<1x6x6x1xf32>) -> (tensor<4x3xf32>, tensor<1x3x3x1xf32>) {
-    // broadcast_dimensions = dense<7> : tensor<1xi64> in a comment is no list
+    // broadcast_dimensions = dense<7> : tensor<1xi64> in a comment is not a list
     %0 = "stablehlo.broadcast_in_dim"(%arg0) {broadcast_dimensions = dense<1> : tensor<1xi64>,
         note = "strides = dense<1> : tensor<2xi64>"} : (tensor<4xf32>) -> tensor<3x4xf32>
     %1 = "stablehlo.transpose"(%0) {permutation = dense<[1, 0]> : tensor<2xi64>} : (tensor<3x4xf32>) -> tensor<4x3xf32>

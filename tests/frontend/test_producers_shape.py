@@ -144,8 +144,8 @@ def test_constraints_are_checked_in_each_call():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%w = shape.const_witness false", "never holds"),
-        ('%w = shape.cstr_require %f, "sizes fit"', "never holds: sizes fit"),
+        ("%w = shape.const_witness false", "is always false"),
+        ('%w = shape.cstr_require %f, "sizes fit"', "is always false: sizes fit"),
         ("%s = shape.const_shape [2] : tensor<1xindex>\n%t = shape.const_shape [3] : tensor<1xindex>\n"
          "%w = shape.cstr_broadcastable %s, %t : tensor<1xindex>, tensor<1xindex>", "sizes 2 and 3 cannot be"),
         ("%s = shape.const_shape [2] : tensor<1xindex>\n%t = shape.const_shape [3] : tensor<1xindex>\n"

@@ -106,7 +106,7 @@ def test_known_answers_of_threefry():
 
 @pytest.mark.parametrize("dtype", SMALL_FLOATS)
 def test_small_floats_are_computed_in_f32(dtype):
-    """f8E5M2 too, which NumPy counts among its own floats: -1.75 and 0.5 more is no number of it."""
+    """f8E5M2 too, which NumPy counts among its own floats: -1.75 and 0.5 more is not a number of it."""
     x = np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8).view(to_numpy(dtype))
     wide = x.astype(np.float32)
     for name in ("round_afz", "exp", "sqrt", "logistic"):

@@ -97,7 +97,7 @@ def batches(server, name):
 def test_which_models_are_batched(server):
     alone = {name: function(server, name).why_alone for name in ("rows", "mixed", "square", "fixed", "two", "picky")}
     assert alone["rows"] == alone["two"] == alone["picky"] == ""
-    assert alone["mixed"] == "what a row gives depends on the others"
+    assert alone["mixed"] == "results of a row depend on other rows"
     assert "symbolic dim first" in alone["square"]
     assert "symbolic dim first" in alone["fixed"]
 

@@ -33,7 +33,7 @@ def test_a_document(server):
     status, body = curl(server, "/v2/models/tiny/infer", "-d", json.dumps({"inputs": ROWS}))
     assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
     status, body = curl(server, "/v2/models/tiny/infer", "-d", "{}")
-    assert (status, "inputs is no list" in json.loads(body)["error"]) == (400, True)
+    assert (status, "inputs is not a list" in json.loads(body)["error"]) == (400, True)
     assert curl(server, "/v2/health/ready", "-I")[0] == 200
 
 

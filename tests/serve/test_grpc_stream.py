@@ -126,11 +126,11 @@ def test_a_sequence_goes_on(answers):
     [
         ("other", [prompt(1)], {}, "no such model"),
         ("tiny", [prompt(1)], {}, "no input"),
-        ("tiny", vectors(X), {"sequence_id": 3}, "nothing is kept"),
+        ("tiny", vectors(X), {"sequence_id": 3}, "are not stored"),
         ("texts", [], {}, "tokens is not a list"),
         ("texts", [prompt(1, name="prompt")], {}, "no 'prompt'"),
         ("texts", [prompt(1)], {"parameters": {"max_tokens": 0}}, "max_tokens"),
-        ("texts", [prompt(1)], {"sequence_id": 3}, "no such sequence"),
+        ("texts", [prompt(1)], {"sequence_id": 3}, "unknown sequence"),
         ("texts", [prompt(1 << 40)], {}, "out of range"),
         ("texts", vectors(X), {}, "tokens are integers"),
     ],

@@ -87,7 +87,7 @@ def listens(pid, port):
 
 
 def test_a_bundle_that_loads_for_ever_stops_nobody(tmp_path, monkeypatch):
-    """Requests are answered meanwhile, and the end does not wait for it. What is no file is not looked at."""
+    """Requests are answered meanwhile, and the end does not wait for it. What is not a file is not looked at."""
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
     os.mkfifo(tmp_path / "pipe.vmfb")
     begun, ended = threading.Event(), threading.Event()

@@ -45,7 +45,7 @@ def test_a_text_goes_on(server):
     assert (first, second) == (expected([5, 6], 4), expected(whole, 3))
     assert third == expected([*whole, *second], 5)
     assert kept(server) == 0
-    assert "no such sequence" in ask(server, 404, tokens=[1], sequence_id="chat")
+    assert "unknown sequence" in ask(server, 404, tokens=[1], sequence_id="chat")
 
 
 def test_names_are_numbers_too_and_none_is_no_name(server):
@@ -86,7 +86,7 @@ def test_one_request_at_a_time_has_it_and_who_leaves_ends_it(server):
         assert "another request" in ask(server, 409, tokens=[1], sequence_id="a", sequence_start=True)
         assert kept(server) == 1
     assert until(lambda: kept(server) == 0)
-    assert "no such sequence" in ask(server, 404, tokens=[1], sequence_id="a")
+    assert "unknown sequence" in ask(server, 404, tokens=[1], sequence_id="a")
 
 
 def test_an_error_ends_it(server):

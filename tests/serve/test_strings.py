@@ -20,7 +20,7 @@ def server(tiny_folder):
 
 
 def told(client, row):
-    with pytest.raises(Exception, match="no model here takes strings") as failed:
+    with pytest.raises(Exception, match="models do not accept strings") as failed:
         client.infer("tiny", [row])
     text = str(failed.value)
     assert "tiny: input 'x'" in text

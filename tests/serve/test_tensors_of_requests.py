@@ -31,18 +31,18 @@ def test_numbers_come_back(dtype):
 @pytest.mark.parametrize(
     ("data", "dtype", "shape", "what"),
     [
-        ([1.5], "i32", (1,), "no INT32"),
+        ([1.5], "i32", (1,), "not of type INT32"),
         ([300], "u8", (1,), "out of the range"),
         ([-1], "u64", (1,), "out of the range"),
-        ([1 << 70], "i64", (1,), "no INT64"),
+        ([1 << 70], "i64", (1,), "not of type INT64"),
         ([1e300], "f32", (1,), "out of the range"),
-        ([1], "i1", (1,), "no BOOL"),
-        ([True], "i32", (1,), "no INT32"),
+        ([1], "i1", (1,), "not of type BOOL"),
+        ([True], "i32", (1,), "not of type INT32"),
         ([1, 2], "f32", (3,), "number of elements"),
-        ([[1], [2, 3]], "f32", (3,), "no list of numbers"),
-        (["x"], "f32", (1,), "no list of numbers"),
-        ([None], "f32", (1,), "no list of numbers"),
-        ([{}], "f32", (1,), "no list of numbers"),
+        ([[1], [2, 3]], "f32", (3,), "not a list of numbers"),
+        (["x"], "f32", (1,), "not a list of numbers"),
+        ([None], "f32", (1,), "not a list of numbers"),
+        ([{}], "f32", (1,), "not a list of numbers"),
         ([1], "c64", (1,), "no numbers for c64"),
     ],
 )
@@ -62,9 +62,9 @@ def test_what_json_has_no_number_for():
 def test_bytes_must_be_as_many_as_the_shape_says_and_values_of_the_type():
     with pytest.raises(RequestFault, match=r"found: .*3\n.*expected: .*4 for FP32"):
         from_bytes(b"abc", "f32", (1,), "here")
-    with pytest.raises(RequestFault, match="no value of BOOL"):
+    with pytest.raises(RequestFault, match="not a value of BOOL"):
         from_bytes(b"\x02", "i1", (1,), "here")
-    with pytest.raises(RequestFault, match="no value of i4"):
+    with pytest.raises(RequestFault, match="not a value of i4"):
         from_bytes(b"\x09", "i4", (1,), "here")
     assert from_bytes(b"\xff\x07", "i4", (2,), "here").astype("i1").tolist() == [-1, 7]
     with pytest.raises(RequestFault, match="too large"):
@@ -108,23 +108,23 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
     ("body", "length", "what"),
     [
         (b"", None, "no JSON"),
-        (b"[1]", None, "no object"),
+        (b"[1]", None, "not a JSON object"),
         (b"[" * 100_000, None, "no JSON"),
-        (b"{}", None, "inputs is no list"),
-        (b'{"inputs": [3]}', None, "inputs is no list"),
-        (b"{}", "3", "no length of JSON"),
-        (b"{}", "-1", "no length of JSON"),
-        (b"{}", "9" * 5000, "no length of JSON"),
-        (b'{"inputs": []} ', "14", "goes on"),
+        (b"{}", None, "inputs is not a list"),
+        (b'{"inputs": [3]}', None, "inputs is not a list"),
+        (b"{}", "3", "not a length of JSON"),
+        (b"{}", "-1", "not a length of JSON"),
+        (b"{}", "9" * 5000, "not a length of JSON"),
+        (b'{"inputs": []} ', "14", "bytes after"),
         (*body_of([{}]), "no name"),
         (*body_of([X]), "no data"),
         (*body_of([{**X, "data": [1]}] * 2), "twice"),
-        (*body_of([{**X, "datatype": "BYTES", "data": ["a"]}]), "takes strings"),
+        (*body_of([{**X, "datatype": "BYTES", "data": ["a"]}]), "not accept strings"),
         (*body_of([{**X, "datatype": "STRING", "data": ["a"]}]), "datatype is none"),
-        (*body_of([{**X, "parameters": {"binary_data_size": 4}}], b"abc"), "not so many bytes"),
-        (*body_of([{**X, "parameters": {"binary_data_size": -1}}], b"abc"), "not so many bytes"),
+        (*body_of([{**X, "parameters": {"binary_data_size": 4}}], b"abc"), "fewer bytes"),
+        (*body_of([{**X, "parameters": {"binary_data_size": -1}}], b"abc"), "fewer bytes"),
         (*body_of([{**X, "parameters": 3}]), "parameters is of the wrong type"),
-        (*body_of([], parameters={"timeout": -1}), "no time"),
+        (*body_of([], parameters={"timeout": -1}), "not a time"),
         (*body_of([], id=3), "id is of the wrong type"),
         (*body_of([], outputs=[{"name": "y", "parameters": {"classification": 3}}]), "no classification"),
     ],

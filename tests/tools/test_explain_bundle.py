@@ -290,8 +290,8 @@ def test_costs_that_cannot_be_used(files, tmp_path):
     record = tmp_path / "r.json"
     invoke("profile", files / "m.vmfb", "--repeat=1", "-q", "-o", record)
     for costs, message in (
-        (tmp_path / "bad.json", "the costs are no record"), (tmp_path / "none", "cannot read the costs"),
-        (files / "m.vmfb", "the bundle holds no costs"), (record, "the costs are stale"),
+        (tmp_path / "bad.json", "the file is not a cost record"), (tmp_path / "none", "cannot read the costs"),
+        (files / "m.vmfb", "the bundle has no measured times"), (record, "the costs are stale"),
     ):  # fmt: skip
         words = ["compile", tmp_path / "other.mlir", "-o", tmp_path / "x.vmfb", f"--costs={costs}"]
         done = CliRunner().invoke(app, list(map(str, words)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ pytest.importorskip("mkdocs", reason="pip install mkdocs-material")
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
+MADE_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
 
 def build(config, to):
@@ -37,6 +39,28 @@ def test_the_site_is_whole(site):
     front = (site / "index.html").read_text()
     assert 'href="get_started/install/"' in front
     assert 'src="how_it_works.svg"' in front
+
+
+def test_a_menu_of_versions_is_in_each_page(site):
+    found = re.search(r'<script id="__config" type="application/json">(.*?)</script>', (site / "index.html").read_text())
+    assert json.loads(found[1])["version"] == {"alias": True, "provider": "mike"}
+
+
+def test_sites_of_versions_are_beside_each_other(tmp_path):
+    pytest.importorskip("mike", reason="make .venv-site/ready")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    environment |= {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for part in ("docs", "mkdocs.yml", "README.md", *MADE_PAGES):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, tmp_path / part)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for version in ("0.1", "0.2"):
+        command = [sys.executable, "-m", "mike.driver", "deploy", "--update-aliases", version, "latest"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    shown = subprocess.run(
+        ["git", "show", "gh-pages:versions.json"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert [(row["version"], row["aliases"]) for row in json.loads(shown.stdout)] == [("0.2", ["latest"]), ("0.1", [])]
 
 
 def test_results_and_decisions_are_not_in_the_search(site):

@@ -79,7 +79,7 @@ def test_external_weights_that_are_wrong(tmp_path):
         (header(b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": ["0", 4]}}'), "is described by"),
         (header(b'{"w": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'), "has the shape"),
         (header(b"[" * 100_000), "nested without end"),
-        (header(b"3"), "is no object"),
+        (header(b"3"), "is not an object"),
     ]:
         weights.write_bytes(data)
         with pytest.raises(BundleError, match=message):

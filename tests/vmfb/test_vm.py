@@ -124,7 +124,7 @@ def test_jax_arrays(module):
 
 def test_python_scalars(module):
     assert module.invoke("upto", 3)[0].tolist() == [0, 1, 2]
-    with pytest.raises(CallError, match=r"argument 0 \(n\) has a scalar that its dtype cannot hold"):
+    with pytest.raises(CallError, match=r"argument 0 \(n\) has a scalar outside the range of its dtype"):
         module.invoke("upto", 3.0)
     with pytest.raises(CallError, match="scalar out of range"):
         module.invoke("upto", 1 << 70)

@@ -185,7 +185,7 @@ print(all(module.invoke("diamond", a, a[:64, :32])[0].tobytes() == np.load(sys.a
 """
 
 
-@pytest.mark.parametrize(("seed", "said"), [("7", "True"), ("x", "AOTC_SHUFFLE is no seed")])
+@pytest.mark.parametrize(("seed", "said"), [("7", "True"), ("x", "AOTC_SHUFFLE is not a seed")])
 def test_the_environment(tmp_path, seed, said):
     a = array(96, 96, scale=0.1)
     bundle, argument, want = tmp_path / "d.vmfb", tmp_path / "a.npy", tmp_path / "want.npy"

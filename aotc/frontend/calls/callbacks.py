@@ -25,8 +25,8 @@ CALLBACKS = frozenset({
     TARGET, "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",
     "xla_python_cpu_callback", "xla_python_gpu_callback",
 })  # fmt: skip
-_PROCESS = "the Python process that traced the model, which a file cannot hold"
-_DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results nobody reads"
+_PROCESS = "the Python process that traced the model, which a file cannot contain"
+_DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results are unused"
 
 
 def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:

@@ -172,7 +172,7 @@ def assert_test(state: State, test: Value, numbers: Sequence[Value], message: st
     known = state.known.get(test)
     if known is not None and not any(isinstance(k, Expr) for k in known):
         if not all(known):
-            state.fail(f"an assertion never holds: {message}", "correct the model, or the shapes of its arguments")
+            state.fail(f"an assertion is always false: {message}", "correct the model, or the shapes of its arguments")
         return
     if not state.assert_dims(test, numbers, message):
         state.emit("assert", [_all_of(state, test), *numbers], {"message": message})

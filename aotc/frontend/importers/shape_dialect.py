@@ -155,7 +155,7 @@ def _cstr_require(state: State, op: Any) -> None:
 
 def _const_witness(state: State, op: Any) -> None:
     if not op.attributes["passing"].value:
-        state.fail("shape.const_witness false: the model states that this never holds", "correct the shapes")
+        state.fail("shape.const_witness false: the model states that this is always false", "correct the shapes")
     state.bind(op, ())
 
 

@@ -214,7 +214,7 @@ class _KernelCheck:
             case GridBarrier(counter):
                 self.use(counter, "grid_barrier")
                 if (counter.space, counter.dtype, counter.shape) != ("global", "u32", ()):
-                    self.report(f"grid_barrier: {counter.name} is no u32 in global memory")
+                    self.report(f"grid_barrier: {counter.name} is not a u32 in global memory")
             case Shuffle(to, source, mask):
                 self.shuffle(to, source, mask)
             case WarpMatch(to, source, bits):

@@ -364,7 +364,7 @@ def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) 
     batch = types[0].shape[: types[0].rank - row.ranks[0]]
     for t, rank in zip(types, row.ranks):
         require_rule(t.rank == len(batch) + rank and t.shape[: len(batch)] == batch,
-             f"{name}: {t} is no batch {tuple(map(str, batch))} of arrays of rank {rank}")  # fmt: skip
+             f"{name}: {t} is not a batch {tuple(map(str, batch))} of arrays of rank {rank}")  # fmt: skip
     if row.square:
         require_rule(problem.rows == problem.cols, f"{name}: {types[0]} is not square")
     _check_shapes(name, problem)

@@ -115,7 +115,7 @@ def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list
 
 def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), perm = types, attrs["perm"]
-    require_rule(sorted(perm) == list(range(x.rank)), f"transpose: {perm} is no permutation of {x.rank} dims")
+    require_rule(sorted(perm) == list(range(x.rank)), f"transpose: {perm} is not a permutation of {x.rank} dims")
     return (TensorType(x.dtype, tuple(x.shape[p] for p in perm)),)
 
 

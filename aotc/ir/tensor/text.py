@@ -199,7 +199,7 @@ def parse_dim(text: str) -> Dim:
     """
     value = _ModuleReader({}, "")._python(text)
     if not isinstance(value, (int, Expr)):
-        raise ValueError(f"{text!r} is no dim")
+        raise ValueError(f"{text!r} is not a dim")
     return value
 
 

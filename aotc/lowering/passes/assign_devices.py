@@ -82,7 +82,8 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
     if default and default not in known:
         options_name = f"the options name {', '.join(options.devices) or 'none'}"
         hint = f"one of {', '.join(known)}" if known else "leave it out"
-        raise CompileError.at(place, f"the default device {default!r} is no device: {model}, {options_name}", hint=hint)
+        message = f"the default device {default!r} is not a device: {model}, {options_name}"
+        raise CompileError.at(place, message, hint=hint)
     alone = known[0] if len(known) == 1 else default
     unread = [name for name in options.devices if name not in (*said, alone, HOST, DEVICE)]
     if unread and options.place != AUTO:

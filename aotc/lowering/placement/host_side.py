@@ -143,7 +143,7 @@ class _Sides:
             on_host = number in there
             reason = "moves less than on the GPU" if on_host else OF_TARGET
             if isinstance(thing, Op) and thing in self.forced:
-                reason = f"{self.forced[thing]} has no form for {self.gpu.name}"
+                reason = f"{self.forced[thing]} has no kernel for {self.gpu.name}"
             found[thing] = (HOST if on_host else DEVICE), reason
         found.update((v, (DEVICE, OF_TARGET)) for v in self.function.body.params)
         return found

@@ -82,4 +82,4 @@ def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target)
     lost = own.wall + before - max(own.wall, before, all_at_once)
     if lost <= saved:
         return ""
-    return f"the region would wait {lost / 1e3:.1f} us for others that run beside it, to save {saved / 1e3:.1f} us"
+    return f"the region would wait {lost / 1e3:.1f} us for concurrent ones, to save {saved / 1e3:.1f} us"

@@ -44,10 +44,10 @@ def parse_plan(text: str) -> RegionPlan:
     try:
         plan = read_record(ast.parse(text, mode="eval").body, RegionPlan.CLASSES)
     except (SyntaxError, TypeError) as error:
-        raise ValueError(f"{text!r} is no plan: {error}") from None
+        raise ValueError(f"{text!r} is not a plan: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{error} is no part of a plan") from None
+        raise ValueError(f"{error} is not a part of a plan") from None
     if not isinstance(plan, RegionPlan):
-        raise ValueError(f"{text!r} is no plan")
+        raise ValueError(f"{text!r} is not a plan")
     return plan
 

@@ -130,7 +130,7 @@ class Decoder:
         shape = [1] * (len(row["dims"]) - 1) + [len(tokens)] if row["dims"] else []
         fits = all(isinstance(d, str) or d == n for d, n in zip(row["dims"], shape)) and (shape or len(tokens) == 1)
         if not fits:
-            raise RequestFault(BAD, where, "it takes another number of tokens", len(tokens), row["dims"])
+            raise RequestFault(BAD, where, "its number of tokens differs", len(tokens), row["dims"])
         low, high = limits(row["dtype"])
         least, largest = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)
         if not low <= least <= largest <= high:

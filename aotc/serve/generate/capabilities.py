@@ -37,13 +37,13 @@ def check_functions(module: LoadedModule, where: str) -> None:
         first = signature.arguments[0] if signature.arguments else None
         if first is None or kind_of(first["dtype"]) not in "iu":
             taken = None if first is None else first["dtype"]
-            raise RequestFault(BAD, f"{where}.{name}", "it takes no tokens first", taken, "integers")
+            raise RequestFault(BAD, f"{where}.{name}", "its first argument is not tokens", taken, "integers")
     state = [_type(row) for row in decode.arguments[1:]]
     for name, signature in ((PREFILL, prefill), (DECODE, decode)):
         made = [_type(row) for row in signature.results[1:]]
         same = len(made) == len(state) and all(_may_be(x, y) for x, y in zip(made, state))
         if not same or not signature.results or len(prefill.arguments) != 1:
-            place, what = f"{where}.{name}", "what it gives is not the state that decode takes"
+            place, what = f"{where}.{name}", "its results are not the state arguments of decode"
             raise RequestFault(BAD, place, what, f"{len(made)} arrays: {made}"[:400], f"{len(state)}: {state}"[:400])
 
 
@@ -72,7 +72,7 @@ def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
         return (), f"{symbol} is not the same dim of what {DECODE} gives"
     state = [int(a) for a in axes[1:] if a is not None]
     if any(isinstance(d := row["dims"][a], int) and d != 1 for row, a in zip(prefill.results[1:], state)):
-        return (), f"{PREFILL} gives the state of several texts"
+        return (), f"{PREFILL} returns the state of several sequences"
     why = rows_are_independent(module, DECODE, decode.arguments, symbol, (0, *state))
     return (() if why else tuple(state)), why
 

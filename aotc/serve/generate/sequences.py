@@ -87,7 +87,7 @@ class Sequences:
         if key in self._stored:
             _release(self._stored[key], key)
         elif len(self._stored) >= self._most:
-            what, found = "too many sequences are kept", len(self._stored)
+            what, found = "too many sequences are stored", len(self._stored)
             hint, seconds = "later, or end others by sequence_end", max(1, min(ceil(self._seconds), 60))
             raise RequestFault(BUSY, model.name, what, found, f"fewer than {self._most}", hint, retry=seconds)
         self._stored[key] = Sequence(model)
@@ -96,7 +96,7 @@ class Sequences:
     def _continued(self, key: tuple[str, str], name: str, version: str) -> Sequence:
         sequence = self._stored.get(key)
         if sequence is None:
-            what, expected = "there is no such sequence", f"one that was asked for within {self._seconds:g} s"
+            what, expected = "unknown sequence", f"a sequence used within the last {self._seconds:g} s"
             raise RequestFault(NOT_FOUND, name, what, key[1], expected, '"sequence_start": true, with all its tokens')
         if version and int(version) != sequence.model.version:
             what = "the sequence was begun with another version"

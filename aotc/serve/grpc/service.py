@@ -160,7 +160,7 @@ class _Service:
         """
         most = self._engine.settings.queue + SPARE_RPCS
         if self._calls >= most:
-            what = "too many calls of gRPC are under way"
+            what = "too many gRPC calls are running"
             raise RequestFault(BUSY, "", what, self._calls, f"fewer than {most}", "later, or --queue", retry=1)
         self._calls += 1
         try:

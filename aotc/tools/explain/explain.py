@@ -67,7 +67,7 @@ def explain(
     BundleError
         If the bundle cannot be read.
     ArgumentValueError
-        If there is no such subject, or a bundle is given with options of its compilation.
+        If the subject is unknown, or a bundle is given with options of its compilation.
     """
     match subject:
         case "affinity":
@@ -80,7 +80,7 @@ def explain(
         case "memory":
             opened, target = bundle_of(model, *example_args, **flags)
             return explain_memory(opened, function, sizes, target)
-    raise ArgumentValueError("", "there is no such subject", repr(subject), " or ".join(SUBJECTS))
+    raise ArgumentValueError("", "unknown subject", repr(subject), " or ".join(SUBJECTS))
 
 
 def bundle_of(model: object, *example_args: Any, **flags: Any) -> tuple[OpenedBundle, str]:

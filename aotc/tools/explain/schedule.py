@@ -205,7 +205,7 @@ def _target(name: str) -> Target:
 def _kernels(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
-        raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
+        raise BundleError(opened.where, "the bundle contains no kernel text", hint="compile it with debug information")
     entries = [held[f"{flow.variant['target']}/{k['name']}"] for k in flow.variant["kernels"]]
     try:
         return [parse_kernel(row["text"]) for row in entries]

@@ -33,7 +33,7 @@ _NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, string
 def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     """Place an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
-        raise ArgumentError(module.name, "where is no name", repr(where), "of an argument, or of a device")
+        raise ArgumentError(module.name, "where is not a name", repr(where), "of an argument, or of a device")
     several = "main" not in module.functions and len(module.functions) != 1
     function = None if several else module.loaded(module.default_name())
     for number, argument in enumerate(function.arguments if function and where else ()):
@@ -52,7 +52,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
         return found
     array = np.asarray(found, order="C")
     if array.dtype.kind in _NO_NUMBERS:
-        raise ArgumentError(module.name, f"what is put on {name} is no array of numbers", type(x).__name__)
+        raise ArgumentError(module.name, f"the value for {name} is not an array of numbers", type(x).__name__)
     made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.put(array, name)
     return made
 
@@ -121,7 +121,7 @@ class Bound:
         held = place_bound_values(self._module, function, values)
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
-            raise CallError(function.where, "an update gives all that was bound, and nothing else", *names)
+            raise CallError(function.where, "an update needs exactly the arguments that were bound", *names)
         self.function.switch_to(bound_to(self._module, self.name, held, {}))
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:

@@ -106,7 +106,7 @@ class Entry:
         except CallError:
             raise
         except Exception as error:  # it runs code of the caller's objects
-            what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
+            what = f"the arguments cannot be flattened: {type(error).__name__}: {error}"
             raise ArgumentError(self._function.where, what) from error
         return values
 

@@ -252,7 +252,8 @@ def place_bound_values(
 ) -> dict[int, DeviceArray]:
     """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
     if not isinstance(values, Mapping):
-        raise ArgumentError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
+        what = "the bound values are not a mapping"
+        raise ArgumentError(function.where, what, type(values).__name__, "{'name': array}")
     found, problems = by_number(function.signature, values, function.where)
     held: dict[int, DeviceArray] = {}
     for number, value in found.items():

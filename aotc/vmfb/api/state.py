@@ -58,7 +58,7 @@ class KeptState:
         results, init = ({} if given is None else given for given in (results, init))
         for given, what in ((results, "results"), (init, "init")):
             if not isinstance(given, Mapping):
-                raise ArgumentError(module.name, f"{what} of a state is no mapping", repr(given)[:80], _FORMS[what])
+                raise ArgumentError(module.name, f"{what} of a state is not a mapping", repr(given)[:80], _FORMS[what])
         self._module, self._names = module, tuple(names)
         functions: dict[str, RuntimeFunction] = {name: module.loaded(name) for name in module.functions}
         if bound is not None:
@@ -218,5 +218,5 @@ def _agreed(
         results = {r["name"]: 0 for f in found for r in functions[f].signature.results}
         pair = {next(iter(results), "result[0]"): names[0]}
         hint = f"state={pair} when compiling, or results={pair} here"
-        raise CallError(where, "this is no state: " + "; ".join(problems), ", ".join(results), hint=hint)
+        raise CallError(where, "this is not a state: " + "; ".join(problems), ", ".join(results), hint=hint)
     return types

@@ -55,7 +55,7 @@ class StateValues:
         """
         if not self._lock.acquire(blocking=False):
             hint = "wait for it; a state for each sequence: module.state(...)"
-            raise CallError(where, "another call of the same state is under way", hint=hint)
+            raise CallError(where, "another call with the same state is running", hint=hint)
         if lost:
             self._lost = None
         if self._lost is not None:

@@ -40,7 +40,7 @@ class Submitting:
             raise ArgumentValueError(function.where, f"results is {results!r}", expected=f"{NUMPY!r} or {DEVICE!r}")
         if not isinstance(self._donate, bool):
             raise ArgumentError(
-                function.where, "donate is no truth value", type(self._donate).__name__, "True or False"
+                function.where, "donate is not True or False", type(self._donate).__name__, "True or False"
             )
         self._call = SubmittedCall(function, results, home)
 

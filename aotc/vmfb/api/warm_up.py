@@ -31,7 +31,7 @@ def warm_up(module: RuntimeModule, warm: Any) -> None:
     """
     rows: Sequence[Any] = [{}] if warm is True else [warm] if isinstance(warm, Mapping) else warm
     if not isinstance(rows, list | tuple) or not all(_are_sizes(row) for row in rows):
-        raise ArgumentError(module.name, "warm is no list of sizes", repr(warm)[:80], _EXAMPLE)
+        raise ArgumentError(module.name, "warm is not a list of sizes", repr(warm)[:80], _EXAMPLE)
     for sizes in rows:
         called = [_call(module, name, sizes) for name in module.functions if _symbols(module, name) <= sizes.keys()]
         if not called:

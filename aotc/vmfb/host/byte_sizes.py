@@ -11,7 +11,7 @@ from aotc.vmfb.errors import ArgumentValueError, CallError
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Executable
 
-EXAMPLES = "a number of bytes, or text as '64MB'"
+EXAMPLES = "a number of bytes, or text such as '64MB'"
 
 
 def parse_bytes(text: str) -> int:
@@ -24,7 +24,7 @@ def parse_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no size: expected one as 64MB")
+        raise ValueError(f"{text[:60]!r} is not a size: expected a size such as 64MB")
     return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
 
 
@@ -39,7 +39,7 @@ def as_bytes(value: Any) -> int:
     if isinstance(value, str):
         return parse_bytes(value)
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return int(value)
 
 

@@ -165,7 +165,7 @@ def shuffle_seed() -> int | None:
         return None
     if SHUFFLE.isascii() and SHUFFLE.isdigit() and len(SHUFFLE) < 10:
         return int(SHUFFLE)
-    raise ArgumentValueError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
+    raise ArgumentValueError("", "AOTC_SHUFFLE is not a seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
 
 
 def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:

@@ -113,7 +113,7 @@ class MappedFile:
             "the file was overwritten while it was in use",
             found,
             "a file that stays as it is while it is loaded",
-            "load it again. Write files beside the old one and rename them, as Bundle.save(path) and "
+            "load it again. Write new files next to the old one and rename them, as Bundle.save(path) and "
             "`aotc compile -o` do; or aotc.load(..., copy=True)",
         )
 

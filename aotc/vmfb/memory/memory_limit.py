@@ -79,7 +79,7 @@ class LimitedPool(ArenaPool):
     def _arena(self, size: int, held: int, more: bool) -> Arena:
         if size + held > self.limit:
             what = f"this call needs {size + held:,} bytes of working memory"
-            hint = "load it with a larger memory_limit, or give it less at a time"
+            hint = "load it with a larger memory_limit, or pass smaller arrays"
             raise CallError("", what, expected=f"at most memory_limit, {self.limit:,} bytes", hint=hint)
         waiter = self._wait(_Waiter(size, exact=more), first=more)
         if waiter.arena is not None:

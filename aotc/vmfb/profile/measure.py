@@ -44,7 +44,8 @@ def measure(function: RuntimeFunction, arrays: Sequence[Any], repeat: int) -> di
         expected = ", ".join(map(str, function.arguments))
         raise ArgumentError(function.where, "wrong number of arguments", len(arrays), expected)
     if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
-        raise ArgumentValueError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
+        what = "repeat is not a number of rounds"
+        raise ArgumentValueError(function.where, what, repr(repeat), "an integer from 1 on")
     found: list[Profiler] = []
 
     def make(executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory) -> Profiler:

@@ -90,7 +90,7 @@ class CallRecording:
             raise CallError(where, what, hint="module.profile(name, *arrays), and `aotc profile`, take any device")
         found = executable.kernel_texts()
         if found is None:
-            raise CallError(where, "the bundle holds no kernel text", hint="compile it with debug information")
+            raise CallError(where, "the bundle contains no kernel text", hint="compile it with debug information")
         self.where = where
         self.kernels: list[DebugText] = found
         self._patches = _patches(executable.words, executable.buffers)

@@ -26,7 +26,7 @@ def stored_record(opened: OpenedBundle, key: str) -> dict[str, Any]:
     try:
         return read_record(bytes(opened.checked(entry["segment"])))
     except ValueError as error:
-        raise BundleError(opened.where, f"the {key} of the bundle are no record: {error}") from None
+        raise BundleError(opened.where, f"the {key} of the bundle cannot be read: {error}") from None
 
 
 def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:

@@ -88,7 +88,7 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
             return _ARITHMETIC[type(op)](evaluate(left, dims), evaluate(right, dims))
         case ast.Call(func=ast.Name(id=name), args=args):
             return {"max": max, "min": min}[name](evaluate(x, dims) for x in args)
-    raise ValueError(f"{ast.unparse(node)} is no dim")
+    raise ValueError(f"{ast.unparse(node)} is not a dim")
 
 
 def flops_of(text: str, sizes: Mapping[str, int]) -> int:
@@ -177,7 +177,7 @@ class Stepper:
         self.memory = memory
         found = executable.kernel_texts()
         if found is None:
-            raise CallError(where, "the bundle holds no kernel text", hint="compile it with debug information")
+            raise CallError(where, "the bundle contains no kernel text", hint="compile it with debug information")
         self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
         self._locs: dict[int, str] = {}

@@ -79,7 +79,7 @@ def start_thread(name: str, life: Callable[[], None]) -> None:
     try:
         threading.Thread(target=life, name=name, daemon=True).start()
     except RuntimeError as error:
-        raise CallError("", "no thread can be started that runs what is submitted", error) from None
+        raise CallError("", "cannot start a thread for submitted calls", error) from None
 
 
 # Seconds that an idle dispatcher sleeps after a wake-up that found no work; it is not woken earlier. Waking a thread

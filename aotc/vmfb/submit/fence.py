@@ -278,7 +278,7 @@ class Fence:
             If ``function`` is not callable.
         """
         if not callable(function):
-            raise ArgumentError("", "a callback of a fence is no function", type(function).__name__, "f(fence)")
+            raise ArgumentError("", "a callback of a fence is not a function", type(function).__name__, "f(fence)")
         self._callbacks.append(function)
         if self._outcome is not None:
             self._tell()
@@ -351,7 +351,7 @@ def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
     if not number or timeout != timeout:  # NaN
         raise ArgumentValueError(
-            "", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end"
+            "", "the timeout is not a duration", repr(timeout)[:80], "seconds, or None to wait for the end"
         )
 
 

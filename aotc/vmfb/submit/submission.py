@@ -430,7 +430,8 @@ def submit(
     prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
-        raise ArgumentError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
+        expected = f"{len(call.results)}, None where none is given"
+        raise ArgumentError(where, "out is not a list of buffers", found, expected)
     made = Submission(call, prepared, out, donate)
     coming = [v for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
@@ -485,7 +486,7 @@ def _record_donated(call: SubmittedCall, values: Sequence[Any]) -> None:
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
     if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
         raise ArgumentError(
-            where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made"
+            where, "wait is not a list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made"
         )
     for fence in wait:
         _check_fence(where, fence)

@@ -116,7 +116,7 @@ def find_file(bundle: OpenedBundle, name: str) -> str:
         bundle.where,
         f"the file of external weights {name!r} is missing",
         f"not in {', '.join(folders) or 'any folder (the bundle came from memory)'}",
-        hint="put it beside the bundle, or set AOTC_WEIGHTS_PATH to its folder",
+        hint="put it next to the bundle, or set AOTC_WEIGHTS_PATH to its folder",
     )
 
 

@@ -136,7 +136,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         Its message lists all that are missing, unknown, or of another dtype or shape.
     """
     if not isinstance(values, Mapping):
-        raise ArgumentError(where, "weights are no mapping", type(values).__name__, "{'params/w': array}, or a path")
+        raise ArgumentError(where, "weights are not a mapping", type(values).__name__, "{'params/w': array}, or a path")
     if isinstance(values, Tensors):
         types = {path: row for path, row in places.types.items() if whole or path in values}
         return checked_tensors(values, types, where)

@@ -80,10 +80,10 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     except RecursionError:
         raise ValueError("its header is nested without end") from None
     if not isinstance(rows, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     metadata = rows.pop(METADATA, None) or {}
     if not isinstance(metadata, dict):
-        raise ValueError("its metadata is no object")
+        raise ValueError("its metadata is not an object")
     end = _end_of_all({name: _span_of(name, row) for name, row in rows.items()})
     if start + end != data.nbytes:
         what = "truncated" if start + end > data.nbytes else "longer than its header says"

@@ -54,7 +54,7 @@ def test_initcheck_judges_what_a_graph_copies_too_early(how):
     """What is copied behind the kernel that writes it is right, also where the tool calls it unwritten.
 
     Of a graph of two branches it does in some runs, for all of the array or a part: it looks while that kernel runs.
-    Even of the copy to the host, which is no part of the graph (``kernel``). Without a graph it never does.
+    Even of the copy to the host, which is not a part of the graph (``kernel``). Without a graph it never does.
     """
     found = watched("initcheck", copied_in_graph.__file__, how)
     assert "right" in found.stdout

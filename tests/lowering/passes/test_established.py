@@ -80,7 +80,7 @@ PLANTED = {
     "no copy": ("dce", without(lambda f: f.name == "main_a1_b2"), "@main has 0 copies for a=1, b=2"),
     "no original": ("dce", without(lambda f: f.name == "main"), "is a copy of @main, which does not exist"),
     "no region": ("fuse", without(lambda f: not f.public), "region @k0"),
-    "no kind": ("fuse", kindless, "is no region: it has no kind (as fuse establishes)"),
+    "no kind": ("fuse", kindless, "is not a region: it has no kind (as fuse establishes)"),
     "a late check": ("advance_checks", late_check, "sin in @main stands before a check that does not need it"),
     "weights": ("dce", with_weights, "@main computes with weights what each call would (as split-weights establishes)"),
     "a loose op": ("fuse", one_op("neg", {}), "neg in @main is in no region"),

@@ -299,7 +299,7 @@ LEFT = {"left": True, "transpose": False}
         ([(4, 4)], {"routine": "gesdd", "options": {"mode": "O"}}, "no mode 'O'"),
         ([(4, 4)], {"routine": "gesxx", "options": {}}, "no routine 'gesxx'"),
         ([(4, 4), (5,)], {"routine": "orgqr", "options": {}}, "more reflectors"),
-        ([(2, 4, 4), (3, 4)], {"routine": "orgqr", "options": {}}, "no batch"),
+        ([(2, 4, 4), (3, 4)], {"routine": "orgqr", "options": {}}, "not a batch"),
         ([(4, 4), (3,), (5, 5)], {"routine": "ormqr", "options": LEFT}, "cannot be applied"),
         ([(4, 4), (3,)], {"routine": "geqp3", "options": {}}, "are no pivots"),
         ([(3,), (3,), (3,), (2, 4)], {"routine": "gtsv", "options": {}}, "do not fit"),

@@ -37,12 +37,12 @@ def test_reads_back(plan):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "is no plan"),
-        ("ColumnPlan(kept=(0,)", "is no plan"),
-        ("ColumnPlan(kept=(0,))", "is no plan: .*missing"),
-        ("Unknown(kept=(0,))", r"'Unknown\(kept=\(0,\)\)' is no part of a plan"),
-        ("__import__('os').abort()", "is no part of a plan"),
-        ("(1, 2)", "is no plan"),
+        ("", "is not a plan"),
+        ("ColumnPlan(kept=(0,)", "is not a plan"),
+        ("ColumnPlan(kept=(0,))", "is not a plan: .*missing"),
+        ("Unknown(kept=(0,))", r"'Unknown\(kept=\(0,\)\)' is not a part of a plan"),
+        ("__import__('os').abort()", "is not a part of a plan"),
+        ("(1, 2)", "is not a plan"),
     ],
 )
 def test_other_text_is_refused(text, found):

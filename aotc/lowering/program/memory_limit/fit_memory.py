@@ -141,12 +141,12 @@ def _too_much(limit: int, form: _Form) -> CompileError:
     rows = [f"{s.size:,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
     thread = f" ({scratch:,} of them for one thread)" if scratch else ""
     where = f" on {own.device}" if own.device else ""
-    remaining = f"; the largest buffers of its worst moment: {'; '.join(rows)}" if rows else ""
+    remaining = f"; the largest buffers at its peak: {'; '.join(rows)}" if rows else ""
     return CompileError.at(
         form.function.loc,
         f"a call of @{form.function.name} takes {size:,} bytes{where}{thread}, the memory limit is {limit:,}; "
         f"{size - limit:,} are too many{remaining}",
-        hint=f"raise --memory-limit, or give the model smaller arrays at a time; {_remedy(form.function, own)}",
+        hint=f"raise --memory-limit, or compile the model for smaller arrays; {_remedy(form.function, own)}",
     )
 
 

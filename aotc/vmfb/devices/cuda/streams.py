@@ -329,7 +329,7 @@ class StreamPool:
         limit = loaded.usage.limit
         if limit and size > limit:
             what = f"this call needs {size:,} bytes of working memory on GPU {loaded.ordinal}"
-            hint = "load it with a larger memory_limit, or give it less at a time"
+            hint = "load it with a larger memory_limit, or pass smaller arrays"
             raise CallError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
 
     def _free_some(self) -> None:

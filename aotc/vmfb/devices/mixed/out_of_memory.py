@@ -42,7 +42,7 @@ def report(
     rows = sorted((*arrays, *working), reverse=True)[:LARGEST_SHOWN]
     largest = "; ".join(f"{size:,} of {name}" for size, name in rows)
     what = f"a GPU has no memory for a call with a planned peak of {peak:,} bytes"
-    hint = f"give it less at a time, or drop arrays on the GPU; the largest: {largest}"
+    hint = f"pass smaller arrays, or free arrays on the GPU; the largest: {largest}"
     return CallError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
 
 

@@ -89,7 +89,7 @@ def driver_failure(name: str, status: int) -> CallError:
     """Return the exception for the driver function ``name`` that failed with ``status``."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
-        return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
+        return OutOfGpuMemory("", what, found, hint="run fewer calls at the same time, or pass smaller arrays")
     return CallError("", what, found)
 
 
