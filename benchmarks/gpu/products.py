@@ -22,8 +22,8 @@ from aotc.ir.dims.symbols import evaluate
 from aotc.ir.loop.forms.matmul import read_product
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
-from aotc.kernels.cuda.image import unpacked
-from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.image import unpack_image
+from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.jobs.objects import Named, compile_texts, kernel_requests
 from aotc.lowering.plans.gpu_matmul_tiles import TILE_RATES, nanoseconds, templates_of
 from aotc.options import Options
@@ -100,7 +100,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
     rows = [row for row in TILE_RATES if row.tiling.template in templates]
     made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
     named = [Named(print_kernel(k), target) for k in made]
-    compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
+    compiled = map(unpack_image, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
     places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 8 + 1024)
               for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
@@ -110,7 +110,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
         gpu.upload(place, x.ctypes.data, x.nbytes)
         gpu.wait()
     for row, k, image in zip(rows, made, compiled):
-        entry = {"name": k.name, "threads": tiles_of(k).threads, "launch": launch_entry(k)}
+        entry = {"name": k.name, "threads": gemm_tiles(k).threads, "launch": gemm_launch(k)}
         function = gpu.function(gpu.load(image.data), k.name)
         gpu.let_share(function, entry["launch"]["shared"])
         shape: LaunchShape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)

@@ -180,4 +180,4 @@ def simulate(text, arrays, score=None, rest=None, dims=()):
         given = (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
         module = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_few
     make = partial(module._kernel, tiles)
-    block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])
+    block.simulate_kernel(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])

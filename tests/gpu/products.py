@@ -12,7 +12,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
 from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
-from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
 from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, PITCH, SIZES, START, STORE
 from aotc.vmfb.devices.cuda.tensor_map import corners
@@ -94,7 +94,7 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
     product, row, column and sum, of a result that is not stored in lines.
     """
     kernel = parse_kernel(text)
-    product, tiles, entry = read_product(kernel), tiles_of(kernel), launch_entry(kernel)
+    product, tiles, entry = read_product(kernel), gemm_tiles(kernel), gemm_launch(kernel)
     names = [name or "z" for name, _ in (product.batch, product.row, product.col)]
     values = dict(zip(kernel.dims, dims))
 
@@ -126,4 +126,4 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
         module = gemm_mma
     else:
         module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
-    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)
+    block.simulate_kernel(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)

@@ -15,7 +15,7 @@ from aotc.ir.dims.algebra import sym
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Store
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.kernels.cuda import nvvm
-from aotc.kernels.cuda.compile import link, resources_of
+from aotc.kernels.cuda.compile import link_cubin, resources_in_linker_log
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.later_intrinsics import BODIES
 from aotc.kernels.formulas.llvm_values import call_intrinsic
@@ -75,7 +75,7 @@ def test_what_an_array_of_a_thread_or_a_block_is():
     assert "ptr" not in text
     assert 'addrspacecast [4 x float] addrspace(3)* @"shared" to [4 x float]*' in text
     assert 'store float %".4", float*' in text
-    assert nvvm.ltoir([text], "sm_80")
+    assert nvvm.nvvm_ltoir([text], "sm_80")
 
 
 def test_pointers_to_pointers_and_of_calls():
@@ -85,7 +85,7 @@ def test_pointers_to_pointers_and_of_calls():
     b.ret(b.select(f.args[1], first, b.call(callee, [first])))
     text = nvvm_text(module)
     assert 'declare i8* @"g"(i8* %".1")' in text
-    assert nvvm.ltoir([text], "sm_80")
+    assert nvvm.nvvm_ltoir([text], "sm_80")
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -101,19 +101,19 @@ def test_every_row_is_a_function_that_libnvvm_takes(name):
         b.ret(call_intrinsic(b, full, to, [f.args[0], *extra]))
         text = nvvm_text(module)
         assert f'@"aotc.{full}"' in text
-        assert ".extern" not in nvvm.ptx([text], "compute_80")
+        assert ".extern" not in nvvm.nvvm_ptx([text], "compute_80")
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if list(every_op(d))])
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_100", marks=pytest.mark.slow)])
 def test_every_scalar_op_is_code_without_calls_of_others(dtype, arch):
     kernel = one_kernel(f"ops_{dtype}", dtype, list(every_op(dtype)), 8)
-    assert ".extern" not in compile_cuda.ptx(kernel, TARGETS[f"cuda:{arch}"])
+    assert ".extern" not in compile_cuda.kernel_ptx(kernel, TARGETS[f"cuda:{arch}"])
 
 
 @pytest.mark.parametrize("to", DTYPES)
 def test_every_conversion_is_code_without_calls_of_others(to):
-    assert ".extern" not in compile_cuda.ptx(converting(to, sources_of(to), 8), SM_90)
+    assert ".extern" not in compile_cuda.kernel_ptx(converting(to, sources_of(to), 8), SM_90)
 
 
 def lto_ptx(ltoir):
@@ -145,21 +145,21 @@ def test_only_what_may_be_fused_is(exact):
     assert "contract" in texts[1]
     if exact:
         texts[1] = texts[1].replace(" contract", "")
-    for text in (nvvm.ptx(texts, "sm_90"), lto_ptx(nvvm.ltoir(texts, "sm_90"))):
+    for text in (nvvm.nvvm_ptx(texts, "sm_90"), lto_ptx(nvvm.nvvm_ltoir(texts, "sm_90"))):
         assert ("fma.rn.f32" in text) is not exact
 
 
 def test_what_the_linker_says():
     log = "info : Used 24 registers, used 1 barriers, 1040 bytes smem\n 16 bytes stack frame, 8 bytes spill stores"
-    assert resources_of(log) == {"registers": 24, "shared": 1040, "stack": 16, "spills": 8}
-    assert resources_of("") == {"registers": 0, "shared": 0, "stack": 0, "spills": 0}
+    assert resources_in_linker_log(log) == {"registers": 24, "shared": 1040, "stack": 16, "spills": 8}
+    assert resources_in_linker_log("") == {"registers": 0, "shared": 0, "stack": 0, "spills": 0}
 
 
 def test_refusals_have_the_log():
     with pytest.raises(Exception, match="parse expected"):
-        nvvm.ltoir(["nonsense"], "sm_80")
+        nvvm.nvvm_ltoir(["nonsense"], "sm_80")
     with pytest.raises(Exception, match="kernel k: "):
-        link(b"nonsense", "sm_80", "k")
+        link_cubin(b"nonsense", "sm_80", "k")
 
 
 def test_sorted_halves_of_a_thread():

@@ -16,12 +16,12 @@ PTX = resolve_targets("cuda:compute_80")[0]
 
 def instructions(text):
     """The names of all accesses of memory, shuffles and divisions in the PTX of a kernel."""
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
     kernel = parse_kernel(text)
     assert verify_kernel(kernel) == []
     names = r"(?:ld|st)\.(?:global|local|shared)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+"
-    return re.findall(names, ptx(kernel, PTX))
+    return re.findall(names, kernel_ptx(kernel, PTX))
 
 
 def loop(dtype, body, count=4, size=4096):
@@ -80,11 +80,11 @@ def test_neighbours_in_shared_memory_are_vectors(pitch, wanted):
 
 
 def test_inverse_roots_are_an_instruction_and_a_step():
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
-    text = ptx(parse_kernel(loop("f32", "o[p] = rsqrt(a[p])", 1)), PTX)
+    text = kernel_ptx(parse_kernel(loop("f32", "o[p] = rsqrt(a[p])", 1)), PTX)
     assert ("rsqrt.approx.f32" in text, "sqrt.rn.f32" in text, "div.rn.f32" in text) == (True, False, False)
-    text = ptx(parse_kernel(loop("f64", "o[p] = rsqrt(a[p])", 1)), PTX)
+    text = kernel_ptx(parse_kernel(loop("f64", "o[p] = rsqrt(a[p])", 1)), PTX)
     assert "sqrt.rn.f64" in text
 
 
@@ -119,7 +119,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_elements_of_bf16_are_one_instruction(name):
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
     body, wanted = PAIRS[name]
     buffers = 'a: "bf16[64]", b: "bf16[64]", f: "f32[64]", /, o: "bf16[64]", w: "f32[64]"'
@@ -128,20 +128,20 @@ def test_two_elements_of_bf16_are_one_instruction(name):
         for u in lanes(0, 8):
             {body}
 ''')
-    text = ptx(kernel, PTX)
+    text = kernel_ptx(kernel, PTX)
     assert tuple(map(text.count, ("fma.rn.bf16x2 ", "fma.rn.bf16 ", "cvt.rn.bf16"))) == wanted
 
 
 def test_loops_of_one_element_of_bf16_have_an_instruction_for_each():
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
-    text = ptx(parse_kernel(loop("bf16", "o[p] = (a[p] * a[p]) + a[p]", 1)), PTX)
+    text = kernel_ptx(parse_kernel(loop("bf16", "o[p] = (a[p] * a[p]) + a[p]", 1)), PTX)
     assert (text.count("fma.rn.bf16 "), text.count("fma.rn.bf16x2")) == (2, 0)
 
 
 @pytest.mark.parametrize(("size", "read", "threads"), [(1 << 20, 4, 256), (1 << 20, 1 << 20, 128), (1 << 12, 4, 128)])
 def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
     from aotc.kernels.cuda.flat import flat_threads
 
     kernel = parse_kernel(f'''def k(a: "f32[{read}]", /, o: "f32[{size}]", *, grid: "{size // 4}"):
@@ -150,7 +150,7 @@ def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
             o[4*p + u] = a[0]
 ''')
     assert flat_threads(kernel) == threads
-    assert f".maxntid {threads}" in ptx(kernel, PTX)
+    assert f".maxntid {threads}" in kernel_ptx(kernel, PTX)
 
 
 @pytest.mark.parametrize(("rows", "row", "index", "threads"), [
@@ -158,7 +158,7 @@ def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
     (32, 1 << 15, "p // 8192, n", 128), (1 << 14, 64, "p // 16, n", 128), (16, 1024, "p // 256, n", 128),
 ])  # fmt: skip
 def test_kernels_that_read_anywhere_in_rows_have_large_blocks(rows, row, index, threads):
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
     from aotc.kernels.cuda.flat import flat_threads
 
     size = rows * row
@@ -170,4 +170,4 @@ def test_kernels_that_read_anywhere_in_rows_have_large_blocks(rows, row, index, 
             o[4*p + u] = a[{index}]
 ''')
     assert flat_threads(kernel) == threads
-    assert f".maxntid {threads}" in ptx(kernel, PTX)
+    assert f".maxntid {threads}" in kernel_ptx(kernel, PTX)

@@ -14,7 +14,7 @@ from vmfb.test_cuda import CASES, gpu
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.kernels.cuda.nvvm import driver_of
+from aotc.kernels.cuda.nvvm import oldest_cuda_driver
 from aotc.targets import TARGETS, resolve_targets
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import device as cuda
@@ -178,9 +178,9 @@ def test_numba_without_numba_cuda(target):
 
 @sim
 def test_which_drivers_compile_a_text():
-    assert driver_of(b"//\n.version 9.0\n.target sm_80") == (13, 0)
-    assert driver_of(b"//\n.version 9.4\n.target sm_80") == (13, 4)
-    assert driver_of(b"//\n.version 8.8\n.target sm_80") == (12, 8)
+    assert oldest_cuda_driver(b"//\n.version 9.0\n.target sm_80") == (13, 0)
+    assert oldest_cuda_driver(b"//\n.version 9.4\n.target sm_80") == (13, 4)
+    assert oldest_cuda_driver(b"//\n.version 8.8\n.target sm_80") == (12, 8)
 
 
 @pytest.mark.ir

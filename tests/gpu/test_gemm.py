@@ -14,7 +14,7 @@ from vmfb.test_cuda import gpu
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.compile import compile_kernel
-from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.targets import TARGETS
 from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
@@ -87,11 +87,11 @@ def orders_of(name):
 def test_what_a_form_takes(name):
     """Of sizes that are whole pieces of 16 bytes, and of unknown ones where a template takes those."""
     kernel = parse_kernel(text_of(name, (1000, 3008 if orders_of(name) is TURNED else 3000, 512)))
-    tiles, image = tiles_of(kernel), compile_kernel(kernel, TARGET)
+    tiles, image = gemm_tiles(kernel), compile_kernel(kernel, TARGET)
     assert image.data[:4] == b"\x7fELF"
     assert image.resources["spills"] == image.resources["stack"] == 0
     assert image.resources["registers"] * tiles.threads <= 65536
-    row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": launch_entry(kernel)}
+    row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": gemm_launch(kernel)}
     assert fits_gpu_limits(row)
     assert all(map_fits(m, 4) for m in row["launch"]["maps"])
 
@@ -116,7 +116,7 @@ BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 2e-15, "i32": 0}
 def is_taken(name, sizes):
     """Do the rows of operands begin at whole pieces of 16 bytes, where a template needs that?"""
     try:
-        tiles_of(parse_kernel(text_of(name, sizes)))
+        gemm_tiles(parse_kernel(text_of(name, sizes)))
     except ValueError:
         return False
     tiling, operands_, _, orders, _ = FORMS[name]
@@ -137,7 +137,7 @@ class TestOnTensorCores:
         tiling, dtype, orders = SIMULATED[name]
         text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), (72, 136, 208), **orders)
         kernel, arrays = operands(text)
-        entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
+        entry = {"threads": gemm_tiles(kernel).threads, "launch": gemm_launch(kernel)}
         loaded = gpu_kernels.Loaded(compile_kernel(kernel, TARGET), "gemm", entry, arrays)
         loaded.launch()
         got = loaded.result(3)[0]
@@ -170,7 +170,7 @@ class TestOnTensorCores:
         draw = (lambda s: random.integers(-128, 128, s)) if kind == "i8" else random.standard_normal
         a, b, bias = (draw(x.shape).astype(STORED[x.dtype]) for x in shapes.inputs)
         out = np.zeros(shapes.outputs[0].shape, STORED[result])
-        entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
+        entry = {"threads": gemm_tiles(kernel).threads, "launch": gemm_launch(kernel)}
         image = image or compile_kernel(kernel, TARGETS[target])
         loaded = gpu_kernels.Loaded(image, "gemm", entry, [a, b, bias, out], sizes if kernel.dims else ())
         loaded.fill(3, 0xFF)

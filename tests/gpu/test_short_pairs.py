@@ -12,7 +12,7 @@ pytest.importorskip("numba_cuda")
 from vmfb.test_cuda import gpu
 
 import aotc
-from aotc.kernels.cuda.short_pairs import halves, joined
+from aotc.kernels.cuda.short_pairs import pack_bf16_pair, unpack_bf16_pair
 from aotc.kernels.llvm_types import F32, I32
 from benchmarks.engines import load_module
 
@@ -30,8 +30,8 @@ def test_halves_are_what_was_joined():
     function = ir.Function(module, ir.FunctionType(I32, [F32, F32, F32.as_pointer()]), "both")
     b = ir.IRBuilder(function.append_basic_block())
     low, high, found = function.args
-    pair = joined(b, low, high)
-    for n, value in enumerate(halves(b, pair)):
+    pair = pack_bf16_pair(b, low, high)
+    for n, value in enumerate(unpack_bf16_pair(b, pair)):
         b.store(value, b.gep(found, [ir.Constant(I32, n)]))
     b.ret(pair)
     engine = load_module(str(module))

@@ -17,7 +17,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.kernels.cuda import hopper
-from aotc.kernels.cuda.block import PhaseBarrier, here
+from aotc.kernels.cuda.block import PhaseBarrier, simulated_thread
 from aotc.kernels.cuda.templates.attention import decode as attention_few
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
 from aotc.lowering.regions.lower_region import lower_region
@@ -121,9 +121,9 @@ def late(monkeypatch):
     land, wait, begun = hopper._land, PhaseBarrier.wait, {}
 
     def begin(part, to, barrier):
-        block = here().block
+        block = simulated_thread().block
         rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
-        block.memory[to + hopper.swizzled(rows, bytes_)] = 0xFF
+        block.memory[to + hopper.swizzled_tile_offset(rows, bytes_)] = 0xFF
         begun.setdefault(id(block.barriers[barrier]), []).append((part, to, barrier))
 
     def wait_and_land(self, parity):
@@ -142,13 +142,13 @@ def test_rings_wait_for_what_is_copied_and_read(late, name):
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_blocks_of_a_cluster_wait_for_each_other(monkeypatch, slow):
-    put = attention_few.put
+    put = attention_few.store_shared_f32
 
     def put_late(place, value):
-        time.sleep(0.002 if here().block.rank == slow else 0)
+        time.sleep(0.002 if simulated_thread().block.rank == slow else 0)
         put(place, value)
 
-    monkeypatch.setattr(attention_few, "put", put_late)
+    monkeypatch.setattr(attention_few, "store_shared_f32", put_late)
     test_attention("few, by clusters")
 
 

@@ -14,8 +14,8 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.block import PhaseBarrier, swizzled
-from aotc.kernels.cuda.templates.gemm.launch import tiles_of
+from aotc.kernels.cuda.block import PhaseBarrier, swizzled_tile_offset
+from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
 
 pytestmark = pytest.mark.cudasim
 
@@ -117,7 +117,7 @@ def test_a_kernel_means_what_its_template_computes(name):
 def test_what_memory_a_block_needs_is_known_to_lowering():
     for tiling, dtype, orders in FORMS.values():
         kernel = parse_kernel(product_text(tiling, dtype, SUMS.get(dtype, "f32"), (64, 64, 64), **orders))
-        assert tiles_of(kernel).shared == kernel.tiling.shared
+        assert gemm_tiles(kernel).shared == kernel.tiling.shared
 
 
 def test_a_barrier_counts_threads_and_bytes():
@@ -141,7 +141,7 @@ def test_swizzled_rows_meet_no_bank_twice():
     """Of 8 rows, the same 16 bytes of each lie in different banks."""
     rows = np.arange(8)
     for piece in range(8):
-        banks = swizzled(rows, 16 * piece) % 128 // 16
+        banks = swizzled_tile_offset(rows, 16 * piece) % 128 // 16
         assert sorted(banks) == list(range(8))
     rows, bytes_ = np.indices((16, 128))
-    assert len(np.unique(swizzled(rows, bytes_))) == 16 * 128
+    assert len(np.unique(swizzled_tile_offset(rows, bytes_))) == 16 * 128

@@ -58,6 +58,6 @@ def test_a_cpu_has_an_instruction(name, pattern):
 @pytest.mark.cudasim
 def test_a_gpu_drops_it():
     pytest.importorskip("numba_cuda")
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
-    assert "prefetch" not in ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])
+    assert "prefetch" not in kernel_ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])

@@ -47,8 +47,8 @@ def test_matches_that_make_no_sense_are_found(old, new):
 @pytest.mark.cudasim
 def test_a_match_is_ballots():
     pytest.importorskip("numba_cuda")
-    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.compile import kernel_ptx
 
-    text = ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])
+    text = kernel_ptx(parse_kernel(TEXT), resolve_targets("cuda:compute_80")[0])
     assert text.count("vote.sync.ballot.b32") == 3
     assert "bar.warp.sync" in text

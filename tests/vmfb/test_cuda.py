@@ -240,7 +240,7 @@ def test_assertions_on_what_is_computed(monkeypatch):
 def test_a_shift_looks_at_all_bits_of_its_distance(op):
     """PTX takes 32 of them, and LLVM forgets the rest if it can."""
     kernel = one_kernel(op, "u64", [(SCALARS[op], "u64")], 8)
-    assert re.search(r"setp\.\w+\.[su]64 .*, 6[34];", compile_cuda.ptx(kernel, TARGETS["cuda:sm_90a"]))
+    assert re.search(r"setp\.\w+\.[su]64 .*, 6[34];", compile_cuda.kernel_ptx(kernel, TARGETS["cuda:sm_90a"]))
 
 
 @sim

@@ -10,7 +10,7 @@ import ctypes
 
 import numpy as np
 
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
 
 # Bytes that a thread copies by one cp.async instruction. PTX ISA, cp.async.cg.
@@ -21,7 +21,7 @@ PIECE = 16
 def copy_piece(to, source, size):
     """Start an asynchronous copy of ``size`` bytes, padded with zeros to 16, from global to shared memory."""
     data = ctypes.string_at(int(source), int(size)).ljust(PIECE, b"\0")
-    here().block.memory[int(to) : int(to) + PIECE] = np.frombuffer(data, np.uint8)
+    simulated_thread().block.memory[int(to) : int(to) + PIECE] = np.frombuffer(data, np.uint8)
 
 
 @ptx("cp.async.commit_group;", NOTHING)

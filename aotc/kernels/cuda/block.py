@@ -1,9 +1,9 @@
 """Simulator of a CUDA thread block in Python and NumPy; it defines the meaning of the PTX instructions in kernels.
 
-The simulator has the block's shared memory and barriers. :func:`run` calls a kernel's Python code once for each thread;
-all threads of a block run concurrently. An instruction that accesses more than its operands finds the block by
-:func:`here`. Asynchronous copies and matmuls complete when they are issued, which is one of the orders that the
-hardware may choose.
+The simulator has the block's shared memory and barriers. :func:`simulate_kernel` calls a kernel's Python code once for
+each thread; all threads of a block run concurrently. An instruction that accesses more than its operands finds the
+block by :func:`simulated_thread`. Asynchronous copies and matmuls complete when they are issued, which is one of the
+orders that the hardware may choose.
 """
 
 from __future__ import annotations
@@ -217,12 +217,12 @@ class ThreadBlock:
             barrier.abort()
 
 
-def here() -> Any:
+def simulated_thread() -> Any:
     """Return the simulated thread that runs this code: its ``block``, and its number ``thread`` in the block."""
     return _HERE
 
 
-def swizzled(row: Any, byte: Any) -> Any:
+def swizzled_tile_offset(row: Any, byte: Any) -> Any:
     """Return the offset of a byte of a 128-byte row in a tile with the 128-byte swizzle."""
     return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15)
 
@@ -252,7 +252,7 @@ def _replaced(module: ModuleType, cuda: _Cuda):
         module.cuda = real
 
 
-def run(
+def simulate_kernel(
     module: ModuleType, make: Callable[[], Callable[..., None]], blocks: int, threads: int, shared: int,
     arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]], cluster: int = 1,
 ) -> None:  # fmt: skip
@@ -274,16 +274,16 @@ def run(
         Blocks of a cluster.
     """
     with _replaced(module, _Cuda(blocks, threads)):
-        run_blocks(make(), range(blocks), threads, shared, arguments, functions, cluster)
+        simulate_blocks(make(), range(blocks), threads, shared, arguments, functions, cluster)
 
 
-def run_blocks(
+def simulate_blocks(
     kernel: Callable[..., None], blocks: Sequence[int], threads: int, shared: int, arguments: Sequence[Any],
     functions: Mapping[str, Callable[..., Any]] = MappingProxyType({}), cluster: int = 1,
 ) -> None:  # fmt: skip
     """Call ``kernel`` once for each thread, one cluster of blocks after the other.
 
-    ``blocks`` are the numbers of the blocks; the other parameters are those of :func:`run`.
+    ``blocks`` are the numbers of the blocks; the other parameters are those of :func:`simulate_kernel`.
     """
     for first in range(0, len(blocks), cluster):
         together = Cluster(cluster * threads)

@@ -12,9 +12,9 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import flat_threads
-from aotc.kernels.cuda.image import unpacked
-from aotc.kernels.cuda.nvvm import driver_of
-from aotc.kernels.cuda.shared_memory import block_launch, resources_of
+from aotc.kernels.cuda.image import unpack_image
+from aotc.kernels.cuda.nvvm import oldest_cuda_driver
+from aotc.kernels.cuda.shared_memory import block_launch, gpu_kernel_resources
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, interface_seal
 from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
@@ -114,7 +114,7 @@ def build_images(
     symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler, sources)
     begin_stage(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
-    images = dict(zip(named, map(unpacked, packed), strict=True))
+    images = dict(zip(named, map(unpack_image, packed), strict=True))
     begin_stage(options, "linking")
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
@@ -123,12 +123,12 @@ def build_images(
         threads, items, launch = _launch(k, target)
         place, resources = (
             places[symbol],
-            resources_of(images[symbol].resources, threads, launch.get("shared", 0), target),
+            gpu_kernel_resources(images[symbol].resources, threads, launch.get("shared", 0), target),
         )
         row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), interface_seal(found, target, described)])
-    drivers = [driver_of(image.data) for image in images.values()] if target.portable else []
+    drivers = [oldest_cuda_driver(image.data) for image in images.values()] if target.portable else []
     return Images(data, tuple(found), max(drivers, default=()))
 
 

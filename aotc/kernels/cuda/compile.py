@@ -46,9 +46,9 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
     return [shell, body_text(kernel, target)]
 
 
-def ptx(kernel: Kernel, target: Target) -> str:
+def kernel_ptx(kernel: Kernel, target: Target) -> str:
     """Return the PTX of ``kernel``, for people or for a driver."""
-    return nvvm.ptx(kernel_texts(kernel, target), target.cpu)
+    return nvvm.nvvm_ptx(kernel_texts(kernel, target), target.cpu)
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
@@ -59,8 +59,8 @@ def compile_kernel(kernel: Kernel, target: Target) -> Image:
 def image_of(texts: Sequence[str], symbol: str, target: Target) -> Image:
     """Return the image of LLVM modules that form one program with the kernel ``symbol``."""
     if target.portable:
-        return Image(nvvm.ptx(texts, target.cpu).encode() + b"\0")
-    return link(nvvm.ltoir(texts, target.cpu), target.cpu, symbol)
+        return Image(nvvm.nvvm_ptx(texts, target.cpu).encode() + b"\0")
+    return link_cubin(nvvm.nvvm_ltoir(texts, target.cpu), target.cpu, symbol)
 
 
 # Options of nvJitLink, and the resources that its log reports.
@@ -73,7 +73,7 @@ _RESOURCES = {
 }
 
 
-def link(ltoir: bytes, arch: str, symbol: str) -> Image:
+def link_cubin(ltoir: bytes, arch: str, symbol: str) -> Image:
     """Return the cubin of the kernel ``symbol`` for ``arch``, e.g. ``sm_90a``.
 
     Raises
@@ -98,10 +98,10 @@ def link(ltoir: bytes, arch: str, symbol: str) -> Image:
         raise InternalError(f"kernel {symbol}: {error}\n{log.decode(errors='replace')}") from error
     finally:
         nvjitlink.destroy(handle)
-    return Image(bytes(cubin), resources_of(log.decode(errors="replace")))
+    return Image(bytes(cubin), resources_in_linker_log(log.decode(errors="replace")))
 
 
-def resources_of(log: str) -> dict[str, int]:
+def resources_in_linker_log(log: str) -> dict[str, int]:
     """Return the kernel's resources from the linker's log; missing ones are 0."""
     found = {name: pattern.search(log) for name, pattern in _RESOURCES.items()}
     return {name: int(match[1]) if match else 0 for name, match in found.items()}

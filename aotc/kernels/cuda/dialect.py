@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from llvmlite import ir
 from llvmlite.ir import instructions as instr
 
-from aotc.kernels.cuda.later_intrinsics import add_body
+from aotc.kernels.cuda.later_intrinsics import add_intrinsic_body
 from aotc.kernels.llvm_types import F32, HALF, I16
 from aotc.kernels.symbol_table import declare
 
@@ -37,7 +37,7 @@ def nvvm_text(module: ir.Module) -> str:
     module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
     for function in list(module.functions):
         if function.is_declaration:
-            add_body(function)
+            add_intrinsic_body(function)
     for function in module.functions:
         _retype(function)
     for function in module.functions:

@@ -28,7 +28,14 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.loop.scratch import buffer_bytes
-from aotc.kernels.cuda.exchange import BLOCK_BARRIER, exchanged, matched, meet, meet_all, special
+from aotc.kernels.cuda.exchange import (
+    BLOCK_BARRIER,
+    match_lane_bits,
+    read_special_register,
+    shuffle_xor,
+    sync_grid,
+    sync_warp,
+)
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.shared_memory import place_shared
 from aotc.kernels.emit.index import Indices
@@ -101,16 +108,16 @@ class CudaEmitter(LanesEmitter):
             case Prefetch():
                 pass
             case GridBarrier(counter=counter):
-                meet_all(self.builder, self._pointers[counter.name])
+                sync_grid(self.builder, self._pointers[counter.name])
             case Barrier(warp=True):
-                meet(self.builder)
+                sync_warp(self.builder)
             case Barrier():
                 call_intrinsic(self.builder, BLOCK_BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._shuffle(to, source, mask)
             case WarpMatch(to=to, source=source, bits=bits):
                 own = self.builder.load(self._pointers[source.name], typ=memory_type(source.dtype))
-                self.builder.store(matched(self.builder, own, bits), self._pointers[to.name])
+                self.builder.store(match_lane_bits(self.builder, own, bits), self._pointers[to.name])
             case Store(atomic=True):
                 self._atomic(stmt)
             case _:
@@ -126,7 +133,7 @@ class CudaEmitter(LanesEmitter):
     def _threads(self, loop: For) -> None:
         """Distribute the iterations of a loop to the threads of the block, at most one each."""
         builder = self.builder
-        thread = special(builder, "tid.x")
+        thread = read_special_register(builder, "tid.x")
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if (loop.begin, loop.end) == (0, self._count):
@@ -146,7 +153,7 @@ class CudaEmitter(LanesEmitter):
     def _blocks(self, loop: For) -> None:
         """Distribute the iterations of a loop round-robin to the blocks of the launch."""
         builder = self.builder
-        own, count = (builder.zext(special(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
+        own, count = (builder.zext(read_special_register(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
         begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
         end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
@@ -160,7 +167,7 @@ class CudaEmitter(LanesEmitter):
         for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
             place = [i64(part)]
             at = [builder.gep(p, place, inbounds=True, source_etype=kind) if part else p for p in (old, new)]
-            builder.store(exchanged(builder, builder.load(at[0], typ=kind), mask), at[1])
+            builder.store(shuffle_xor(builder, builder.load(at[0], typ=kind), mask), at[1])
 
     def _alloc(self, buffer: Buffer) -> None:
         """Allocate memory of a thread, which includes scratch memory, or shared memory of the block."""

@@ -16,7 +16,7 @@ from aotc.kernels.llvm_types import I1, I32, I64, VOID, i32
 _EVERYBODY, _BUTTERFLY, _BALLOT = -1, 3, 3
 
 
-def exchanged(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
+def shuffle_xor(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
     """Return ``value`` of the warp's thread ``t ^ mask``, where ``t`` is the calling thread.
 
     The number is in memory form.
@@ -44,7 +44,7 @@ def _word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
     return builder.extract_value(both, 0)
 
 
-def matched(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
+def match_lane_bits(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
     """Return the mask of threads of the warp whose lowest ``bits`` bits of ``word`` equal the calling thread's.
 
     It takes a ballot for each bit; the time of ``match.any`` grows with the number of different words.
@@ -60,7 +60,7 @@ def matched(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
     return same
 
 
-def meet(builder: ir.IRBuilder) -> None:
+def sync_warp(builder: ir.IRBuilder) -> None:
     """Wait for the threads of the warp, and make their writes visible."""
     call_intrinsic(builder, "llvm.nvvm.bar.warp.sync", VOID, [i32(_EVERYBODY)])
 
@@ -69,20 +69,20 @@ BLOCK_BARRIER = "llvm.nvvm.barrier0"
 _HIGHEST = 1 << 31
 
 
-def special(builder: ir.IRBuilder, name: str) -> ir.Value:
+def read_special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
     """Return a special register of the thread: ``tid.x``, ``ctaid.x``, ``nctaid.x``."""
     return call_intrinsic(builder, f"llvm.nvvm.read.ptx.sreg.{name}", I32, [])
 
 
-def meet_all(builder: ir.IRBuilder, counter: ir.Value) -> None:
+def sync_grid(builder: ir.IRBuilder, counter: ir.Value) -> None:
     """Wait for all threads of all blocks, and make their writes visible; ``counter`` is the address of the word."""
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
     one, transposed, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
-    builder.cbranch(builder.icmp_unsigned("==", special(builder, "tid.x"), i32(0)), one, met)
+    builder.cbranch(builder.icmp_unsigned("==", read_special_register(builder, "tid.x"), i32(0)), one, met)
     builder.position_at_end(one)
     place = builder.ptrtoint(counter, I64)
-    rest = builder.sub(i32(_HIGHEST + 1 - (1 << 32)), special(builder, "nctaid.x"))
-    first = builder.icmp_unsigned("==", special(builder, "ctaid.x"), i32(0))
+    rest = builder.sub(i32(_HIGHEST + 1 - (1 << 32)), read_special_register(builder, "nctaid.x"))
+    first = builder.icmp_unsigned("==", read_special_register(builder, "ctaid.x"), i32(0))
     _asm(builder, VOID, "fence.acq_rel.gpu;", "", [])
     share = builder.select(first, rest, i32(1))
     before = _asm(builder, I32, "atom.add.acq_rel.gpu.u32 $0, [$1], $2;", "=r,l,r,", [place, share])

@@ -12,14 +12,14 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 
-from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
-from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted, ptx
+from aotc.kernels.cuda.block import PhaseBarrier, simulated_thread, swizzled_tile_offset
+from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted_by, ptx
 
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
 def barrier_init(barrier, arrivals):
     """Create a barrier in shared memory whose phase ends after ``arrivals`` arrivals."""
-    here().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
+    simulated_thread().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
 
 
 @ptx("fence.mbarrier_init.release.cluster;", NOTHING)
@@ -30,13 +30,13 @@ def fence_barrier_init():
 @ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", NOTHING, I32, I32)
 def barrier_expect(barrier, size):
     """Arrive at a barrier; its phase then also waits for ``size`` copied bytes."""
-    here().block.barriers[int(barrier)].change(1, int(size))
+    simulated_thread().block.barriers[int(barrier)].change(1, int(size))
 
 
 @ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", NOTHING, I32)
 def barrier_arrive(barrier):
     """Arrive at a barrier without waiting."""
-    here().block.barriers[int(barrier)].change(1, 0)
+    simulated_thread().block.barriers[int(barrier)].change(1, 0)
 
 
 @ptx(
@@ -46,31 +46,31 @@ def barrier_arrive(barrier):
 )  # fmt: skip
 def barrier_wait(barrier, parity):
     """Wait until the barrier's phase with this parity has ended; parities of phases alternate, starting with 0."""
-    here().block.barriers[int(barrier)].wait(int(parity))
+    simulated_thread().block.barriers[int(barrier)].wait(int(parity))
 
 
 @ptx("fence.proxy.async.shared::cta;", NOTHING)
-def writes_shown():
+def fence_async_proxy():
     """Make this thread's writes to shared memory visible to the tensor memory accelerator."""
 
 
 @ptx("bar.sync $0, $1;", NOTHING, I32, I32)
 def group_wait(number, threads):
     """Arrive at a named barrier, and wait for all of its threads."""
-    here().block.barrier(int(number), int(threads)).meet()
+    simulated_thread().block.barrier(int(number), int(threads)).meet()
 
 
 @ptx("bar.arrive $0, $1;", NOTHING, I32, I32)
 def group_arrive(number, threads):
     """Arrive at a named barrier without waiting."""
-    here().block.barrier(int(number), int(threads)).change(1, 0)
+    simulated_thread().block.barrier(int(number), int(threads)).change(1, 0)
 
 
 def _land(part: np.ndarray, to: int, barrier: int) -> None:
     """Store copied elements in simulated shared memory, swizzled, and signal the barrier."""
-    block = here().block
+    block = simulated_thread().block
     rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
-    block.memory[to + swizzled(rows, bytes_)] = part.view(np.uint8)
+    block.memory[to + swizzled_tile_offset(rows, bytes_)] = part.view(np.uint8)
     block.barriers[barrier].change(0, -part.nbytes)
 
 
@@ -113,20 +113,20 @@ def copy_patches(spatial: int):
 @ptx("mov.u32 $0, %cluster_ctarank;", I32)
 def cluster_rank():
     """Return the number of the block in its cluster."""
-    return here().block.rank
+    return simulated_thread().block.rank
 
 
 @ptx("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;", NOTHING)
 def cluster_meet():
     """Wait for all threads of the cluster, and make their writes to shared memory visible."""
-    here().block.cluster.meet()
+    simulated_thread().block.cluster.meet()
 
 
 _RANK_BITS = 24  # rank bits of an address, in Python; the bits below are the offset in a block's memory
 
 
 @ptx("mapa.shared::cluster.u32 $0, $1, $2;", I32, I32, I32)
-def place_at(place, rank):
+def address_in_cluster_block(place, rank):
     """Return the address of ``place`` in the shared memory of another block of the cluster."""
     return int(place) | int(rank) << _RANK_BITS
 
@@ -136,10 +136,10 @@ def _generate_load_far(context, builder, signature, arguments):
     return builder.asm(kind, "ld.shared::cluster.f32 $0, [$1];", "=f,r,~{memory}", arguments, side_effect=True)
 
 
-@emitted(lambda place: F32(I32), _generate_load_far)
-def load_far(place):
+@emitted_by(lambda place: F32(I32), _generate_load_far)
+def load_from_cluster(place):
     """Load an f32 from the shared memory of another block of the cluster."""
-    block = here().block.cluster.blocks[int(place) >> _RANK_BITS]
+    block = simulated_thread().block.cluster.blocks[int(place) >> _RANK_BITS]
     return block.memory.view(np.float32)[(int(place) & (1 << _RANK_BITS) - 1) // 4]
 
 
@@ -163,7 +163,7 @@ def products_wait(left: int):
     return wait
 
 
-def registers(change: str, count: int):
+def set_max_registers(change: str, count: int):
     """Return the instruction by which a warpgroup releases registers (``dec``) or requests them (``inc``)."""
 
     @ptx(f"setmaxnreg.{change}.sync.aligned.u32 {count};", NOTHING)

@@ -25,10 +25,10 @@ class Image:
     resources: Mapping[str, int] = field(default_factory=dict)
 
     def packed(self) -> bytes:
-        """Return the image as bytes for :func:`unpacked`."""
+        """Return the image as bytes for :func:`unpack_image`."""
         return msgpack.packb(asdict(self))
 
 
-def unpacked(data: bytes) -> Image:
+def unpack_image(data: bytes) -> Image:
     """Return the image from the bytes of :meth:`Image.packed`."""
     return Image(**msgpack.unpackb(data))

@@ -20,7 +20,13 @@ from aotc.ir.dims.algebra import Dim, Expr, static
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import loads_and_indices, scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
-from aotc.kernels.cuda.short_pairs import PAIRED, halves, joined, pairs_of, round_pair
+from aotc.kernels.cuda.short_pairs import (
+    PAIRED,
+    pack_bf16_pair,
+    round_to_bf16_pair,
+    unpack_bf16_pair,
+    values_packed_in_pairs,
+)
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter
 from aotc.kernels.emit.index import Frame, flat_index
@@ -123,13 +129,13 @@ class LanesEmitter(BodyEmitter):
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
-        pairs = pairs_of(statement_scalars(stmt), stored)
+        pairs = values_packed_in_pairs(statement_scalars(stmt), stored)
         for first in range(0, len(lanes), 2):
             words: dict[int, ir.Value] = {}
             both = list(zip(lanes, held))[first : first + 2]
             for node in pairs:
                 word = words[id(node)] = self._word(node, var, both, words)
-                for (_, registers), register in zip(both, halves(self.builder, word)):
+                for (_, registers), register in zip(both, unpack_bf16_pair(self.builder, word)):
                     registers[id(node)] = register
 
     def _word(
@@ -146,8 +152,8 @@ class LanesEmitter(BodyEmitter):
             return found
 
         if node.fn == "convert":
-            return round_pair(self.builder, *of_both(node.args[0]))
-        given = (words[id(a)] if id(a) in words else joined(self.builder, *of_both(a)) for a in node.args)
+            return round_to_bf16_pair(self.builder, *of_both(node.args[0]))
+        given = (words[id(a)] if id(a) in words else pack_bf16_pair(self.builder, *of_both(a)) for a in node.args)
         return PAIRED[node.fn](self.builder, *given)
 
     def _load_neighbours(

@@ -14,7 +14,7 @@ _TYPES = re.compile(r"(\.[if]\d+)+$")
 """Type suffix of an intrinsic's name."""
 
 
-def add_body(function: ir.Function) -> None:
+def add_intrinsic_body(function: ir.Function) -> None:
     """Give the declared ``function`` a body if :data:`BODIES` has a row for it."""
     emit = BODIES.get(function.name) or BODIES.get(_TYPES.sub("", function.name))
     if emit is None:

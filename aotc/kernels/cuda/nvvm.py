@@ -35,17 +35,17 @@ def need_packages(target: str) -> None:
         raise CompileError.at(UNKNOWN, message, hint=install_command("cuda-compile")) from error
 
 
-def ltoir(texts: Sequence[str], arch: str) -> bytes:
+def nvvm_ltoir(texts: Sequence[str], arch: str) -> bytes:
     """Return the LTO-IR of modules, linked together, for ``arch``, e.g. ``sm_90a``."""
     return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
 
 
-def ptx(texts: Sequence[str], arch: str) -> str:
+def nvvm_ptx(texts: Sequence[str], arch: str) -> str:
     """Return the PTX of modules, linked together, for ``arch``, e.g. ``compute_80``."""
     return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
 
 
-def driver_of(text: bytes) -> tuple[int, int]:
+def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
     """Return the oldest CUDA version whose driver compiles this PTX: the version of the libNVVM that generated it."""
     found = _VERSION.search(text)
     if found is None:

@@ -72,10 +72,10 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
         value = assembly(builder, text, result, list(operands), list(arguments))
         return context.get_dummy_value() if result == NOTHING else value
 
-    return emitted(lambda *given: result(*operands), generate, text)
+    return emitted_by(lambda *given: result(*operands), generate, text)
 
 
-def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
+def emitted_by(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
     """Return a decorator that attaches a meaning in Python to code that ``generate`` emits.
 
     Parameters
@@ -100,7 +100,7 @@ def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str =
 
 
 @ptx("div.s32 $0, $1, $2;", I32, I32, I32)
-def quotient(a, b):
+def unsigned_quotient(a, b):
     """Return ``a // b`` of non-negative numbers."""
     return a // b
 
@@ -111,7 +111,7 @@ def _generate_shared_base(context, builder, signature, arguments):
     return builder.ptrtoint(memory, ir.IntType(32))
 
 
-@emitted(I32, _generate_shared_base)
+@emitted_by(I32, _generate_shared_base)
 def shared_base():
     """Return the address of the block's dynamic shared memory."""
     return 0

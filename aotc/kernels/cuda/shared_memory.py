@@ -60,7 +60,7 @@ def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: 
     return builder.gep(base, [offset], inbounds=True, source_etype=ir.IntType(8))
 
 
-def resources_of(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
+def gpu_kernel_resources(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
     """Return a kernel's resources: the linker's report, dynamic shared memory, blocks that fit a multiprocessor."""
     if not found:
         return {}

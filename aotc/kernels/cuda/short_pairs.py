@@ -35,7 +35,7 @@ PAIRED: dict[str, Emit] = {
 """Packed instructions of two registers of two bf16; they compute the same as ``bf16_instructions.ROUNDED``."""
 
 
-def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
+def values_packed_in_pairs(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
     """Return the values that two lanes pack in one register, in topological order.
 
     They are sums and products with a term that is packed already, or cheap to pack, and roundings that these use or
@@ -74,19 +74,19 @@ def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
     return list(found.values())
 
 
-def round_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
+def round_to_bf16_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """Round two f32 to bf16 in one register."""
     kind = ir.FunctionType(I32, [F32, F32])
     return b.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], side_effect=False)
 
 
-def joined(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
+def pack_bf16_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """Pack two bf16, each an f32 register whose lower half is 0, in one register."""
     below = b.lshr(b.bitcast(low, I32), i32(16))
     return b.or_(below, b.and_(b.bitcast(high, I32), i32(0xFFFF0000)))
 
 
-def halves(b: ir.IRBuilder, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
+def unpack_bf16_pair(b: ir.IRBuilder, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Unpack the two bf16 of a register, each to an f32 register."""
     parts = (b.trunc(x, I16) for x in (pair, b.lshr(pair, i32(16))))
     low, high = (b.bitcast(b.shl(b.zext(x, I32), i32(16)), F32) for x in parts)

@@ -17,7 +17,7 @@ from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
-from aotc.kernels.cuda.templates.gemm.launch import tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.source import import_line, numba_source
 from aotc.targets import Target
@@ -66,7 +66,7 @@ def module_text(kernels: Iterable[tuple[Kernel, Target, str]], bundle: str) -> s
 def template_tiles(kernel: Kernel) -> Any:
     """Return the parameters of the template that computes ``kernel``, which has a tiling."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
-    return attention_tiles(kernel) if is_attention else tiles_of(kernel)
+    return attention_tiles(kernel) if is_attention else gemm_tiles(kernel)
 
 
 def _launch_text(kernel: Kernel, target: Target) -> str:

@@ -24,7 +24,7 @@ from numba.core.imputils import lower_constant
 from numba.extending import intrinsic, overload_attribute, register_model, typeof_impl
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.block import here, run_blocks
+from aotc.kernels.cuda.block import simulate_blocks, simulated_thread
 from aotc.kernels.runtime import gpu
 from aotc.kernels.runtime.memory import array_over
 from aotc.vmfb.abi import ALIGNMENT
@@ -65,7 +65,7 @@ def run_kernel(
     compiled.compile(tuple(numba.typeof(a) for a in arguments))
     _LAUNCH[:] = threads, blocks, shared
     _ERRORS.clear()
-    run_blocks(compiled, some or range(blocks), threads, shared, arguments, cluster=blocks if together else 1)
+    simulate_blocks(compiled, some or range(blocks), threads, shared, arguments, cluster=blocks if together else 1)
     if _ERRORS:
         raise _ERRORS[0]
 
@@ -118,43 +118,43 @@ def _callback(*kinds: Any) -> Callable[[Callable[..., int]], Any]:
 
 _LONG = ctypes.c_int64
 _THREAD, _BLOCK, _THREADS, _BLOCKS, _SHARED = range(5)
-_place = _callback(_LONG)(lambda what: (here().thread, here().block.number, *_LAUNCH)[what])
+_place = _callback(_LONG)(lambda what: (simulated_thread().thread, simulated_thread().block.number, *_LAUNCH)[what])
 
 
 @_callback()
 def _meet_block() -> int:
-    here().block.together.wait()
+    simulated_thread().block.together.wait()
     return 0
 
 
 @_callback()
 def _meet_warp() -> int:
-    here().block.exchange(0)
+    simulated_thread().block.exchange(0)
     return 0
 
 
 @_callback()
 def _meet_all() -> int:
-    here().block.cluster.meet()
+    simulated_thread().block.cluster.meet()
     return 0
 
 
 @_callback(_LONG, _LONG)
 def _from_lane(word: int, lane: int) -> int:
     """Return the value of ``word`` in a lane of the warp; a lane outside of the warp stands for the thread itself."""
-    words = here().block.exchange(word)
+    words = simulated_thread().block.exchange(word)
     return words[lane] if 0 <= lane < len(words) else word
 
 
 @_callback(_LONG)
 def _matching(word: int) -> int:
-    return sum((other == word) << lane for lane, other in enumerate(here().block.exchange(word)))
+    return sum((other == word) << lane for lane, other in enumerate(simulated_thread().block.exchange(word)))
 
 
 @_callback(_LONG, _LONG)
 def _shared_address(number: int, size: int) -> int:
     """Return the address of a shared array; number 0 is the dynamic shared memory of the launch."""
-    block = here().block
+    block = simulated_thread().block
     if number == 0:
         return block.memory.ctypes.data
     return block.arrays.setdefault(number, np.full(size, 0xFF, np.uint8)).ctypes.data

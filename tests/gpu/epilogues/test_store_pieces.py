@@ -159,7 +159,9 @@ def test_l2_is_asked_for_every_line(monkeypatch, down, size):
     def emit(b, lane, _):
         none = ir.Constant(ir.ArrayType(I64, 0), ir.Undefined)
         base = ir.Constant(ir.ArrayType(ir.IntType(8).as_pointer(), 1), [ir.Constant(ir.IntType(8).as_pointer(), None)])
-        store_pieces.ask_for_operands(b, tiles, 128, [lane, i32(0), i32(0), i32(0), i32(100), i32(90), base, none])
+        store_pieces.prefetch_epilogue_operands(
+            b, tiles, 128, [lane, i32(0), i32(0), i32(0), i32(100), i32(90), base, none]
+        )
 
     def far(pointer, z, row, col):
         return col * 1024 + row if down else row * 1024 + col

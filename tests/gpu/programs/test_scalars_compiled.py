@@ -12,7 +12,7 @@ from support.scalar_kernels import combiners, combining, converting, every_op, o
 from vmfb.test_cuda import gpu
 
 from aotc.ir.opset.elementwise import SCALARS, apply
-from aotc.kernels.cuda.compile import compile_kernel, ptx
+from aotc.kernels.cuda.compile import compile_kernel, kernel_ptx
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -35,7 +35,7 @@ def kernels_of(dtype):
 def test_text_of_every_scalar_op(dtype):
     """libNVVM is of one version; of the linker the newest would do what older ones refuse."""
     for kernel in kernels_of(dtype):
-        text = ptx(kernel, PORTABLE)
+        text = kernel_ptx(kernel, PORTABLE)
         assert ".visible .entry" in text
         assert ".extern .func" not in text, kernel.name
 

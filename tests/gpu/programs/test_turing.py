@@ -17,7 +17,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor.text import parse_module
-from aotc.kernels.cuda.compile import compile_kernel, ptx
+from aotc.kernels.cuda.compile import compile_kernel, kernel_ptx
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -73,7 +73,7 @@ def test_a_maximum_of_f32_keeps_nan_without_the_instruction():
     x = jax.ShapeDtypeStruct((64,), "float32")
     (kernel,) = kernels_of(jnp.maximum, x, x)
     for name, has in ((NAME, False), ("cuda:sm_80", True)):
-        text = ptx(kernel, TARGETS[name])
+        text = kernel_ptx(kernel, TARGETS[name])
         assert ("max.NaN.f32" in text) is has
         assert ("max.f32" in text and "add" in text) is not has
 

@@ -16,7 +16,7 @@ import aotc
 from aotc.ir.loop.forms.quantized import dequantize, quantize
 from aotc.ir.loop.forms.tiling import Mma, Tiling
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.cuda.compile import ptx
+from aotc.kernels.cuda.compile import kernel_ptx
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 
@@ -94,7 +94,7 @@ def test_a_model_that_brings_its_integers():
 def test_pieces_are_loaded_at_once(way, widths):
     """16 bytes of bf16 are 8 bytes of 8 bits or 4 of 4, and no byte is loaded alone; scales come by fours."""
     (kernel,) = (k for k in kernels_of(model(8, 512, 128, "bf16", way)[0]) if k.tiling)
-    loads = [line.split()[0] for line in ptx(kernel, TARGETS["cuda:sm_90a"]).splitlines() if "ld.global" in line]
+    loads = [line.split()[0] for line in kernel_ptx(kernel, TARGETS["cuda:sm_90a"]).splitlines() if "ld.global" in line]
     assert {load.split(".nc.")[1] for load in loads if ".nc." in load} == {*widths, "v4.f32"}
 
 

@@ -43,57 +43,57 @@ WORD_BYTES, DOUBLE_BYTES = 4, 8
 PIECE_WORDS, LINE_WORDS = PIECE_BYTES // WORD_BYTES, LINE_BYTES // WORD_BYTES
 
 
-def shift(size: int) -> int:
+def log2_of_size(size: int) -> int:
     """Return the base-2 logarithm of a power of two: the shift that multiplies or divides by it."""
     return size.bit_length() - 1
 
 
-def scaled(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def times_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number`` times ``size``, a power of two."""
-    return b.shl(number, i32(shift(size)))
+    return b.shl(number, i32(log2_of_size(size)))
 
 
-def part_of(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def divided_by_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number // size`` of a non-negative number; ``size`` is a power of two."""
-    return b.lshr(number, i32(shift(size)))
+    return b.lshr(number, i32(log2_of_size(size)))
 
 
-def within(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def modulo_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number % size``; ``size`` is a power of two."""
     return b.and_(number, i32(size - 1))
 
 
 def quad_row(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit the first row of a lane's elements of a fragment."""
-    return part_of(b, lane, QUAD)
+    return divided_by_power_of_two(b, lane, QUAD)
 
 
 def quad_lane(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit a lane's position in its quad."""
-    return within(b, lane, QUAD)
+    return modulo_power_of_two(b, lane, QUAD)
 
 
 def lane_column(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit the first of a lane's two columns in each group of accumulators."""
-    return scaled(b, quad_lane(b, lane), LANE_COLUMNS)
+    return times_power_of_two(b, quad_lane(b, lane), LANE_COLUMNS)
 
 
 def line_offset(b: ir.IRBuilder, line: ir.Value) -> ir.Value:
     """Emit the bytes before a line of a tile."""
-    return scaled(b, line, LINE_BYTES)
+    return times_power_of_two(b, line, LINE_BYTES)
 
 
 def piece_offset(b: ir.IRBuilder, piece: ir.Value) -> ir.Value:
     """Emit the bytes before a piece of a line."""
-    return scaled(b, piece, PIECE_BYTES)
+    return times_power_of_two(b, piece, PIECE_BYTES)
 
 
 def word_offset(b: ir.IRBuilder, word: ir.Value) -> ir.Value:
     """Emit the bytes before a word."""
-    return scaled(b, word, WORD_BYTES)
+    return times_power_of_two(b, word, WORD_BYTES)
 
 
-def sum_places(lane: Any, number: Any) -> tuple[Any, Any]:
+def accumulator_rows_and_columns(lane: Any, number: Any) -> tuple[Any, Any]:
     """Return the rows (of a warp's 16) and columns of a lane's accumulators with these numbers.
 
     ``lane`` and ``number`` are NumPy arrays or ints.
@@ -103,7 +103,7 @@ def sum_places(lane: Any, number: Any) -> tuple[Any, Any]:
     return row, GROUP * (number // GROUP_SUMS) + LANE_COLUMNS * (lane % QUAD) + number % LANE_COLUMNS
 
 
-def quad_of(lane: int) -> slice:
+def lanes_of_quad(lane: int) -> slice:
     """Return the lanes of the quad of a lane, for the simulator."""
     first = lane // QUAD * QUAD
     return slice(first, first + QUAD)

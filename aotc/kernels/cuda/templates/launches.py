@@ -9,7 +9,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
 from aotc.kernels.cuda.templates.attention.template import attention_texts
-from aotc.kernels.cuda.templates.gemm.launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.cuda.templates.gemm.template import product_texts
 from aotc.targets import Target
 
@@ -18,7 +18,7 @@ def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
     """Return the threads of a block, and the launch entry of the manifest."""
     if kernel.tiling is not None and kernel.tiling.is_attention:
         return attention_tiles(kernel).threads, attention_launch(kernel)
-    return tiles_of(kernel).threads, launch_entry(kernel)
+    return gemm_tiles(kernel).threads, gemm_launch(kernel)
 
 
 def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:

@@ -124,7 +124,7 @@ def next_stage(cuda: Any, stages: int) -> Callable[[Ring], Ring]:
     return following
 
 
-def members(builder: ir.IRBuilder, record: ir.Value) -> list[ir.Value]:
+def named_tuple_members(builder: ir.IRBuilder, record: ir.Value) -> list[ir.Value]:
     """Return the members of a named tuple that a device function received."""
     count = record.type.count if isinstance(record.type, ir.ArrayType) else len(record.type.elements)
     return [builder.extract_value(record, n) for n in range(count)]

@@ -19,12 +19,12 @@ from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import stored_dtypes
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by, ptx, unsigned_quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.fragments import (
@@ -37,14 +37,14 @@ from aotc.kernels.cuda.templates.fragments import (
     PIECE_WORDS,
     SWIZZLE_LINES,
     WORD_BYTES,
+    accumulator_rows_and_columns,
+    divided_by_power_of_two,
     line_offset,
-    part_of,
+    modulo_power_of_two,
     piece_offset,
     quad_lane,
     quad_row,
-    scaled,
-    sum_places,
-    within,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, ProductTiles
@@ -102,15 +102,15 @@ _STORE_IF = (
 )
 
 
-def extent(name: str) -> Any:
+def matmul_extent(name: str) -> Any:
     """Return the device function that computes an extent (see :data:`SIZES`) as i32 from pointers and dims."""
 
     def generate(context, builder, signature, arguments):
         return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
 
-    @emitted(lambda pointers, dims: INT(pointers, dims), generate)
+    @emitted_by(lambda pointers, dims: INT(pointers, dims), generate)
     def size(pointers, dims):
-        return here().block.functions[SIZES[name]]()
+        return simulated_thread().block.functions[SIZES[name]]()
 
     return size
 
@@ -134,13 +134,13 @@ def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
     def place(tile, down, across):
         z = i32(0)
         if batched:
-            z = quotient(tile, i32(down * across))
+            z = unsigned_quotient(tile, i32(down * across))
             tile = i32(tile - i32(z * i32(down * across)))
-        group = quotient(tile, i32(together * across))
+        group = unsigned_quotient(tile, i32(together * across))
         first = i32(group * together)
         high = i32(min(i32(down - first), i32(together)))
         at = i32(tile - i32(group * i32(together * across)))
-        column = quotient(at, high)
+        column = unsigned_quotient(at, high)
         return TilePlace(z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols))
 
     return place
@@ -153,14 +153,14 @@ def zeros(count: int, dtype: str = "f32") -> Any:
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [ir.Constant(llvm_type, 0)] * count)
 
-    @emitted(types.UniTuple(numba_type, count), generate)
+    @emitted_by(types.UniTuple(numba_type, count), generate)
     def clear():
         return np.zeros(count, to_numpy(dtype))
 
     return clear
 
 
-def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
+def swapped_operand_pair(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
     """Return ``(a, b)``, swapped if the instructions compute the transposed product.
 
     ``a`` belongs to operand A or to rows, ``b`` to operand B or to columns. The function is its own inverse.
@@ -171,7 +171,7 @@ def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
 @ptx(BARRIER, NOTHING)
 def warp_meet():
     """Wait for the threads of the warp."""
-    here().block.exchange(None)
+    simulated_thread().block.exchange(None)
 
 
 def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
@@ -180,14 +180,14 @@ def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
     return b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
 
 
-def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
+def own_accumulator_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows (of its warp's 16) and columns of the calling thread's accumulators."""
-    return _elements_of_lane(here().thread & LANE_MASK, cols)
+    return _elements_of_lane(simulated_thread().thread & LANE_MASK, cols)
 
 
 @lru_cache(maxsize=WARP * SIZES_REMEMBERED)
 def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    return sum_places(lane, np.arange(cols // 2))
+    return accumulator_rows_and_columns(lane, np.arange(cols // 2))
 
 
 def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
@@ -216,7 +216,7 @@ def operand_elements(
 ) -> np.ndarray:  # fmt: skip
     """Return the rows ``which`` of A, or columns of B, of the stage at ``begin`` in simulated shared memory."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
-    memory = here().block.memory.view(dtype_in_python(tiles.operands, number))
+    memory = simulated_thread().block.memory.view(dtype_in_python(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
 
 
@@ -240,8 +240,8 @@ def store_meaning(
 ) -> None:  # fmt: skip
     """Store the calling thread's accumulators of 16 rows and ``width`` columns, in the simulator."""
     z, row, col = place
-    functions = here().block.functions
-    for value, i, j in zip(sums, *own_elements(width)):
+    functions = simulated_thread().block.functions
+    for value, i, j in zip(sums, *own_accumulator_elements(width)):
         if i + row < sizes[0] and j + col < sizes[1]:
             own = (int(i + row), int(j + col))
             at = (int(z), *(own[::-1] if isinstance(tiles, ProductTiles) and tiles.transposed else own))
@@ -288,7 +288,9 @@ class StoreElements:
             piece = b.xor(b.add(i32(GROUP // PIECE_WORDS * n), b.lshr(quad, i32(1))), own)
             for half in range(2):
                 line = b.add(self.staging, line_offset(b, b.add(own, i32(HALF_ROWS * half))))
-                place = b.add(b.add(line, piece_offset(b, piece)), scaled(b, b.and_(quad, i32(1)), PAIR_BYTES))
+                place = b.add(
+                    b.add(line, piece_offset(b, piece)), times_power_of_two(b, b.and_(quad, i32(1)), PAIR_BYTES)
+                )
                 at = GROUP_SUMS * (first + n) + LANE_COLUMNS * half
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
@@ -307,9 +309,11 @@ class StoreElements:
         there = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
         b.cbranch(there, inside, after)
         b.position_at_end(inside)
-        piece = b.xor(part_of(b, self.lane, PIECE_WORDS), within(b, own, SWIZZLE_LINES))
+        piece = b.xor(divided_by_power_of_two(b, self.lane, PIECE_WORDS), modulo_power_of_two(b, own, SWIZZLE_LINES))
         line = b.add(self.staging, line_offset(b, own))
-        place = b.add(b.add(line, piece_offset(b, piece)), word_offset(b, within(b, self.lane, PIECE_WORDS)))
+        place = b.add(
+            b.add(line, piece_offset(b, piece)), word_offset(b, modulo_power_of_two(b, self.lane, PIECE_WORDS))
+        )
         value = load_f32(b, place)
         call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
@@ -345,7 +349,10 @@ class StoreRows:
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, lane, self.z, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
         self.quad, self.own_row = quad_lane(builder, lane), quad_row(builder, lane)
-        self.piece, self.read_row = within(builder, lane, LINE_PIECES), part_of(builder, lane, LINE_PIECES)
+        self.piece, self.read_row = (
+            modulo_power_of_two(builder, lane, LINE_PIECES),
+            divided_by_power_of_two(builder, lane, LINE_PIECES),
+        )
 
     def emit(self) -> None:
         """Emit all chunks, of 128 bytes of each row."""
@@ -369,7 +376,7 @@ class StoreRows:
     def _stage(self, piece: int, group: int) -> None:
         """Compute the lane's two columns of a group of 8, for both of its rows, and store them in the staging area."""
         b = self.b
-        col = b.add(b.add(self.col, i32(GROUP * group)), scaled(b, self.quad, LANE_COLUMNS))
+        col = b.add(b.add(self.col, i32(GROUP * group)), times_power_of_two(b, self.quad, LANE_COLUMNS))
         for half in range(2):
             at, below = GROUP_SUMS * group + LANE_COLUMNS * half, i32(HALF_ROWS * half)
             row = b.add(self.row, b.add(self.own_row, below))
@@ -382,12 +389,14 @@ class StoreRows:
             else:
                 own = b.add(i32(GROUP // PIECE_WORDS * piece), b.lshr(self.quad, i32(1)))
                 place = self._swizzled(line, own, self.own_row)
-                place = b.add(place, scaled(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
+                place = b.add(place, times_power_of_two(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
         """Emit the address of a piece in the staging area; a line's number is its row: the area starts a pattern."""
-        return self.b.add(line, piece_offset(self.b, self.b.xor(piece, within(self.b, row, SWIZZLE_LINES))))
+        return self.b.add(
+            line, piece_offset(self.b, self.b.xor(piece, modulo_power_of_two(self.b, row, SWIZZLE_LINES)))
+        )
 
     def _copy(self, part: int, begin: int) -> None:
         """Copy 16 bytes of a row from the chunk at ``begin`` to memory; the warp copies 4 rows at the same time."""

@@ -86,7 +86,7 @@ def wgmma_descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir
     return builder.or_(builder.zext(low, I64), i64(fixed))
 
 
-def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
+def emit_tied_assembly(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
     """Emit an instruction that has all of ``values`` as inputs and outputs.
 
     LLVM then cannot move uses of the returned values before the instruction, nor definitions of the inputs after it.

@@ -19,46 +19,46 @@ from numba.cuda import types
 
 from aotc.kernels.cuda.front_end import kernel_ir
 from aotc.kernels.cuda.hopper import (
+    address_in_cluster_block,
     barrier_expect,
     barrier_init,
     barrier_wait,
     cluster_meet,
     cluster_rank,
     fence_barrier_init,
-    load_far,
-    place_at,
+    load_from_cluster,
 )
-from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
 from aotc.kernels.cuda.templates.attention.decode_steps import (
-    divided,
-    finite,
-    get,
-    highest,
-    keep,
-    keep_rest,
-    leave,
-    pitch_of,
-    power,
-    put,
-    tops_of,
+    accumulator_pitch,
+    divide_f32,
+    exp2_f32,
+    finite_or_zero,
+    load_shared_f32,
+    max_f32,
+    row_maxima_offset,
+    store_attention_element,
+    store_partial_softmax,
+    store_shared_f32,
+    store_softmax_statistics,
 )
 from aotc.kernels.cuda.templates.attention.mma_steps import load_queries, multiply_values, products, put_query
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     LOG2_E,
-    begin_of,
-    end_of,
+    attention_scores,
+    first_key_of_head,
+    initial_softmax_statistics,
+    key_count_of_row,
     online_softmax,
-    pack,
-    rescale,
-    scores_of,
+    pack_softmax_weights,
+    rescale_accumulators,
     tile_order,
-    unknown,
 )
 from aotc.kernels.cuda.templates.attention.tiles import FewAttention
-from aotc.kernels.cuda.templates.attention.wgmma_steps import load
+from aotc.kernels.cuda.templates.attention.wgmma_steps import load_attention_operand
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import HeadGrid, KeyRange, Ring, Sizes, WarpRing, WarpRows, next_stage
-from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, warp_meet, zeros
 from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, LANE_MASK, SUM_BYTES, WARP_BITS
 
 
@@ -79,15 +79,15 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
     It returns the merged value, the highest score and the sum of weights of its row. Each share is rescaled by ``2 **
     ((its maximum - the maximum of all) * factor)`` first.
     """
-    pitch, tops, f32, i32 = pitch_of(tiles), tops_of(tiles), types.float32, types.int32
+    pitch, tops, f32, i32 = accumulator_pitch(tiles), row_maxima_offset(tiles), types.float32, types.int32
     factor, apart = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes
 
     def merged(count: int, far: bool) -> Callable[..., Any]:
         @cuda.jit(device=True, inline="always")
         def read(place, number):
             if far:
-                return load_far(place_at(place, i32(number)))
-            return get(i32(place + number * apart))
+                return load_from_cluster(address_in_cluster_block(place, i32(number)))
+            return load_shared_f32(i32(place + number * apart))
 
         @cuda.jit(device=True, inline="always")
         def merge(base, row, col):
@@ -95,11 +95,11 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
             at = i32(i32(base + row * pitch) + col * SUM_BYTES)
             top = read(own, 0)
             for n in range(1, count):
-                top = highest(top, read(own, n))
-            floor = finite(top)
+                top = max_f32(top, read(own, n))
+            floor = finite_or_zero(top)
             value, whole = f32(0), f32(0)
             for n in range(count):
-                share = power(f32(f32(read(own, n) - floor) * f32(factor)))
+                share = exp2_f32(f32(f32(read(own, n) - floor) * f32(factor)))
                 whole = f32(whole + f32(share * read(i32(own + SUM_BYTES * ROWS), n)))
                 value = f32(value + f32(share * read(at, n)))
             return value, top, whole
@@ -112,15 +112,20 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
 def _together(tiles: FewAttention) -> Callable[..., None]:
     """Return the device function by which a cluster merges the accumulators of all warps and stores the result."""
     width, warps, cluster, threads, split = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.split
-    pitch, tops, area, factor = pitch_of(tiles), tops_of(tiles), warps * tiles.sum_bytes, tiles.scale or 1.0
+    pitch, tops, area, factor = (
+        accumulator_pitch(tiles),
+        row_maxima_offset(tiles),
+        warps * tiles.sum_bytes,
+        tiles.scale or 1.0,
+    )
     merged, f32, i32 = _merge(tiles), types.float32, types.int32
     of_warps, of_blocks = merged(warps, False), merged(cluster, True)
 
     @cuda.jit(device=True, inline="always")
     def finish(pointers, dims, z, row, col, value, top, whole):
-        keep(pointers, dims, z, row, col, divided(value, whole))
+        store_attention_element(pointers, dims, z, row, col, divide_f32(value, whole))
         if split and col == 0:
-            keep_rest(pointers, dims, z, row, f32(top * f32(factor)), whole)
+            store_softmax_statistics(pointers, dims, z, row, f32(top * f32(factor)), whole)
 
     @cuda.jit(device=True, inline="always")
     def put_together(pointers, dims, base, thread, rank, z, first_row, m):
@@ -128,22 +133,22 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
         cuda.syncthreads()
         e = thread
         while e < count:
-            row = quotient(e, i32(width))
+            row = unsigned_quotient(e, i32(width))
             col = i32(e - row * width)
             value, top, whole = of_warps(base, row, col)
             if cluster == 1:
                 finish(pointers, dims, z, i32(first_row + row), col, value, top, whole)
             else:
-                put(i32(i32(base + area + row * pitch) + col * SUM_BYTES), value)
+                store_shared_f32(i32(i32(base + area + row * pitch) + col * SUM_BYTES), value)
                 if col == 0:
-                    put(i32(base + area + tops + row * SUM_BYTES), top)
-                    put(i32(base + area + tops + SUM_BYTES * ROWS + row * SUM_BYTES), whole)
+                    store_shared_f32(i32(base + area + tops + row * SUM_BYTES), top)
+                    store_shared_f32(i32(base + area + tops + SUM_BYTES * ROWS + row * SUM_BYTES), whole)
             e = i32(e + threads)
         if cluster > 1:
             cluster_meet()
             e = i32(thread + rank * threads)
             while e < count:
-                row = quotient(e, i32(width))
+                row = unsigned_quotient(e, i32(width))
                 col = i32(e - row * width)
                 value, top, whole = of_blocks(i32(base + area), row, col)
                 finish(pointers, dims, z, i32(first_row + row), col, value, top, whole)
@@ -161,9 +166,14 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
     """
     terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     step, i32 = terms * tiles.warps * tiles.cluster, types.int32
-    load_keys, load_values = load(tiles, 1), load(tiles, 2)
+    load_keys, load_values = load_attention_operand(tiles, 1), load_attention_operand(tiles, 2)
     multiply, add_values = products(tiles), multiply_values(tiles)
-    score, know, shorten, pack_weights = scores_of(tiles), online_softmax(tiles), rescale(tiles), pack(tiles)
+    score, know, shorten, pack_weights = (
+        attention_scores(tiles),
+        online_softmax(tiles),
+        rescale_accumulators(tiles),
+        pack_softmax_weights(tiles),
+    )
     clear, following = zeros(tiles.width // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -187,7 +197,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
 
     @cuda.jit(device=True, inline="always")
     def attend(maps, pointers, dims, queries, ring, warp, keys, sizes):
-        sums, known, lane, iterations = clear(), unknown(), warp.lane, keys.iterations
+        sums, known, lane, iterations = clear(), initial_softmax_statistics(), warp.lane, keys.iterations
         iteration, at, term = i32(0), Ring(i32(0), i32(0)), keys.first
         while iteration < iterations:
             place, barrier = i32(ring.stages + at.stage * stage), i32(ring.barriers + BARRIER_BYTES * at.stage)
@@ -232,9 +242,14 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
     """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
     rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
     ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
-    (start, attend), put_together, put_down = _attender(tiles), _together(tiles), leave(tiles)
+    (start, attend), put_together, put_down = _attender(tiles), _together(tiles), store_partial_softmax(tiles)
     queries_of = _queries(tiles)
-    m_of, n_of, heads_of, place = extent("rows"), extent("terms"), extent("batch"), tile_order(cuda, tiles)
+    m_of, n_of, heads_of, place = (
+        matmul_extent("rows"),
+        matmul_extent("terms"),
+        matmul_extent("batch"),
+        tile_order(cuda, tiles),
+    )
     plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
 
     def attention(maps, pointers, dims, items):
@@ -242,18 +257,18 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         thread = i32(cuda.threadIdx.x)
         warp, lane = i32(thread >> WARP_BITS), i32(thread & LANE_MASK)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
-        down, tile, rank = quotient(i32(m + rows - 1), i32(rows)), i32(cuda.blockIdx.x), i32(0)
+        down, tile, rank = unsigned_quotient(i32(m + rows - 1), i32(rows)), i32(cuda.blockIdx.x), i32(0)
         if cluster > 1:
-            tile, rank = quotient(tile, i32(cluster)), cluster_rank()
+            tile, rank = unsigned_quotient(tile, i32(cluster)), cluster_rank()
         sizes, grid = Sizes(m, n), HeadGrid(i32(down * heads), down, heads)
         z, row, end = place(pointers, dims, tile, grid, sizes)
-        begin = begin_of(pointers, dims, z, row)
-        pieces = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
+        begin = first_key_of_head(pointers, dims, z, row)
+        pieces = unsigned_quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         mine = i32(rank * warps + warp)
-        iterations = quotient(i32(max(i32(pieces - mine), i32(0)) + warps * cluster - 1), i32(warps * cluster))
+        iterations = unsigned_quotient(i32(max(i32(pieces - mine), i32(0)) + warps * cluster - 1), i32(warps * cluster))
         whole = i32(0)
         if plain:
-            whole = i32(min(end_of(pointers, dims, z, row), n))
+            whole = i32(min(key_count_of_row(pointers, dims, z, row), n))
         ring, first = i32(base + warp * ring_bytes), i32(mine * terms)
         own = i32(base + barriers + warp * (BARRIER_BYTES * stages))
         slots, keys = WarpRing(ring, own), KeyRange(i32(begin + first), iterations, whole)

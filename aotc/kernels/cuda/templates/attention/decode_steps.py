@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.limits import ROWS_APART
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by, ptx
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.mma_steps import REST
 from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, SUM_OF_ROW, RowMaths, sums_of_weights
@@ -23,70 +23,70 @@ from aotc.kernels.cuda.templates.fragments import (
     QUAD,
     quad_lane,
     quad_row,
-    scaled,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS
-from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_elements
+from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_accumulator_elements
 from aotc.kernels.cuda.templates.threads import SUM_BYTES
 from aotc.kernels.llvm_types import I32, I64, i32
 
 
-def pitch_of(tiles: FewAttention) -> int:
+def accumulator_pitch(tiles: FewAttention) -> int:
     """Return the pitch of accumulators in shared memory: the bytes between two rows."""
     return SUM_BYTES * (tiles.width + ROWS_APART)
 
 
-def tops_of(tiles: FewAttention) -> int:
+def row_maxima_offset(tiles: FewAttention) -> int:
     """Return the offset of the rows' highest scores, after the accumulators; the sums of weights follow the scores."""
-    return ROWS * pitch_of(tiles)
+    return ROWS * accumulator_pitch(tiles)
 
 
 @ptx("ex2.approx.ftz.f32 $0, $1;", FLOAT, FLOAT)
-def power(x):
+def exp2_f32(x):
     """Return 2 to the power of ``x``."""
     return np.exp2(np.float32(x))
 
 
 @ptx("max.f32 $0, $1, $2;", FLOAT, FLOAT, FLOAT)
-def highest(x, y):
+def max_f32(x, y):
     """Return the maximum."""
     return np.fmax(x, y)
 
 
 @ptx("{\n.reg .pred p;\nsetp.eq.f32 p, $1, 0fFF800000;\nselp.f32 $0, 0f00000000, $1, p;\n}", FLOAT, FLOAT)
-def finite(x):
+def finite_or_zero(x):
     """Return ``x``, or 0 if ``x`` is minus infinity."""
     return np.float32(0) if x == -np.inf else np.float32(x)
 
 
 @ptx("{\n.reg .f32 r;\nrcp.rn.f32 r, $2;\nmul.rn.f32 $0, $1, r;\n}", FLOAT, FLOAT, FLOAT)
-def divided(x, y):
+def divide_f32(x, y):
     """Return ``x / y``, as ``x`` times the rounded reciprocal of ``y``."""
     with np.errstate(all="ignore"):
         return np.float32(x) * (np.float32(1) / np.float32(y))
 
 
 @ptx("st.shared.f32 [$0], $1;", NOTHING, INT, FLOAT)
-def put(place, value):
+def store_shared_f32(place, value):
     """Store an f32 in shared memory."""
-    here().block.memory.view(np.float32)[int(place) // SUM_BYTES] = value
+    simulated_thread().block.memory.view(np.float32)[int(place) // SUM_BYTES] = value
 
 
-@emitted(lambda place: FLOAT(INT), lambda context, builder, signature, arguments: load_f32(builder, arguments[0]))
-def get(place):
+@emitted_by(lambda place: FLOAT(INT), lambda context, builder, signature, arguments: load_f32(builder, arguments[0]))
+def load_shared_f32(place):
     """Load an f32 from shared memory."""
-    return here().block.memory.view(np.float32)[int(place) // SUM_BYTES]
+    return simulated_thread().block.memory.view(np.float32)[int(place) // SUM_BYTES]
 
 
-def leave(tiles: FewAttention) -> Any:
+def store_partial_softmax(tiles: FewAttention) -> Any:
     """Return the device function by which a warp stores its accumulators and softmax statistics in shared memory."""
-    count, pitch, tops = tiles.width // 2, pitch_of(tiles), tops_of(tiles)
+    count, pitch, tops = tiles.width // 2, accumulator_pitch(tiles), row_maxima_offset(tiles)
 
     def generate(context, builder, signature, arguments):
         b, (sums, known, place, lane) = builder, arguments
         line = b.add(place, b.mul(quad_row(b, lane), i32(pitch)))
-        begin = b.add(line, scaled(b, quad_lane(b, lane), LANE_COLUMNS * SUM_BYTES))
+        begin = b.add(line, times_power_of_two(b, quad_lane(b, lane), LANE_COLUMNS * SUM_BYTES))
         for n in range(0, count, LANE_COLUMNS):
             below, group = n // LANE_COLUMNS % 2, n // GROUP_SUMS
             at = b.add(begin, i32(GROUP * SUM_BYTES * group + HALF_ROWS * pitch * below))
@@ -100,10 +100,10 @@ def leave(tiles: FewAttention) -> Any:
                 assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
         return context.get_dummy_value()
 
-    @emitted(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), generate)
+    @emitted_by(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), generate)
     def step(sums, known, place, lane):
-        rows, cols = own_elements(tiles.width)
-        memory = here().block.memory.view(np.float32)
+        rows, cols = own_accumulator_elements(tiles.width)
+        memory = simulated_thread().block.memory.view(np.float32)
         memory[(int(place) + rows * pitch) // SUM_BYTES + cols] = sums
         wholes = sums_of_weights(known)
         for half in range(2):
@@ -120,10 +120,10 @@ def _generate_keep(context, builder, signature, arguments):
     return context.get_dummy_value()
 
 
-@emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
-def keep(pointers, dims, z, row, col, value):
+@emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
+def store_attention_element(pointers, dims, z, row, col, value):
     """Call the epilogue for one element of the result."""
-    here().block.functions[STORE](int(z), int(row), int(col), value)
+    simulated_thread().block.functions[STORE](int(z), int(row), int(col), value)
 
 
 def _generate_keep_rest(context, builder, signature, arguments):
@@ -133,7 +133,7 @@ def _generate_keep_rest(context, builder, signature, arguments):
     return context.get_dummy_value()
 
 
-@emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, FLOAT, FLOAT), _generate_keep_rest)
-def keep_rest(pointers, dims, z, row, top, whole):
+@emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, FLOAT, FLOAT), _generate_keep_rest)
+def store_softmax_statistics(pointers, dims, z, row, top, whole):
     """Call the device function that stores the softmax statistics of a row."""
-    here().block.functions[REST](int(z), int(row), top, whole)
+    simulated_thread().block.functions[REST](int(z), int(row), top, whole)

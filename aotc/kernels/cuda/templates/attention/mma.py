@@ -18,7 +18,7 @@ from numba.cuda import types
 
 from aotc.kernels.cuda.ampere import copies_commit, copies_wait
 from aotc.kernels.cuda.front_end import kernel_ir
-from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
 from aotc.kernels.cuda.templates.attention.mma_steps import (
     copy_terms,
     load_queries,
@@ -28,19 +28,19 @@ from aotc.kernels.cuda.templates.attention.mma_steps import (
     store_rows,
 )
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
-    begin_of,
-    end_of,
+    attention_scores,
+    first_key_of_head,
+    initial_softmax_statistics,
+    key_count_of_row,
     online_softmax,
-    pack,
-    rescale,
-    scores_of,
+    pack_softmax_weights,
+    rescale_accumulators,
     tile_order,
-    unknown,
 )
 from aotc.kernels.cuda.templates.attention.tiles import WarpAttention
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import HeadGrid, Sizes, WarpRows
-from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, warp_meet, zeros
 from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS, WARP_TILE
 
 
@@ -83,31 +83,38 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), multiply_values(tiles)
-    score, know, shorten, pack_weights = scores_of(tiles), online_softmax(tiles), rescale(tiles), pack(tiles)
-    divide, store, clear = rescale(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
+    score, know, shorten, pack_weights = (
+        attention_scores(tiles),
+        online_softmax(tiles),
+        rescale_accumulators(tiles),
+        pack_softmax_weights(tiles),
+    )
+    divide, store, clear = rescale_accumulators(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
     wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
-    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
+    m_of, n_of, heads_of = matmul_extent("rows"), matmul_extent("terms"), matmul_extent("batch")
     plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
 
     def attention(pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
-        down, sizes = quotient(i32(m + rows - 1), i32(rows)), Sizes(m, n)
+        down, sizes = unsigned_quotient(i32(m + rows - 1), i32(rows)), Sizes(m, n)
         grid = HeadGrid(i32(down * heads), down, heads)
         z, first_row, end = place(pointers, dims, i32(cuda.blockIdx.x), grid, sizes)
-        begin = begin_of(pointers, dims, z, first_row)
-        iterations = quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
+        begin = first_key_of_head(pointers, dims, z, first_row)
+        iterations = unsigned_quotient(i32(max(i32(end - begin), i32(0)) + terms - 1), i32(terms))
         row, lane = i32(first_row + (thread >> WARP_BITS) * WARP_TILE), i32(thread & LANE_MASK)
         warp = WarpRows(z, row, lane)
         for s in range(stages - 1):
             copy(pointers, dims, i32(base + s * stage), thread, z, i32(begin + s * terms), end)
             copies_commit()
         queries = load(pointers, dims, base, thread, z, row, m)
-        sums, known = clear(), unknown()
+        sums, known = clear(), initial_softmax_statistics()
         whole = i32(0)
         if plain:
-            whole = quotient(i32(max(i32(min(end_of(pointers, dims, z, first_row), n) - begin), i32(0))), i32(terms))
+            whole = unsigned_quotient(
+                i32(max(i32(min(key_count_of_row(pointers, dims, z, first_row), n) - begin), i32(0))), i32(terms)
+            )
         iteration, at, ahead = i32(0), i32(0), i32(stages - 1)
         while iteration < iterations:
             wait_ready()

@@ -12,11 +12,11 @@ from numba.cuda import types
 
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     STATE,
@@ -40,27 +40,27 @@ from aotc.kernels.cuda.templates.fragments import (
     STEP_BYTES,
     SWIZZLE_LINES,
     WORD_BYTES,
+    divided_by_power_of_two,
     lane_column,
     line_offset,
-    part_of,
+    log2_of_size,
+    modulo_power_of_two,
     piece_offset,
     quad_lane,
     quad_row,
-    scaled,
-    shift,
-    within,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpOperands, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
-from aotc.kernels.cuda.templates.records import members
+from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
     PACK,
     TO_TF32,
     dtype_in_python,
     emit_stores,
     load_f32,
-    own_elements,
+    own_accumulator_elements,
     store_meaning,
 )
 from aotc.kernels.cuda.templates.threads import WARP_TILE
@@ -87,9 +87,9 @@ def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
 def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
     """Return the ``number``-th piece that a thread copies: destination, line, and number within the line."""
     at = thread + number * tiles.threads
-    piece, line = at & (PIECES - 1), (at >> shift(PIECES)) & (tiles.terms - 1)
-    chunk = at >> shift(PIECES * tiles.terms)
-    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & SWIZZLE_LINES - 1)) << shift(PIECE))
+    piece, line = at & (PIECES - 1), (at >> log2_of_size(PIECES)) & (tiles.terms - 1)
+    chunk = at >> log2_of_size(PIECES * tiles.terms)
+    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & SWIZZLE_LINES - 1)) << log2_of_size(PIECE))
     return place, line, chunk * PIECES + piece
 
 
@@ -130,9 +130,9 @@ def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value],
     place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
     inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
-    low = b.shl(b.sext(piece, I64), i64(shift(PIECE // tiles.size)))
+    low = b.shl(b.sext(piece, I64), i64(log2_of_size(PIECE // tiles.size)))
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
-    offset = b.select(inside, b.shl(flat, i64(shift(tiles.size))), i64(0))
+    offset = b.select(inside, b.shl(flat, i64(log2_of_size(tiles.size))), i64(0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
     assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
 
@@ -153,9 +153,9 @@ def copy_terms(tiles: WarpAttention) -> Any:
             _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
     def copy(pointers, dims, to, thread, z, first, n):
-        functions = here().block.functions
+        functions = simulated_thread().block.functions
         for number in range(2):
             found, chunks, there, begin = _pieces(tiles, number)
             source, per = pointers[found.pointer].ctypes.data, PIECE // tiles.size
@@ -180,7 +180,7 @@ def load_queries(tiles: AttentionTiles) -> Any:
         text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
         rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
         rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
-        head, own = b.sext(z, I64), scaled(b, quad_lane(b, lane), each)
+        head, own = b.sext(z, I64), times_power_of_two(b, quad_lane(b, lane), each)
         for step in range(tiles.steps):
             for register in range(FRAGMENT_REGISTERS):  # both rows of the first half of the terms, then of the second
                 first = QUAD * each * (2 * step + register // 2)
@@ -192,9 +192,9 @@ def load_queries(tiles: AttentionTiles) -> Any:
                 found.append(assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda *given: kept(*given[:2], INT, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(*given[:2], INT, INT, INT, INT), generate)
     def load(pointers, dims, z, row, lane, m):
-        query = here().block.functions[QUERY]
+        query = simulated_thread().block.functions[QUERY]
         rows = [min(int(row) + r, int(m) - 1) for r in range(WARP_TILE)]
         whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
         return np.array(whole).astype(dtype_in_python(tiles.operands))
@@ -206,9 +206,9 @@ def put_query(tiles: AttentionTiles) -> Any:
     """Return the device function that stores a query in shared memory; lane l has elements l, l + 32, ..."""
 
     def place_of(row, d):
-        line = (d >> shift(LINE_WORDS)) * (WARP_TILE * CHUNK) + row * CHUNK
-        piece = ((d >> shift(PIECE_WORDS)) & PIECES - 1) ^ (row & SWIZZLE_LINES - 1)
-        return line + (piece << shift(PIECE)) + ((d & PIECE_WORDS - 1) << shift(WORD_BYTES))
+        line = (d >> log2_of_size(LINE_WORDS)) * (WARP_TILE * CHUNK) + row * CHUNK
+        piece = ((d >> log2_of_size(PIECE_WORDS)) & PIECES - 1) ^ (row & SWIZZLE_LINES - 1)
+        return line + (piece << log2_of_size(PIECE)) + ((d & PIECE_WORDS - 1) << log2_of_size(WORD_BYTES))
 
     def generate(context, builder, signature, arguments):
         pointers, dims, to, z, row, line, lane = arguments
@@ -223,9 +223,9 @@ def put_query(tiles: AttentionTiles) -> Any:
             assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
     def step(pointers, dims, to, z, row, line, lane):
-        query, memory = here().block.functions[QUERY], here().block.memory.view(np.float32)
+        query, memory = simulated_thread().block.functions[QUERY], simulated_thread().block.memory.view(np.float32)
         for d in range(int(lane), tiles.key_chunks * LINE_WORDS, WARP):
             place = int(to) + place_of(int(line), d)
             memory[place // WORD_BYTES] = query(int(z), int(row), d) if d < tiles.depth else 0
@@ -260,9 +260,9 @@ def products(tiles: AttentionTiles) -> Any:
                 _add_pair(warp, left, right, held, 2 * j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted(lambda *given: kept(queries, INT, INT), generate)
+    @emitted_by(lambda *given: kept(queries, INT, INT), generate)
     def multiply(given, at, lane):
-        rows, cols = own_elements(tiles.terms)
+        rows, cols = own_accumulator_elements(tiles.terms)
         keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
         if stay:
             given = read_lines(given, np.arange(WARP_TILE), tiles.depth, WARP_TILE, tiles.operands)
@@ -272,7 +272,7 @@ def products(tiles: AttentionTiles) -> Any:
 
 
 class _ValueWords:
-    """Emitter of loads of f32 values, in the order in which :func:`.softmax_steps.pack` passes the weights.
+    """Emitter of loads of f32 values, in the order in which ``pack_softmax_weights`` passes the weights.
 
     A lane has the values of two neighbouring terms of 8, in columns that are 8 apart.
     """
@@ -290,9 +290,13 @@ class _ValueWords:
         b = self.b
         line = b.add(self.pair, i32(term))
         chunk, own = divmod(group, LINE_WORDS // GROUP)
-        piece = b.xor(b.or_(i32(GROUP // PIECE_WORDS * own), part_of(b, self.column, PIECE_WORDS)), line)
+        piece = b.xor(
+            b.or_(i32(GROUP // PIECE_WORDS * own), divided_by_power_of_two(b, self.column, PIECE_WORDS)), line
+        )
         place = line_offset(b, line)
-        place = b.add(place, b.add(piece_offset(b, piece), word_offset(b, within(b, self.column, PIECE_WORDS))))
+        place = b.add(
+            place, b.add(piece_offset(b, piece), word_offset(b, modulo_power_of_two(b, self.column, PIECE_WORDS)))
+        )
         begin = (chunk * self.tiles.terms + STEP_BYTES // WORD_BYTES * step) * CHUNK
         value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
@@ -327,11 +331,11 @@ def multiply_values(tiles: AttentionTiles) -> Any:
                 _add_pair(warp, left, right, held, j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted(lambda *given: kept(kept, weights_type, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, weights_type, INT, INT), generate)
     def add(sums, weights, at, lane):
         whole, lines = complete_rows(weights, tiles.terms), np.arange(tiles.terms)
         values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
-        return sums + (whole @ values)[own_elements(tiles.width)]
+        return sums + (whole @ values)[own_accumulator_elements(tiles.width)]
 
     return add
 
@@ -343,13 +347,13 @@ def store_rows(tiles: WarpAttention) -> Any:
     def generate(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
         known, staging, warp, rows, *tables = arguments[1:]
-        z, row, lane = members(builder, warp)
+        z, row, lane = named_tuple_members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         if tiles.split:
             _emit_rest(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
-    @emitted(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), generate)
+    @emitted_by(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), generate)
     def store(sums, known, staging, warp, rows, pointers, dims):
         z, row, lane = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
@@ -359,7 +363,7 @@ def store_rows(tiles: WarpAttention) -> Any:
                 own = int(row) + int(lane) // QUAD + HALF_ROWS * half
                 if lane % QUAD == 0 and own < rows:
                     top = np.float32(known[half] * np.float32(tiles.scale or 1))
-                    here().block.functions[REST](int(z), own, top, wholes[half])
+                    simulated_thread().block.functions[REST](int(z), own, top, wholes[half])
 
     return store
 

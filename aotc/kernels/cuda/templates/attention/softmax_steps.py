@@ -16,10 +16,10 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.block import here, swizzled
+from aotc.kernels.cuda.block import simulated_thread, swizzled_tile_offset
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import assembly, emitted, quotient
+from aotc.kernels.cuda.ptx import assembly, emitted_by, unsigned_quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.fragments import (
@@ -29,14 +29,14 @@ from aotc.kernels.cuda.templates.fragments import (
     HALF_ROWS,
     LANE_COLUMNS,
     WORD_BYTES,
+    accumulator_rows_and_columns,
     lane_column,
-    quad_of,
+    lanes_of_quad,
     quad_row,
-    sum_places,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
-from aotc.kernels.cuda.templates.records import members
-from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_elements
+from aotc.kernels.cuda.templates.records import named_tuple_members
+from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_accumulator_elements
 from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
@@ -62,10 +62,10 @@ def _generate_end(context, builder, signature, arguments):
     return builder.trunc(call_function(builder, END, I64, (pointers, dims), *place), I32)
 
 
-@emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_end)
-def end_of(pointers, dims, z, row):
+@emitted_by(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_end)
+def key_count_of_row(pointers, dims, z, row):
     """Return the number of keys of a row, from a device function of the kernel."""
-    return here().block.functions[END](int(z), int(row))
+    return simulated_thread().block.functions[END](int(z), int(row))
 
 
 def _generate_begin(context, builder, signature, arguments):
@@ -73,10 +73,10 @@ def _generate_begin(context, builder, signature, arguments):
     return builder.trunc(call_function(builder, BEGIN, I64, (pointers, dims), builder.sext(z, I64)), I32)
 
 
-@emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
-def begin_of(pointers, dims, z, row):
+@emitted_by(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
+def first_key_of_head(pointers, dims, z, row):
     """Return the first key of a head, from a device function of the kernel."""
-    return here().block.functions[BEGIN](int(z))
+    return simulated_thread().block.functions[BEGIN](int(z))
 
 
 # Heads whose tiles are interleaved under a causal mask, where later rows have more keys: tiles with the most keys come
@@ -96,16 +96,16 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
     def place(pointers, dims, tile, grid, sizes):
         down, n = grid.down, sizes.cols
         if causal:
-            group = quotient(tile, i32(HEADS_TOGETHER * down))
+            group = unsigned_quotient(tile, i32(HEADS_TOGETHER * down))
             first = i32(group * HEADS_TOGETHER)
             wide = i32(min(i32(grid.heads - first), i32(HEADS_TOGETHER)))
             at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
-            line = quotient(at, wide)
+            line = unsigned_quotient(at, wide)
             z, row = i32(first + i32(at - i32(line * wide))), i32(i32(down - 1 - line) * rows)
-            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), sizes.rows) - 1)), n))
+            end = i32(min(key_count_of_row(pointers, dims, z, i32(min(i32(row + rows), sizes.rows) - 1)), n))
             end = i32(max(end, i32(0)))
         else:
-            z = quotient(tile, down)
+            z = unsigned_quotient(tile, down)
             row, end = i32(i32(tile - i32(z * down)) * rows), n
         return z, row, end
 
@@ -116,22 +116,22 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
     """Return the first ``count`` elements of lines of a tile in shared memory; a chunk has ``height`` lines."""
     kind = dtype_in_python(dtype)
     at = np.arange(count) * kind.itemsize
-    places = int(begin) + at // CHUNK * height * CHUNK + swizzled(np.asarray(lines)[:, None], at % CHUNK)
-    return here().block.memory.view(kind)[places // kind.itemsize]
+    places = int(begin) + at // CHUNK * height * CHUNK + swizzled_tile_offset(np.asarray(lines)[:, None], at % CHUNK)
+    return simulated_thread().block.memory.view(kind)[places // kind.itemsize]
 
 
 def complete_rows(weights: np.ndarray, terms: int) -> np.ndarray:
     """Return 16 complete rows of weights by exchange within the quad: each lane has only a part of its rows."""
-    every, whole = here().block.exchange(weights), np.zeros((WARP_TILE, terms), np.float32)
-    for own in range(WARP)[quad_of(here().thread % WARP)]:
-        whole[sum_places(own, np.arange(terms // 2))] = every[own].astype(np.float32)
+    every, whole = simulated_thread().block.exchange(weights), np.zeros((WARP_TILE, terms), np.float32)
+    for own in range(WARP)[lanes_of_quad(simulated_thread().thread % WARP)]:
+        whole[accumulator_rows_and_columns(own, np.arange(terms // 2))] = every[own].astype(np.float32)
     return whole
 
 
 def sums_of_weights(known: np.ndarray) -> np.ndarray:
     """Return the complete sum of weights of each of the calling thread's rows, by exchange within the quad."""
-    sums = here().block.exchange(known[SUM_OF_ROW:FACTOR_OF_ROW])
-    return np.sum(sums[quad_of(here().thread % WARP)], axis=0)
+    sums = simulated_thread().block.exchange(known[SUM_OF_ROW:FACTOR_OF_ROW])
+    return np.sum(sums[lanes_of_quad(simulated_thread().thread % WARP)], axis=0)
 
 
 def _at_start(context, builder, signature, arguments):
@@ -139,8 +139,8 @@ def _at_start(context, builder, signature, arguments):
     return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, v) for v in values])
 
 
-@emitted(lambda: STATE(), _at_start)
-def unknown():
+@emitted_by(lambda: STATE(), _at_start)
+def initial_softmax_statistics():
     """Return the softmax statistics of rows before their first score."""
     return np.array([-np.inf if n < SUM_OF_ROW else 0 for n in range(STATE.count)], np.float32)
 
@@ -220,13 +220,15 @@ def online_softmax(tiles: AttentionTiles) -> Any:
         ]  # fmt: skip
         return context.make_tuple(builder, signature.return_type, parts)
 
-    @emitted(lambda *given: result(kept, STATE), generate)
+    @emitted_by(lambda *given: result(kept, STATE), generate)
     def step(scores, known):
         factor = np.float32(LOG2_E * (tiles.scale or 1.0))
         found, weights = known.copy(), np.zeros(count, np.float32)
         own = [np.arange(count)[np.arange(count) // 2 % 2 == row] for row in range(2)]
         tops = np.array([max(known[row], scores[own[row]].max()) for row in range(2)])
-        found[:SUM_OF_ROW] = np.max(here().block.exchange(tops)[quad_of(here().thread % WARP)], axis=0)
+        found[:SUM_OF_ROW] = np.max(
+            simulated_thread().block.exchange(tops)[lanes_of_quad(simulated_thread().thread % WARP)], axis=0
+        )
         for row in range(2):
             base = found[row] if found[row] != -np.inf else np.float32(0)
             found[FACTOR_OF_ROW + row] = shrinks = np.exp2((known[row] - base) * factor)
@@ -281,7 +283,7 @@ def weight_registers(tiles: AttentionTiles) -> int:
     return WARP_TILE * tiles.terms * tiles.size // (WARP * WORD_BYTES)
 
 
-def pack(tiles: AttentionTiles) -> Any:
+def pack_softmax_weights(tiles: AttentionTiles) -> Any:
     """Return the device function that packs weights into tensor core fragments: four bytes in a register.
 
     For TF32, a lane has two neighbouring columns in each group of 8, where a fragment has two columns that are four
@@ -302,14 +304,14 @@ def pack(tiles: AttentionTiles) -> Any:
             packed = [assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
         return context.make_tuple(builder, signature.return_type, packed)
 
-    @emitted(lambda weights: kept(weights), generate)
+    @emitted_by(lambda weights: kept(weights), generate)
     def step(weights):
         return weights.astype(dtype_in_python(tiles.operands))
 
     return step
 
 
-def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
+def rescale_accumulators(tiles: AttentionTiles, last: bool = False) -> Any:
     """Return the device function that rescales accumulators; with ``last`` it divides them by the sums of weights."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
@@ -325,7 +327,7 @@ def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
         found = [builder.fmul(builder.extract_value(arguments[0], n), factors[n // 2 % 2]) for n in range(count)]
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda *given: kept(kept, STATE), generate)
+    @emitted_by(lambda *given: kept(kept, STATE), generate)
     def step(sums, known):
         factors = known[FACTOR_OF_ROW:]
         if last:
@@ -337,7 +339,7 @@ def rescale(tiles: AttentionTiles, last: bool = False) -> Any:
     return step
 
 
-def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
+def attention_scores(tiles: AttentionTiles, there: bool = False) -> Any:
     """Return the device function that turns dot products into scores: minus infinity beyond the end of a row.
 
     A score of minus infinity has weight 0, whatever the other scores: masks need no other treatment.
@@ -350,7 +352,7 @@ def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
 
     def generate(context, builder, signature, arguments):
         products, warp, first, sizes, *tables = arguments
-        b, (z, row, lane), (m, n) = builder, members(builder, warp), members(builder, sizes)
+        b, (z, row, lane), (m, n) = builder, named_tuple_members(builder, warp), named_tuple_members(builder, sizes)
         rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
         rows = [b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))) for r in rows]
         wide = [b.sext(x, I64) for x in (z, *rows)]
@@ -371,11 +373,11 @@ def scores_of(tiles: AttentionTiles, there: bool = False) -> Any:
             found.append(value)
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda products, warp, first, *given: kept(kept, warp, INT, *given), generate)
+    @emitted_by(lambda products, warp, first, *given: kept(kept, warp, INT, *given), generate)
     def step(products, warp, first, sizes, pointers, dims):
         (z, row, _), (m, n) = warp, sizes
-        functions, found = here().block.functions, products.copy()
-        for at, (i, j) in enumerate(zip(*own_elements(tiles.terms))):
+        functions, found = simulated_thread().block.functions, products.copy()
+        for at, (i, j) in enumerate(zip(*own_accumulator_elements(tiles.terms))):
             place = int(z), min(int(row + i), int(m) - 1), int(first + j)
             if place[2] >= (functions[END](*place[:2]) if tiles.causal else n):
                 found[at] = -np.inf

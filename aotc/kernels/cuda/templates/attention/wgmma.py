@@ -24,27 +24,27 @@ from aotc.kernels.cuda.hopper import (
     barrier_expect,
     barrier_init,
     barrier_wait,
+    fence_async_proxy,
     fence_barrier_init,
     group_arrive,
     group_wait,
     products_commit,
     products_fence,
-    registers,
-    writes_shown,
+    set_max_registers,
 )
-from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
-    end_of,
+    attention_scores,
+    initial_softmax_statistics,
+    key_count_of_row,
     online_softmax,
-    pack,
-    rescale,
-    scores_of,
+    pack_softmax_weights,
+    rescale_accumulators,
     tile_order,
-    unknown,
 )
 from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.attention.wgmma_steps import (
-    load,
+    load_attention_operand,
     multiply_values,
     products,
     store_rows,
@@ -60,7 +60,7 @@ from aotc.kernels.cuda.templates.records import (
     WarpRows,
     next_stage,
 )
-from aotc.kernels.cuda.templates.steps import extent, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, zeros
 from aotc.kernels.cuda.templates.threads import (
     BARRIER_BYTES,
     LANE_MASK,
@@ -113,7 +113,7 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     keys, values, barriers = _places(tiles)
     query_bytes, i32 = tiles.query_bytes, types.int32
     of_values, of_queries = barriers + VALUE_BARRIERS * stages, barriers + QUERY_BARRIERS * stages
-    load_queries, load_keys, load_values = (load(tiles, n) for n in range(OPERANDS))
+    load_queries, load_keys, load_values = (load_attention_operand(tiles, n) for n in range(OPERANDS))
     place, following = tile_order(cuda, tiles), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -121,7 +121,7 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
         tile, q_parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
-            iterations = quotient(i32(end + terms - 1), i32(terms))
+            iterations = unsigned_quotient(i32(end + terms - 1), i32(terms))
             if iterations > 0:
                 barrier_wait(i32(base + of_queries + BARRIER_BYTES), i32(q_parity ^ 1))
                 barrier_expect(i32(base + of_queries), i32(query_bytes))
@@ -159,8 +159,13 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
     of_values, terms, i32 = barriers + VALUE_BARRIERS * stages, tiles.terms, types.int32
-    multiply, add_values, know, shorten = products(tiles), multiply_values(tiles), online_softmax(tiles), rescale(tiles)
-    score, pack_weights = scores_of(tiles, there=True), pack(tiles)
+    multiply, add_values, know, shorten = (
+        products(tiles),
+        multiply_values(tiles),
+        online_softmax(tiles),
+        rescale_accumulators(tiles),
+    )
+    score, pack_weights = attention_scores(tiles, there=True), pack_softmax_weights(tiles)
     wait_scores, wait_both = wait_for_groups(1, terms // 2), wait_for_groups(0, tiles.width // 2, terms // 2)
     following = next_stage(cuda, stages)
 
@@ -201,7 +206,12 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the first iteration: the weights of the last stage of keys."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _places(tiles)
-    multiply, know, score, pack_weights = products(tiles), online_softmax(tiles), scores_of(tiles), pack(tiles)
+    multiply, know, score, pack_weights = (
+        products(tiles),
+        online_softmax(tiles),
+        attention_scores(tiles),
+        pack_softmax_weights(tiles),
+    )
     wait_scores, following = wait_for_groups(0, terms // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
@@ -258,7 +268,9 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
         packed, known, k = first(own, warp, iteration, known, k)
         if masked:
             if plain:
-                whole = quotient(i32(max(end_of(own.pointers, own.dims, warp.z, tile.row), i32(0))), i32(terms))
+                whole = unsigned_quotient(
+                    i32(max(key_count_of_row(own.pointers, own.dims, warp.z, tile.row), i32(0))), i32(terms)
+                )
             while iteration > whole:
                 iteration = i32(iteration - 1)
                 sums, packed, known, k, v = turn_judged(own, warp, iteration, sums, packed, known, k, v)
@@ -276,7 +288,7 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return the device function of a consumer: 64 queries of all tiles of the block."""
     terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
     of_queries = _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
-    divide, clear, store = rescale(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
+    divide, clear, store = rescale_accumulators(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
     place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
 
     @cuda.jit(device=True, inline="always")
@@ -291,10 +303,10 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
             iterations, own = (
-                quotient(i32(end + terms - 1), i32(terms)),
+                unsigned_quotient(i32(end + terms - 1), i32(terms)),
                 i32(row + mine * WARPGROUP_TILE + warp * WARP_TILE),
             )
-            sums, known, warp_rows = clear(), unknown(), WarpRows(z, own, lane)
+            sums, known, warp_rows = clear(), initial_softmax_statistics(), WarpRows(z, own, lane)
             if iterations > 0:
                 keys = KeyStages(row, iterations, parity)
                 sums, known, k, v = add_terms(consumer, warp_rows, keys, sums, known, k, v)
@@ -303,7 +315,7 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
             group_wait(i32(_STORE + mine), i32(WARPGROUP))
             store(means, i32(queries + warp * STAGING), warp_rows, sizes.rows, pointers, dims)
             if iterations > 0:
-                writes_shown()
+                fence_async_proxy()
                 if lane == 0:
                     barrier_arrive(i32(base + of_queries + BARRIER_BYTES))
             tile = i32(tile + cuda.gridDim.x)
@@ -334,15 +346,15 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     shares = consumers > 1
     few = COPY_REGISTERS_OF_THREE if consumers == THREE else COPY_REGISTERS_OF_ATTENTION
     many = ATTENTION_REGISTERS_OF_THREE if consumers == THREE else ATTENTION_REGISTERS
-    give_registers, take_registers = registers("dec", few), registers("inc", many)
-    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
+    give_registers, take_registers = set_max_registers("dec", few), set_max_registers("inc", many)
+    m_of, n_of, heads_of = matmul_extent("rows"), matmul_extent("terms"), matmul_extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
     def attention(maps, pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
-        down = quotient(i32(m + rows - 1), i32(rows))
+        down = unsigned_quotient(i32(m + rows - 1), i32(rows))
         grid, sizes = HeadGrid(i32(down * heads), down, heads), Sizes(m, n)
         if thread == 0:
             for s in range(stages):

@@ -13,31 +13,31 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, complete_rows, read_lines, weight_registers
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
-from aotc.kernels.cuda.templates.fragments import FRAGMENT_REGISTERS, STEP_BYTES, part_of
+from aotc.kernels.cuda.templates.fragments import FRAGMENT_REGISTERS, STEP_BYTES, divided_by_power_of_two
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
-from aotc.kernels.cuda.templates.records import members
-from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
+from aotc.kernels.cuda.templates.records import named_tuple_members
+from aotc.kernels.cuda.templates.steps import emit_stores, own_accumulator_elements, store_meaning
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
 from aotc.kernels.cuda.templates.wgmma_instruction import (
     DESCRIPTOR_UNIT,
     NO_LEADING,
     WgmmaInstruction,
-    tied,
+    emit_tied_assembly,
     wgmma_descriptor,
 )
 from aotc.kernels.llvm_types import I32, I64, i32
 
 
-def load(tiles: AttentionTiles, number: int) -> Any:
+def load_attention_operand(tiles: AttentionTiles, number: int) -> Any:
     """Return the device function that starts the copy of rows of operand ``number``: queries, keys or values.
 
     Queries that device functions return have no tensor map.
@@ -60,9 +60,9 @@ def load(tiles: AttentionTiles, number: int) -> Any:
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
-    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), generate)
+    @emitted_by(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), generate)
     def copy(maps, pointers, dims, to, barrier, z, line):
-        functions = here().block.functions
+        functions = simulated_thread().block.functions
         others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
         for chunk in range(chunks):
             place = (chunk * wide, line, *others)
@@ -77,7 +77,7 @@ def products(tiles: WarpgroupAttention) -> Any:
     shape = f"m64n{tiles.terms}k{STEP_BYTES // tiles.size}.f32.{tiles.operands}.{tiles.operands}"
 
     def generate(context, builder, signature, arguments):
-        q, k = (part_of(builder, place, DESCRIPTOR_UNIT) for place in arguments)
+        q, k = (divided_by_power_of_two(builder, place, DESCRIPTOR_UNIT) for place in arguments)
         held: list[ir.Value] = []
         for step in range(steps):
             chunk, in_chunk = divmod(step, CHUNK // STEP_BYTES)
@@ -89,16 +89,16 @@ def products(tiles: WarpgroupAttention) -> Any:
             held = WgmmaInstruction(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted(lambda q, k: kept(INT, INT), generate)
+    @emitted_by(lambda q, k: kept(INT, INT), generate)
     def begin(q, k):
         def whole():
             left = read_lines(q, np.arange(WARPGROUP_TILE), tiles.depth, tiles.rows, tiles.operands)
             right = read_lines(k, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
             return left.astype(np.float32) @ right.astype(np.float32).T
 
-        rows, cols = own_elements(tiles.terms)
-        with here().block.warpgroup() as once:
-            return once((int(q), int(k)), whole)[rows + first_row_of_warp(here().thread), cols]
+        rows, cols = own_accumulator_elements(tiles.terms)
+        with simulated_thread().block.warpgroup() as once:
+            return once((int(q), int(k)), whole)[rows + first_row_of_warp(simulated_thread().thread), cols]
 
     return begin
 
@@ -114,8 +114,8 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
         held, weights = (
             [builder.extract_value(arguments[t], n) for n in range(size)] for t, size in enumerate((count, packed))
         )
-        v = part_of(builder, arguments[2], DESCRIPTOR_UNIT)
-        together = tied(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
+        v = divided_by_power_of_two(builder, arguments[2], DESCRIPTOR_UNIT)
+        together = emit_tied_assembly(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
         held, weights = together[:count], together[count:]
         for step in range(tiles.terms // step_terms):
             place = builder.add(v, i32(step * step_terms * CHUNK // DESCRIPTOR_UNIT))
@@ -124,13 +124,13 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
             held = instruction.emit(builder, held, [*left, right])
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted(lambda *given: kept(kept, weights_type, INT), generate)
+    @emitted_by(lambda *given: kept(kept, weights_type, INT), generate)
     def begin(sums, weights, v):
-        with here().block.warpgroup() as once:
+        with simulated_thread().block.warpgroup() as once:
             with_measured_work = complete_rows(weights, tiles.terms)
             given = partial(read_lines, v, np.arange(tiles.terms), tiles.width, tiles.terms, tiles.operands)
             values = once(int(v), lambda: given().astype(np.float32))
-        return sums + (with_measured_work @ values)[own_elements(tiles.width)]
+        return sums + (with_measured_work @ values)[own_accumulator_elements(tiles.width)]
 
     return begin
 
@@ -147,7 +147,7 @@ def wait_for_groups(left: int, *counts: int) -> Any:
 
     def generate(context, builder, signature, arguments):
         values = [builder.extract_value(a, n) for a, count in zip(arguments, counts) for n in range(count)]
-        found, parts = tied(builder, text, values), []
+        found, parts = emit_tied_assembly(builder, text, values), []
         for kind, count in zip(kinds, counts):
             parts.append(context.make_tuple(builder, kind, found[:count]))
             found = found[count:]
@@ -155,13 +155,13 @@ def wait_for_groups(left: int, *counts: int) -> Any:
 
     if len(counts) == 1:
 
-        @emitted(lambda given: result(given), generate)
+        @emitted_by(lambda given: result(given), generate)
         def wait(given):
             return given
 
         return wait
 
-    @emitted(lambda first, second: result(first, second), generate)
+    @emitted_by(lambda first, second: result(first, second), generate)
     def wait_both(first, second):
         return first, second
 
@@ -175,11 +175,11 @@ def store_rows(tiles: WarpgroupAttention) -> Any:
     def generate(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
         staging, warp, rows, *tables = arguments[1:]
-        z, row, lane = members(builder, warp)
+        z, row, lane = named_tuple_members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         return context.get_dummy_value()
 
-    @emitted(lambda sums, _, warp, rows, p, d: NOTHING(sums, INT, warp, INT, p, d), generate)
+    @emitted_by(lambda sums, _, warp, rows, p, d: NOTHING(sums, INT, warp, INT, p, d), generate)
     def store(sums, staging, warp, rows, pointers, dims):
         z, row, _ = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)

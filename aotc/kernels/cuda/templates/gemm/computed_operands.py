@@ -17,15 +17,15 @@ from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
 from aotc.kernels.cuda.ampere import PIECE
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import PIECE_WORDS, WORD_BYTES
-from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, parts, piece_of
+from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, operand_tiles, piece_of
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
-from aotc.kernels.cuda.templates.records import members
+from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import ELEMENT, ELEMENTS, PACK, REGISTERS, dtype_in_python
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -39,13 +39,13 @@ def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
     """Return the pieces that a thread computes: operand, number, whether contiguous along rows, offset in a stage."""
     return [
         (operand, number, by_rows, begin)
-        for operand, (source, by_rows, count, begin) in enumerate(parts(tiles))
+        for operand, (source, by_rows, count, begin) in enumerate(operand_tiles(tiles))
         if source.computed
         for number in range(count * PIECES // tiles.threads)
     ]
 
 
-def compute_stage(tiles: WarpTiles) -> Any:
+def compute_operand_stage(tiles: WarpTiles) -> Any:
     """Return the device function that computes a thread's pieces of a stage, as 4-byte words, zero-padded."""
     pieces = _pieces(tiles)
     words = max(len(pieces) * _WORDS, 1)
@@ -53,7 +53,7 @@ def compute_stage(tiles: WarpTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         tables, (thread, tile, depth, extents) = arguments[:2], arguments[2:]
-        (z, row, column), (m, n, k) = members(builder, tile), members(builder, extents)
+        (z, row, column), (m, n, k) = named_tuple_members(builder, tile), named_tuple_members(builder, extents)
         b, own = builder, ScalarValue(builder, thread)
         found: list[ir.Value] = []
         for operand, number, by_rows, _ in pieces:
@@ -69,10 +69,10 @@ def compute_stage(tiles: WarpTiles) -> Any:
 
     kept = types.UniTuple(INT, words)
 
-    @emitted(lambda p, d, thread, tile, depth, extents: kept(p, d, INT, tile, INT, extents), generate)
+    @emitted_by(lambda p, d, thread, tile, depth, extents: kept(p, d, INT, tile, INT, extents), generate)
     def compute(pointers, dims, thread, tile, depth, extents):
         (z, row, column), (m, n, k) = tile, extents
-        functions, found = here().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
+        functions, found = simulated_thread().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
         for p, (operand, number, by_rows, _) in enumerate(pieces):
             _, outer, inner = piece_of(tiles, int(thread), number, operand)
             first, size = ((row, m), (column, n))[operand]
@@ -155,7 +155,7 @@ def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
     return assembly(b, text, INT, [FLOAT, FLOAT], pair)
 
 
-def put_stage(tiles: WarpTiles) -> Any:
+def store_computed_stage(tiles: WarpTiles) -> Any:
     """Return the device function that stores a thread's pieces in a stage in shared memory."""
     pieces = _pieces(tiles)
 
@@ -169,10 +169,10 @@ def put_stage(tiles: WarpTiles) -> Any:
             assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * len(given), given)
         return context.get_dummy_value()
 
-    @emitted(lambda held, to, thread: NOTHING(held, INT, INT), generate)
+    @emitted_by(lambda held, to, thread: NOTHING(held, INT, INT), generate)
     def put(held, to, thread):
         for p, (operand, number, _, begin) in enumerate(pieces):
             at = int(to) + begin + piece_of(tiles, int(thread), number, operand)[0]
-            here().block.memory[at : at + PIECE] = held[p]
+            simulated_thread().block.memory[at : at + PIECE] = held[p]
 
     return put

@@ -27,17 +27,17 @@ from aotc.kernels.cuda.templates.fragments import (
     LANE_COLUMNS,
     LINE_PIECES,
     PIECE_WORDS,
+    divided_by_power_of_two,
     line_offset,
-    part_of,
+    modulo_power_of_two,
     piece_offset,
     quad_lane,
     quad_row,
-    scaled,
-    within,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, ProductTiles
-from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
+from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, swapped_operand_pair
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE
 from aotc.kernels.llvm_types import I32, I64, i32, i64
 
@@ -120,7 +120,9 @@ class StorePieces:
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
             chunk = b.sub(chunk, b.mul(part, i32(self.across)))
-        return b.add(self.row, scaled(b, part, WARPGROUP_TILE)), b.add(self.col, b.mul(chunk, i32(self.columns)))
+        return b.add(self.row, times_power_of_two(b, part, WARPGROUP_TILE)), b.add(
+            self.col, b.mul(chunk, i32(self.columns))
+        )
 
     def _put(self, chunk: ir.Value) -> None:
         """Store the accumulators of a chunk in the staging area.
@@ -150,7 +152,7 @@ class StorePieces:
         for half in range(2):
             row = b.add(own, i32(HALF_ROWS * half))
             for n in range(self.columns // GROUP):
-                col = b.add(i32(GROUP * n), scaled(b, quad, LANE_COLUMNS))
+                col = b.add(i32(GROUP * n), times_power_of_two(b, quad, LANE_COLUMNS))
                 at = GROUP_SUMS * n + LANE_COLUMNS * half
                 text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
                 assembly(b, text, NOTHING, [INT, kind, kind], [self._staged(row, col), *sums[at : at + 2]])
@@ -163,15 +165,18 @@ class StorePieces:
         """
         b = self.b
         if self.tiles.sum == "f64":
-            swizzle = within(b, b.lshr(row, i32(1)), LINE_PIECES)
-            swizzle = b.xor(swizzle, scaled(b, b.and_(row, i32(1)), LINE_PIECES // 2))
+            swizzle = modulo_power_of_two(b, b.lshr(row, i32(1)), LINE_PIECES)
+            swizzle = b.xor(swizzle, times_power_of_two(b, b.and_(row, i32(1)), LINE_PIECES // 2))
             piece = b.xor(b.lshr(col, i32(1)), swizzle)
-            byte = scaled(b, b.and_(col, i32(1)), DOUBLE_BYTES)
+            byte = times_power_of_two(b, b.and_(col, i32(1)), DOUBLE_BYTES)
         else:
-            swizzle = b.shl(within(b, b.xor(row, part_of(b, row, LINE_PIECES // 2)), LINE_PIECES // 2), i32(1))
+            swizzle = b.shl(
+                modulo_power_of_two(b, b.xor(row, divided_by_power_of_two(b, row, LINE_PIECES // 2)), LINE_PIECES // 2),
+                i32(1),
+            )
             swizzle = b.or_(swizzle, b.and_(row, i32(1)))
-            piece = b.xor(part_of(b, col, PIECE_WORDS), swizzle)
-            byte = word_offset(b, within(b, col, PIECE_WORDS))
+            piece = b.xor(divided_by_power_of_two(b, col, PIECE_WORDS), swizzle)
+            byte = word_offset(b, modulo_power_of_two(b, col, PIECE_WORDS))
         return b.add(self.staging, b.add(line_offset(b, row), b.add(piece_offset(b, piece), byte)))
 
     def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -194,7 +199,7 @@ class StorePieces:
         if width > 1:
             shift = i32(width.bit_length() - 1)
             row, col = (b.ashr(row, shift), col) if self.down else (row, b.ashr(col, shift))
-        return [b.sext(v, I64) for v in (self.z, *by_sides(self.tiles, row, col))]
+        return [b.sext(v, I64) for v in (self.z, *swapped_operand_pair(self.tiles, row, col))]
 
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
         """Load the epilogue operands of a chunk; indices outside of the result are clamped to its last piece."""
@@ -300,7 +305,9 @@ class StorePieces:
 LINE = 128
 
 
-def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]) -> None:
+def prefetch_epilogue_operands(
+    builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]
+) -> None:
     """Emit prefetches to L2 of the operands that the epilogue of a warp's 16 rows and ``columns`` reads.
 
     Each lane prefetches one cache line at a time. ``arguments`` are those of :class:`StorePieces`, without the staging
@@ -323,7 +330,7 @@ def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, a
             inside = b.and_(b.icmp_signed("<", row, rows), b.icmp_signed("<", col, cols))
             inside = b.and_(inside, b.icmp_signed("<", at, i32(lines)))
             with b.if_then(inside):
-                own = (b.sext(v, I64) for v in (z, *by_sides(tiles, row, col)))
+                own = (b.sext(v, I64) for v in (z, *swapped_operand_pair(tiles, row, col)))
                 place = call_function(b, f"{FAR}{number}", I64, tables, *own)
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
                 address = b.add(base, b.mul(place, i64(size)))

@@ -18,14 +18,14 @@ from aotc.kernels.cuda.hopper import copy_patches, copy_tile
 from aotc.kernels.cuda.ptx import I16 as SHORT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.cuda.templates.records import members
+from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import I16, I64
 
 
-def boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
+def im2col_boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
     """Yield the boxes of a stage: tensor map, destination, whether contiguous along rows, and first element."""
     wide = CHUNK // tiles.size
     for number, by_rows, count, begin in (
@@ -83,11 +83,11 @@ def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps:
 def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
     """Return the device function that starts the copy of a stage of a convolution."""
     rank, last_taps = len(window.taps), window.copied[0][-1]
-    kernel = [row for row in boxes(tiles) if row[0] == 1]
+    kernel = [row for row in im2col_boxes(tiles) if row[0] == 1]
 
     def generate(context, builder, signature, arguments):
         maps_, _, _, to, barrier, tile, depth = arguments
-        b, (z, row, column) = builder, members(builder, tile)
+        b, (z, row, column) = builder, named_tuple_members(builder, tile)
         maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
         at, offsets, tap = _places(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
         taps = [b.trunc(v.raw, I16) for v in offsets]
@@ -101,7 +101,7 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
             assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
         return context.get_dummy_value()
 
-    @emitted(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
     def copy(maps, pointers, dims, to, barrier, tile, depth):
         z, row, column = tile
         at, offsets, tap = _places(tiles, window, int(z), int(row), int(depth))

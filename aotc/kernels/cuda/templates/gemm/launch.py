@@ -20,7 +20,7 @@ from aotc.kernels.interface import size_entry
 _COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # element types of a tensor map
 
 
-def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
+def gemm_tiles(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
     """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and operand layouts."""
     tiling, product = _tiling(kernel), read_product(kernel)
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
@@ -92,9 +92,9 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
     return OperandSource(number, computed=True, in_pieces=in_pieces, transposed=view is not None and view.by_rows)
 
 
-def launch_entry(kernel: Kernel) -> dict[str, Any]:
+def gemm_launch(kernel: Kernel) -> dict[str, Any]:
     """Return the manifest's launch entry of a matmul: see :mod:`aotc.vmfb.devices.cuda.launch`."""
-    tiles, product = tiles_of(kernel), read_product(kernel)
+    tiles, product = gemm_tiles(kernel), read_product(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
     shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}

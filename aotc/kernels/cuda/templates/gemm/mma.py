@@ -17,12 +17,12 @@ from numba.cuda import types
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import copies_commit, copies_wait
 from aotc.kernels.cuda.front_end import kernel_ir
-from aotc.kernels.cuda.ptx import quotient, shared_base
-from aotc.kernels.cuda.templates.gemm.computed_operands import compute_stage, put_stage
+from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
+from aotc.kernels.cuda.templates.gemm.computed_operands import compute_operand_stage, store_computed_stage
 from aotc.kernels.cuda.templates.gemm.mma_steps import copy_stage, multiply, store_tile
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpTiles
 from aotc.kernels.cuda.templates.records import Extents, Sizes, TilePlace
-from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, tile_order, zeros
 from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS
 
 
@@ -47,11 +47,11 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
     a_bytes, across_warps = rows * CHUNK, cols // tiles.warp_cols
     warp_rows, warp_cols = tiles.warp_rows, tiles.warp_cols
     copy, steps, store = copy_stage(tiles), multiply(tiles), store_tile(tiles)
-    compute, put = compute_stage(tiles), put_stage(tiles)
+    compute, put = compute_operand_stage(tiles), store_computed_stage(tiles)
     clear = zeros(warp_rows * warp_cols // WARP, tiles.sum)
     wait_ready, wait_all = copies_wait(stages - 2), copies_wait(0)
     place = tile_order(cuda, rows, cols, tiles.batched)
-    m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
+    m_of, n_of, k_of = matmul_extent("rows"), matmul_extent("cols"), matmul_extent("depth")
     i32 = types.int32
     above = SWIZZLE_BYTES - 1
 
@@ -59,8 +59,8 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
-        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        iterations, extents = quotient(i32(k + depth - 1), i32(depth)), Extents(m, n, k)
+        down, across = unsigned_quotient(i32(m + rows - 1), i32(rows)), unsigned_quotient(i32(n + cols - 1), i32(cols))
+        iterations, extents = unsigned_quotient(i32(k + depth - 1), i32(depth)), Extents(m, n, k)
         tile = place(i32(cuda.blockIdx.x), down, across)
         for s in range(stages - 1):
             begin, first = i32(base + s * stage), i32(s * depth)
@@ -69,7 +69,7 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
             if first < k:
                 put(compute(pointers, dims, thread, tile, first, extents), begin, thread)
         warp = i32(thread >> WARP_BITS)
-        warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
+        warp_row = i32(unsigned_quotient(warp, i32(across_warps)) * warp_rows)
         warp_col = i32((warp & (across_warps - 1)) * warp_cols)
         sums = clear()
         iteration, at, ahead = i32(0), i32(0), i32(stages - 1)

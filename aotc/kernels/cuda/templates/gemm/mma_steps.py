@@ -12,11 +12,11 @@ from numba.cuda import types
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
 from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import (
     DOUBLE_BYTES,
@@ -32,20 +32,20 @@ from aotc.kernels.cuda.templates.fragments import (
     QUAD,
     STEP_BYTES,
     WORD_BYTES,
+    divided_by_power_of_two,
     lane_column,
     line_offset,
-    part_of,
+    log2_of_size,
+    modulo_power_of_two,
     piece_offset,
     quad_lane,
     quad_row,
-    scaled,
-    shift,
-    within,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource, WarpTiles
-from aotc.kernels.cuda.templates.records import members
+from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
     GATHERED,
     PITCH,
@@ -53,7 +53,7 @@ from aotc.kernels.cuda.templates.steps import (
     START,
     TO_TF32,
     load_f32,
-    own_elements,
+    own_accumulator_elements,
     products,
     store_meaning,
 )
@@ -71,12 +71,12 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
     ``thread`` is a Python int or an emitted value.
     """
     at = thread + number * tiles.threads
-    source, by_rows, count, _ = parts(tiles)[operand]
+    source, by_rows, count, _ = operand_tiles(tiles)[operand]
     if source.transposed:
         piece, line = at >> (count.bit_length() - 1), at & (count - 1)
     else:
-        piece, line = at & (PIECES - 1), at >> shift(PIECES)
-    place = line * CHUNK + ((piece ^ tiles.swizzle(line, by_rows)) << shift(PIECE))
+        piece, line = at & (PIECES - 1), at >> log2_of_size(PIECES)
+    place = line * CHUNK + ((piece ^ tiles.swizzle(line, by_rows)) << log2_of_size(PIECE))
     first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first
@@ -84,18 +84,18 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
     return place, part * (CHUNK // tiles.size) + first, within
 
 
-def parts(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
+def operand_tiles(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
     """Return the operands: source, whether contiguous along rows, lines of a tile, offset in a stage."""
     return (tiles.a, tiles.a_by_rows, tiles.rows, 0), (tiles.b, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
 
 
 def copy_stage(tiles: WarpTiles) -> Any:
     """Return the device function by which a block starts to copy a stage, padded with zeros outside of the operands."""
-    copied = [(n, *row) for n, row in enumerate(parts(tiles)) if not row[0].computed]
+    copied = [(n, *row) for n, row in enumerate(operand_tiles(tiles)) if not row[0].computed]
 
     def generate(context, builder, signature, arguments):
         pointers, dims, to, thread, tile, depth, extents = arguments
-        (z, row, column), (m, n, k) = members(builder, tile), members(builder, extents)
+        (z, row, column), (m, n, k) = named_tuple_members(builder, tile), named_tuple_members(builder, extents)
         b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
         for operand, found, by_rows, count, begin in copied:
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
@@ -120,9 +120,9 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
         return context.get_dummy_value()
 
-    @emitted(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), generate)
+    @emitted_by(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), generate)
     def copy(pointers, dims, to, thread, tile, depth, extents):
-        functions, (z, row, column), (m, n, k) = here().block.functions, tile, extents
+        functions, (z, row, column), (m, n, k) = simulated_thread().block.functions, tile, extents
         for operand, found, by_rows, count, begin in copied:
             source, (first, size) = pointers[found.pointer], ((row, m), (column, n))[operand]
             for number in range(count * PIECES // tiles.threads):
@@ -165,9 +165,9 @@ def multiply(tiles: WarpTiles) -> Any:
 
     kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
 
-    @emitted(lambda *given: kept(kept, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, INT, INT, INT, INT, INT), generate)
     def steps(sums, a, b, lane, warp_row, warp_col):
-        rows, cols = own_elements(tiles.warp_cols)
+        rows, cols = own_accumulator_elements(tiles.warp_cols)
         found = [
             products(tiles, a, b, rows + int(warp_row) + first, cols + int(warp_col))
             for first in range(0, tiles.warp_rows, WARP_TILE)
@@ -205,9 +205,9 @@ class WarpProducts:
 
     def __init__(self, builder: ir.IRBuilder, tiles: WarpOperands | WarpTiles, lane: ir.Value) -> None:
         self.b, self.tiles, self.lane = builder, tiles, lane
-        self.line = within(builder, lane, MATRIX_ROWS)
-        self.second = builder.and_(part_of(builder, lane, MATRIX_ROWS), i32(1))
-        self.fourth = part_of(builder, lane, 2 * MATRIX_ROWS)
+        self.line = modulo_power_of_two(builder, lane, MATRIX_ROWS)
+        self.second = builder.and_(divided_by_power_of_two(builder, lane, MATRIX_ROWS), i32(1))
+        self.fourth = divided_by_power_of_two(builder, lane, 2 * MATRIX_ROWS)
 
     def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
         """Return a lane's fragment of 16 rows of A: four registers."""
@@ -230,13 +230,13 @@ class WarpProducts:
         if by_rows and self.tiles.size == WORD_BYTES:
             return self._load_words(begin, start, step, outer is self.second)
         if by_rows:
-            line = b.add(b.add(i32(2 * MATRIX_ROWS * step), scaled(b, inner, MATRIX_ROWS)), self.line)
-            element = b.add(start, scaled(b, outer, MATRIX_ROWS))
-            part = part_of(b, element, CHUNK // self.tiles.size)
+            line = b.add(b.add(i32(2 * MATRIX_ROWS * step), times_power_of_two(b, inner, MATRIX_ROWS)), self.line)
+            element = b.add(start, times_power_of_two(b, outer, MATRIX_ROWS))
+            part = divided_by_power_of_two(b, element, CHUNK // self.tiles.size)
             begin = b.add(begin, b.mul(part, i32(self.tiles.depth * CHUNK)))
-            piece = within(b, part_of(b, element, PIECE // self.tiles.size), PIECES)
+            piece = modulo_power_of_two(b, divided_by_power_of_two(b, element, PIECE // self.tiles.size), PIECES)
         else:
-            line = b.add(b.add(start, scaled(b, outer, MATRIX_ROWS)), self.line)
+            line = b.add(b.add(start, times_power_of_two(b, outer, MATRIX_ROWS)), self.line)
             piece = b.or_(i32(STEP_BYTES // PIECE * step), inner)
         place = b.add(line_offset(b, line), piece_offset(b, b.xor(piece, self.line)))
         text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if by_rows else ''}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
@@ -257,11 +257,13 @@ class WarpProducts:
         for n in range(FRAGMENT_REGISTERS):
             outer, inner = (n & 1, n >> 1) if outer_first else (n >> 1, n & 1)
             element = b.add(b.add(start, i32(MATRIX_ROWS * outer)), quad_row(b, self.lane))
-            part, first = part_of(b, element, LINE_WORDS), i32(F32_TERMS * step + QUAD * inner)
+            part, first = divided_by_power_of_two(b, element, LINE_WORDS), i32(F32_TERMS * step + QUAD * inner)
             line = b.add(b.mul(part, i32(self.tiles.depth)), first)
-            piece = b.xor(within(b, part_of(b, element, PIECE_WORDS), PIECES), b.shl(term, i32(1)))
+            piece = b.xor(
+                modulo_power_of_two(b, divided_by_power_of_two(b, element, PIECE_WORDS), PIECES), b.shl(term, i32(1))
+            )
             place = b.add(line_offset(b, b.add(line, term)), piece_offset(b, piece))
-            place = b.add(b.add(begin, place), word_offset(b, within(b, element, PIECE_WORDS)))
+            place = b.add(b.add(begin, place), word_offset(b, modulo_power_of_two(b, element, PIECE_WORDS)))
             found.append(load_f32(b, place))
         return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
@@ -316,7 +318,7 @@ class DoubleProducts(WarpProducts):
         """Load the terms of a row: one piece. The swizzle of a line is four times the lowest bit of its number."""
         b, own = self.b, quad_row(self.b, self.lane)
         piece = b.or_(i32(DOUBLE_PIECES * step), quad_lane(b, self.lane))
-        piece = b.xor(piece, scaled(b, b.and_(own, i32(1)), DOUBLE_PIECES))
+        piece = b.xor(piece, times_power_of_two(b, b.and_(own, i32(1)), DOUBLE_PIECES))
         place = b.add(b.add(begin, line_offset(b, start)), b.add(line_offset(b, own), piece_offset(b, piece)))
         kind = ir.FunctionType(ir.LiteralStructType([F64] * 2), [I32])
         text = "ld.shared.v2.f64 {$0, $1}, [$2];"
@@ -329,7 +331,7 @@ class DoubleProducts(WarpProducts):
         term = lane_column(b, self.lane)
         piece = b.xor(b.or_(i32(HALF_ROWS * DOUBLE_BYTES // PIECE * half), b.lshr(row, i32(1))), term)
         own = line_offset(b, term)
-        byte = b.add(piece_offset(b, piece), scaled(b, b.and_(row, i32(1)), DOUBLE_BYTES))
+        byte = b.add(piece_offset(b, piece), times_power_of_two(b, b.and_(row, i32(1)), DOUBLE_BYTES))
         own = b.add(own, byte)
         place = b.add(b.add(begin, b.mul(start, i32(self.tiles.depth * CHUNK // DOUBLE_TERMS))), own)
         kind = ir.FunctionType(F64, [I32])
@@ -366,8 +368,8 @@ def store_tile(tiles: WarpTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         sums, staging, lane, place, sizes, *tables = arguments
-        z, row, col = members(builder, place)
-        others = [col, *members(builder, sizes), *tables]
+        z, row, col = named_tuple_members(builder, place)
+        others = [col, *named_tuple_members(builder, sizes), *tables]
         for i in range(tiles.warp_rows // WARP_TILE):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
             first = builder.add(row, i32(WARP_TILE * i))
@@ -375,7 +377,7 @@ def store_tile(tiles: WarpTiles) -> Any:
             pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 
-    @emitted(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), generate)
+    @emitted_by(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), generate)
     def store(sums, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
         for i in range(tiles.warp_rows // WARP_TILE):

@@ -15,10 +15,10 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import assembly, emitted
+from aotc.kernels.cuda.ptx import assembly, emitted_by
 from aotc.kernels.cuda.templates.fragments import (
     FRAGMENT_REGISTERS,
     HALF_ROWS,
@@ -27,22 +27,22 @@ from aotc.kernels.cuda.templates.fragments import (
     QUAD,
     STEP_BYTES,
     WORD_BYTES,
-    part_of,
+    divided_by_power_of_two,
+    modulo_power_of_two,
     piece_offset,
     quad_lane,
     quad_row,
-    scaled,
-    within,
+    times_power_of_two,
     word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
+from aotc.kernels.cuda.templates.steps import TO_TF32, operand_elements, own_accumulator_elements, swapped_operand_pair
 from aotc.kernels.cuda.templates.threads import PIECE_BYTES, WARP_TILE, WARPGROUP_WARPS, first_row_of_warp
 from aotc.kernels.cuda.templates.wgmma_instruction import (
     DESCRIPTOR_UNIT,
     NO_LEADING,
     WgmmaInstruction,
-    tied,
+    emit_tied_assembly,
     wgmma_descriptor,
 )
 from aotc.kernels.llvm_types import F32, I32, i32
@@ -55,11 +55,11 @@ _HELD = types.UniTuple(INT, FRAGMENT_REGISTERS * _STEPS)
 
 def _lane_bits(b: ir.IRBuilder, thread: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return the thread's warp and lane, and the lowest bit of the lane: whether its term is odd."""
-    lane = within(b, thread, WARP)
-    return within(b, part_of(b, thread, WARP), WARPGROUP_WARPS), lane, b.and_(lane, i32(1))
+    lane = modulo_power_of_two(b, thread, WARP)
+    return modulo_power_of_two(b, divided_by_power_of_two(b, thread, WARP), WARPGROUP_WARPS), lane, b.and_(lane, i32(1))
 
 
-def hold(tiles: WarpgroupTiles) -> Any:
+def load_register_operand(tiles: WarpgroupTiles) -> Any:
     """Return the device function that loads a warp's 16 rows of a stage, given the address of the warpgroup's 64.
 
     For each 8 terms, lane l has terms l % 4 and l % 4 + 4 of row l / 4 and of the row 8 below. Lanes with odd terms
@@ -71,10 +71,13 @@ def hold(tiles: WarpgroupTiles) -> Any:
     def generate(context, builder, signature, arguments):
         b, (at, thread) = builder, arguments
         warp, lane, odd = _lane_bits(b, thread)
-        term = b.or_(quad_lane(b, lane), scaled(b, odd, QUAD))
+        term = b.or_(quad_lane(b, lane), times_power_of_two(b, odd, QUAD))
         # A line has 32 rows, those of two warps: a warp has four pieces, and a piece the rows of four quads.
-        piece = b.or_(scaled(b, b.and_(warp, i32(1)), WARP_TILE // PIECE_WORDS), part_of(b, lane, QUAD * PIECE_WORDS))
-        word = within(b, quad_row(b, lane), PIECE_WORDS)
+        piece = b.or_(
+            times_power_of_two(b, b.and_(warp, i32(1)), WARP_TILE // PIECE_WORDS),
+            divided_by_power_of_two(b, lane, QUAD * PIECE_WORDS),
+        )
+        word = modulo_power_of_two(b, quad_row(b, lane), PIECE_WORDS)
         place = b.add(b.mul(b.lshr(warp, i32(1)), i32(tiles.depth * CHUNK)), b.mul(term, i32(CHUNK)))
         place = b.add(b.add(place, piece_offset(b, b.xor(piece, term))), word_offset(b, word))
         swaps = b.icmp_unsigned("!=", odd, i32(0))
@@ -87,7 +90,7 @@ def hold(tiles: WarpgroupTiles) -> Any:
         rounded = [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
         return context.make_tuple(builder, signature.return_type, rounded)
 
-    @emitted(lambda at, thread: _HELD(INT, INT), generate)
+    @emitted_by(lambda at, thread: _HELD(INT, INT), generate)
     def load(at, thread):
         rows, terms = _own_places()
         whole = operand_elements(tiles, int(at), True, rows + first_row_of_warp(int(thread)))
@@ -103,7 +106,7 @@ def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
 
 def _own_places() -> tuple[np.ndarray, np.ndarray]:
     """Return the row (of its warp's 16) and the term of each of the calling thread's registers."""
-    return _places(here().thread % WARP)
+    return _places(simulated_thread().thread % WARP)
 
 
 def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -111,13 +114,13 @@ def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
     return lane // QUAD + HALF_ROWS * (n % 2), _TERMS * (n // FRAGMENT_REGISTERS) + lane % QUAD + QUAD * (n // 2 % 2)
 
 
-def nothing() -> Any:
+def empty_register_operand() -> Any:
     """Return the device function that creates the registers of a warp before its first stage."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))
 
-    @emitted(_HELD, generate)
+    @emitted_by(_HELD, generate)
     def empty():
         return np.zeros(len(_HELD), np.float32)
 
@@ -127,7 +130,7 @@ def nothing() -> Any:
 def multiply_registers(tiles: WarpgroupTiles) -> Any:
     """Return the device function that issues the products of a stage with the first operand in registers.
 
-    Otherwise it is as :func:`.wgmma_steps.multiply`; the registers are those of :func:`hold`.
+    Otherwise it is as :func:`.wgmma_steps.multiply`; the registers are those of :func:`load_register_operand`.
     """
     count = tiles.width // 2
     instruction = WgmmaInstruction(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
@@ -136,28 +139,30 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
     def generate(context, builder, signature, arguments):
         b = builder
         values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
-        together = tied(b, "wgmma.fence.sync.aligned;", values)
+        together = emit_tied_assembly(b, "wgmma.fence.sync.aligned;", values)
         held, rows = together[:count], together[count:]
         _, _, other, iteration = arguments
-        place = part_of(b, other, DESCRIPTOR_UNIT)
+        place = divided_by_power_of_two(b, other, DESCRIPTOR_UNIT)
         for n in range(_STEPS):
             own = rows[FRAGMENT_REGISTERS * n : FRAGMENT_REGISTERS * (n + 1)]
             right = wgmma_descriptor(b, b.add(place, i32(STEP_BYTES // DESCRIPTOR_UNIT * n)), NO_LEADING)
             held = instruction.emit(b, held, [*own, right, i32(1) if n else iteration])
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted(lambda *given: kept(kept, _HELD, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, _HELD, INT, INT), generate)
     def steps(sums, rows, other, iteration):
-        by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
+        by_rows = swapped_operand_pair(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
 
         def whole(every):
             held = np.zeros((WARP_TILE, tiles.depth), np.float32)
             held[_places(np.arange(WARP)[:, None])] = every
             return held @ operand_elements(tiles, int(other), by_rows, np.arange(tiles.width)).T
 
-        with here().block.warpgroup() as once:
-            every = here().block.exchange(rows)
-            found = once((here().thread // WARP, int(other)), partial(whole, every))[own_elements(tiles.width)]
+        with simulated_thread().block.warpgroup() as once:
+            every = simulated_thread().block.exchange(rows)
+            found = once((simulated_thread().thread // WARP, int(other)), partial(whole, every))[
+                own_accumulator_elements(tiles.width)
+            ]
         return sums + found if iteration else found
 
     return steps
@@ -174,10 +179,10 @@ def wait_for_products(tiles: WarpgroupTiles) -> Any:
     def generate(context, builder, signature, arguments):
         b = builder
         values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
-        found = tied(b, "wgmma.wait_group.sync.aligned 0;", values)
+        found = emit_tied_assembly(b, "wgmma.wait_group.sync.aligned 0;", values)
         return context.make_tuple(builder, signature.return_type, found[:count])
 
-    @emitted(lambda sums, rows: kept(kept, _HELD), generate)
+    @emitted_by(lambda sums, rows: kept(kept, _HELD), generate)
     def wait(sums, rows):
         return sums
 

@@ -16,7 +16,7 @@ from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
 from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import HELD, LANE, PIECE, SUMS, Substitution, piece_statements
-from aotc.kernels.cuda.templates.gemm.launch import tiles_of
+from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
 from aotc.kernels.cuda.templates.gemm.tiles import OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
@@ -39,7 +39,7 @@ WIDE_F64_TERMS = 8
 
 def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
     """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
-    tiles = tiles_of(kernel)
+    tiles = gemm_tiles(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
         tiles = replace(tiles, terms=WIDE_F64_TERMS)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma

@@ -35,14 +35,19 @@ from aotc.kernels.cuda.hopper import (
     products_commit,
     products_fence,
     products_wait,
-    registers,
+    set_max_registers,
 )
-from aotc.kernels.cuda.ptx import quotient, shared_base
-from aotc.kernels.cuda.templates.gemm.register_operands import hold, multiply_registers, nothing, wait_for_products
+from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
+from aotc.kernels.cuda.templates.gemm.register_operands import (
+    empty_register_operand,
+    load_register_operand,
+    multiply_registers,
+    wait_for_products,
+)
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
-from aotc.kernels.cuda.templates.gemm.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
+from aotc.kernels.cuda.templates.gemm.wgmma_steps import load_tile, multiply, prefetch_epilogue, store_tile
 from aotc.kernels.cuda.templates.records import Ring, Sizes, TileGrid, TilePlace, next_stage
-from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, swapped_operand_pair, tile_order, zeros
 from aotc.kernels.cuda.templates.threads import (
     BARRIER_BYTES,
     LANE_MASK,
@@ -112,7 +117,11 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
-    ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
+    ask, locate, (first, second) = (
+        prefetch_epilogue(tiles),
+        _locate(tiles),
+        swapped_operand_pair(tiles, 0, rows * CHUNK),
+    )
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
     tall, every = (0, 2) if tiles.in_turn else (WARPGROUP_TILE, 1)  # rows, and tiles, from one consumer to the next
@@ -121,7 +130,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     @cuda.jit(device=True, inline="always")
     def after(ring, count):
         """Return the position ``count`` stages later: it skips the other consumer's tile."""
-        rounds = quotient(i32(ring.stage + count), i32(stages))
+        rounds = unsigned_quotient(i32(ring.stage + count), i32(stages))
         return Ring(i32(ring.stage + count - rounds * stages), i32(ring.parity ^ (rounds & 1)))
 
     @cuda.jit(device=True, inline="always")
@@ -185,8 +194,13 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
     rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply_registers(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
-    load, nothing_held, wait, ask = hold(tiles), nothing(), wait_for_products(tiles), ask_ahead(tiles)
-    first, second = by_sides(tiles, 0, rows * CHUNK)
+    load, nothing_held, wait, ask = (
+        load_register_operand(tiles),
+        empty_register_operand(),
+        wait_for_products(tiles),
+        prefetch_epilogue(tiles),
+    )
+    first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
     place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
 
     @cuda.jit(device=True, inline="always")
@@ -233,16 +247,21 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     _, full, empty = _places(tiles)
     arrivals = WARPGROUP_WARPS * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
     copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
-    give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", tiles.registers)
-    m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
+    give_registers, take_registers = set_max_registers("dec", COPY_REGISTERS), set_max_registers("inc", tiles.registers)
+    m_of, n_of, k_of, z_of = (
+        matmul_extent("rows"),
+        matmul_extent("cols"),
+        matmul_extent("depth"),
+        matmul_extent("batch"),
+    )
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
     def gemm(maps, pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
-        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
-        iterations = quotient(i32(k + depth - 1), i32(depth))
+        down, across = unsigned_quotient(i32(m + rows - 1), i32(rows)), unsigned_quotient(i32(n + cols - 1), i32(cols))
+        iterations = unsigned_quotient(i32(k + depth - 1), i32(depth))
         count = i32(i32(down * across) * z_of(pointers, dims))
         grid = TileGrid(count, down, across, iterations)
         if thread == 0:

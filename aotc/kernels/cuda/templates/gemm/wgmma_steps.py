@@ -9,25 +9,25 @@ import numpy as np
 from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.fragments import STEP_BYTES, part_of
-from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, ask_for_operands
-from aotc.kernels.cuda.templates.gemm.im2col_loads import boxes, load_window
+from aotc.kernels.cuda.templates.fragments import STEP_BYTES, divided_by_power_of_two
+from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, prefetch_epilogue_operands
+from aotc.kernels.cuda.templates.gemm.im2col_loads import im2col_boxes, load_window
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.cuda.templates.records import members
+from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
     REGISTERS,
-    by_sides,
-    own_elements,
+    own_accumulator_elements,
     partial_matmul,
     store_meaning,
+    swapped_operand_pair,
 )
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
 from aotc.kernels.cuda.templates.wgmma_instruction import (
@@ -55,7 +55,7 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         maps_, pointers, dims, to, barrier, tile, depth = arguments
-        z, row, column = members(builder, tile)
+        z, row, column = named_tuple_members(builder, tile)
         maps = [builder.ptrtoint(builder.extract_value(maps_, n), I64) for n in range(2)]
         product = builder.sext(z, I64)
         others = [
@@ -65,17 +65,17 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
             ]
             for n, source in enumerate(sources)
         ]
-        for number, offset, by_rows, part in boxes(tiles):
+        for number, offset, by_rows, part in im2col_boxes(tiles):
             first = builder.add((row, column)[number], i32(part))
             place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
             operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
-    @emitted(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
     def copy(maps, pointers, dims, to, barrier, tile, depth):
-        functions, (z, row, column) = here().block.functions, tile
-        for number, offset, by_rows, part in boxes(tiles):
+        functions, (z, row, column) = simulated_thread().block.functions, tile
+        for number, offset, by_rows, part in im2col_boxes(tiles):
             first = (row, column)[number] + part
             others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
             place = (*((first, depth) if by_rows else (depth, first)), *others)
@@ -93,10 +93,10 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     instruction order: B comes first if the operands are swapped.
     """
     count, step = tiles.width // 2, STEP_BYTES // tiles.size
-    a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
+    a_by_rows, b_by_rows = swapped_operand_pair(tiles, tiles.a_by_rows, tiles.b_by_rows)
     numba_type, llvm_type = REGISTERS[tiles.sum]
     name, added = ("s8", "s32") if tiles.operands == "i8" else (tiles.operands, "f32")
-    kinds = by_sides(tiles, *(name.split(".") if name in FP8_PAIRS else (name, name)))
+    kinds = swapped_operand_pair(tiles, *(name.split(".") if name in FP8_PAIRS else (name, name)))
     signs = ", 1, 1" if tiles.sum == "f32" else ""
     ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
     shape = f"m64n{tiles.width}k{step}.{added}.{kinds[0]}.{kinds[1]}"
@@ -111,7 +111,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
         held = [
             [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
         ]
-        a, b = (part_of(builder, place, DESCRIPTOR_UNIT) for place in arguments[1:-1])
+        a, b = (divided_by_power_of_two(builder, place, DESCRIPTOR_UNIT) for place in arguments[1:-1])
         for n in range(CHUNK // STEP_BYTES):
             for part in range(tiles.parts):
                 operands = [
@@ -124,14 +124,17 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
     kept = types.UniTuple(numba_type, count * tiles.parts)
 
-    @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, INT, INT, INT), generate)
     def steps(given, a, b, iteration):
-        rows, cols = own_elements(tiles.width)
-        rows, extents = rows + first_row_of_warp(here().thread), by_sides(tiles, WARPGROUP_TILE, tiles.width)
-        with here().block.warpgroup() as once:
-            places = [by_sides(tiles, a + p * WARPGROUP_TILE * CHUNK, b) for p in range(tiles.parts)]
+        rows, cols = own_accumulator_elements(tiles.width)
+        rows, extents = (
+            rows + first_row_of_warp(simulated_thread().thread),
+            swapped_operand_pair(tiles, WARPGROUP_TILE, tiles.width),
+        )
+        with simulated_thread().block.warpgroup() as once:
+            places = [swapped_operand_pair(tiles, a + p * WARPGROUP_TILE * CHUNK, b) for p in range(tiles.parts)]
             whole = [once(place, partial(partial_matmul, tiles, *place, *extents)) for place in places]
-        found = np.concatenate([part[by_sides(tiles, rows, cols)] for part in whole])
+        found = np.concatenate([part[swapped_operand_pair(tiles, rows, cols)] for part in whole])
         return given + found if iteration else found
 
     return steps
@@ -140,19 +143,19 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 def store_tile(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp stores its 16 rows of a tile, or of each part of one.
 
-    The function takes the values that :func:`ask_ahead` loaded.
+    The function takes the values that :func:`prefetch_epilogue` loaded.
     """
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):
         sums, first, staging, lane, tile, sizes, *tables = arguments
-        place = [staging, lane, *members(builder, tile), *members(builder, sizes), *tables]
+        place = [staging, lane, *named_tuple_members(builder, tile), *named_tuple_members(builder, sizes), *tables]
         own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
         held = [builder.extract_value(first, n) for n in range(len(_loaded_ahead(tiles)))]
         StorePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
-    @emitted(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), generate)
+    @emitted_by(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), generate)
     def store(sums, first, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
         for part in range(tiles.parts):
@@ -162,7 +165,7 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
     return store
 
 
-def ask_ahead(tiles: WarpgroupTiles) -> Any:
+def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp starts to load the epilogue operands of its 16 rows.
 
     The function loads the operands of the first chunks, and prefetches large operands to L2.
@@ -170,18 +173,18 @@ def ask_ahead(tiles: WarpgroupTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         lane, tile, sizes, *tables = arguments
-        z, row, col = members(builder, tile)
-        others = [col, *members(builder, sizes), *tables]
+        z, row, col = named_tuple_members(builder, tile)
+        others = [col, *named_tuple_members(builder, sizes), *tables]
         nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
         found = StorePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
         for part in range(tiles.parts):
             place = [lane, z, builder.add(row, i32(WARPGROUP_TILE * part)), *others]
-            ask_for_operands(builder, tiles, tiles.width, place)
+            prefetch_epilogue_operands(builder, tiles, tiles.width, place)
         return context.make_tuple(builder, signature.return_type, found)
 
     kept = types.Tuple(_loaded_ahead(tiles))
 
-    @emitted(lambda lane, *given: kept(INT, *given), generate)
+    @emitted_by(lambda lane, *given: kept(INT, *given), generate)
     def ask(lane, place, sizes, pointers, dims):
         return ()
 
