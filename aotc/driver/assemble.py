@@ -27,7 +27,7 @@ from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_execu
 from aotc.kernels.cuda.nvvm import need_packages
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.numba_front.replace import check_names
-from aotc.lowering.cost_model.model import place_of
+from aotc.lowering.cost_model.model import location_name
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import manifest_size, own_buffers
 from aotc.options import Options
@@ -350,7 +350,7 @@ def _places(v: Variant) -> dict[str, Any]:
     for buffer in v.command_buffers:
         row = []
         for kernel, loc in (known or (-1, UNKNOWN) for known in buffer.locs):
-            text = place_of(loc)
+            text = location_name(loc)
             own = kernel < 0 or v.locs.get(v.kernels[kernel].name) == text
             row.append(-1 if own else numbers.setdefault(text, len(numbers)))
         buffers.append(row if any(n >= 0 for n in row) else [])

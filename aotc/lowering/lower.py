@@ -32,21 +32,26 @@ from aotc.ir.tensor.ir import Function, Module, walk
 from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.lowering import verify
 from aotc.lowering.analysis.thresholds import REGION_FRAMES
-from aotc.lowering.cost_model.model import Costs, place_of
+from aotc.lowering.cost_model.model import Costs, location_name
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.placement.host_only import IMPLIED
-from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
+from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_target, spaces_of, with_host_space
 from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Block, Stage, emit_program, join_programs
 from aotc.lowering.program.graphs import shared_graphs
-from aotc.lowering.program.memories import Memories, bytes_of
-from aotc.lowering.program.memory_limit.fit_memory import arenas_of, fit_memory, scratches
-from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
+from aotc.lowering.program.memories import Memories, tensor_bytes
+from aotc.lowering.program.memory_limit.fit_memory import arena_values_by_memory, fit_memory, scratch_bytes_by_memory
+from aotc.lowering.program.memory_report import (
+    FunctionMemory,
+    function_memory,
+    largest_specialisation_memory,
+    total_arena_bytes,
+)
 from aotc.lowering.program.merge_by_offsets import merge_by_offsets
 from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
 from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
 from aotc.lowering.program.owners.exchange_buffers import exchange_buffers
-from aotc.lowering.program.owners.read_first import reads_first
+from aotc.lowering.program.owners.read_first import move_reads_before_updates
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.program.stack_to_scratch import stack_to_scratch
@@ -160,7 +165,7 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
     costs = Costs(target, options.costs, for_targets, shared)
     regions = [f for f in module.functions.values() if not f.public]
-    locs = {f.name: place_of(f.loc) for f in regions}
+    locs = {f.name: location_name(f.loc) for f in regions}
     counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps, op_counts=counts)
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
@@ -175,13 +180,13 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
             stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
-        variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
+        variant.memory[name] = function_memory(steps[name], stages[-1].arenas, spaces)
         donated = steps[name].taken
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(donated.values())
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, donated)
         if variant.arena is not None:
-            last = total_of(stages[-1].arenas)
+            last = total_arena_bytes(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
         variant.arenas = [*map(_most, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
     with during("joining the programs of specialized functions"):
@@ -227,7 +232,7 @@ def _fitted(
 ) -> tuple[Function, Module]:
     """Return ``function`` with fewer copies and within the memory limit, and the module with its regions."""
     costs = Costs(_joined(memories.spaces), options.costs, memories.for_targets)
-    function = reads_first(function, module.functions, kernels)
+    function = move_reads_before_updates(function, module.functions, kernels)
     function = exchange_buffers(function, module.functions, kernels, memories)
     function, functions = alternate_buffers(function, module.functions, kernels, memories)
     module = module.with_functions(functions)
@@ -242,7 +247,7 @@ def _offered(module: Module, target: Target, options: Options) -> tuple[Space, .
     """
     spaces = spaces_of(module, target)
     named = all("devices" in f.attrs for f in module.functions.values() if f.public)
-    return with_host(spaces) if options.memory_limit and named else spaces
+    return with_host_space(spaces) if options.memory_limit and named else spaces
 
 
 def _joined(spaces: tuple[Space, ...]) -> Target:
@@ -283,7 +288,7 @@ def _transfers(function: Function) -> Iterator[dict[str, Any]]:
                 "from": op.attrs["source"],
                 "to": op.attrs["device"],
                 "type": str(op.result.type),
-                "bytes": size if isinstance(size := bytes_of(op.result.type), int) else str(size),
+                "bytes": size if isinstance(size := tensor_bytes(op.result.type), int) else str(size),
                 "reason": op.attrs["reason"],
                 **({"spilled": True} if SPILLED in (op.attrs["source"], op.attrs["device"]) else {}),
                 "loc": op.loc.traced_by or str(op.loc),
@@ -340,8 +345,8 @@ def _stages(
 
     constants = variant.constants
     spread = shared_graphs(b.steps, variant.costs)
-    arenas = arenas_of(b, len(variant.spaces))
-    most = [limit - own if limit else None for own in scratches(b, variant.spaces)]
+    arenas = arena_values_by_memory(b, len(variant.spaces))
+    most = [limit - own if limit else None for own in scratch_bytes_by_memory(b, variant.spaces)]
     plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
     mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # constants are not copied to GPUs in pieces
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
@@ -367,7 +372,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
         if copies:
             programs = [(f, variant.programs.pop(f.name)) for f in copies]
             variant.programs[name] = join_programs((general, variant.programs[name]), programs)
-            variant.memory[name] = largest([variant.memory[f.name] for f in (general, *copies)])
+            variant.memory[name] = largest_specialisation_memory([variant.memory[f.name] for f in (general, *copies)])
             variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
 
 

@@ -43,7 +43,7 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
-from aotc.lowering.regions.custom_call import describe
+from aotc.lowering.regions.custom_call import describe_custom_call
 from aotc.options import Options
 from aotc.pipeline import Pass, checked_options, run_passes
 from aotc.targets import resolve_targets
@@ -485,7 +485,7 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     CompileError
         If none is registered, or the function raises.
     """
-    call = describe(op)
+    call = describe_custom_call(op)
     known = registered_call(call.name)
     if known is None or known.function is None:
         hint = "register it before, in a file that --custom-calls names"

@@ -13,9 +13,9 @@ from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.tensor.ir import TensorType
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering.plans.attention import gpu as gpu_attention
-from aotc.lowering.plans.attention.gpu_decode import terms_of_parts
+from aotc.lowering.plans.attention.gpu_decode import split_kv_part_terms
 from aotc.lowering.plans.attention.gpu_tiles import attention_tiling
-from aotc.lowering.plans.attention.sizes import sizes_of
+from aotc.lowering.plans.attention.sizes import attention_sizes
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
 
@@ -118,7 +118,7 @@ def test_loops_mean_attention(name, dtype):
     ],
 )
 def test_tiles_by_size(given, shape, tiling):
-    sizes = sizes_of((TensorType("bf16", shape),) * 3, attributes(given))
+    sizes = attention_sizes((TensorType("bf16", shape),) * 3, attributes(given))
     assert attention_tiling(sizes, TARGET) == tiling
 
 
@@ -135,7 +135,7 @@ def test_tiles_by_size(given, shape, tiling):
     ],
 )
 def test_tiles_of_f32(shape, tiling):
-    sizes = sizes_of((TensorType("f32", shape),) * 3, attributes(HEADS))
+    sizes = attention_sizes((TensorType("f32", shape),) * 3, attributes(HEADS))
     assert attention_tiling(sizes, TARGET) == tiling
 
 
@@ -146,7 +146,7 @@ def test_tiles_of_f32(shape, tiling):
      ("f32", 256, Tiling(MmaAttention(), 16, 16, 3))],
 )  # fmt: skip
 def test_few_queries_without_clusters(dtype, depth, tiling):
-    sizes = sizes_of((TensorType(dtype, (8, 16, 1, depth)),) * 3, attributes(HEADS))
+    sizes = attention_sizes((TensorType(dtype, (8, 16, 1, depth)),) * 3, attributes(HEADS))
     assert attention_tiling(sizes, OLDER) == tiling
 
 
@@ -158,13 +158,13 @@ def test_parts_fill_the_gpu(heads, terms, part):
     """Of warps alone three blocks on each of 132 multiprocessors; few terms are read faster than parts put together."""
     shapes = [TensorType("bf16", (heads, n, 128)) for n in (1, terms, terms)]
     dims = {f"{x}_dims": (0, 1, 2) for x in ("q", "k", "v", "out")}
-    assert terms_of_parts(sizes_of(tuple(shapes), attributes(dims)), OLDER) == part
+    assert split_kv_part_terms(attention_sizes(tuple(shapes), attributes(dims)), OLDER) == part
 
 
 def of_few(heads, rows, terms, depth, dtype="bf16"):
     shapes = [TensorType(dtype, (heads, n, depth)) for n in (rows, terms, terms)]
     dims = {f"{x}_dims": (0, 1, 2) for x in ("q", "k", "v", "out")}
-    return sizes_of(tuple(shapes), attributes(dims))
+    return attention_sizes(tuple(shapes), attributes(dims))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_few_queries_by_clusters(given, tiling, part):
     sizes = of_few(*given)
     assert attention_tiling(sizes, TARGET) == tiling
     assert sizes.shared(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
-    assert terms_of_parts(sizes, TARGET) == part
+    assert split_kv_part_terms(sizes, TARGET) == part
     assert attention_tiling(sizes, TARGETS["cuda:sm_80"]).template == MmaAttention()
 
 
@@ -204,7 +204,7 @@ def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
 
 def test_tiles_fit_the_memory_that_a_block_may_have():
     """Of any limit: what does not fit is no attention, and stays two products and a softmax."""
-    sizes = sizes_of((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
+    sizes = attention_sizes((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
     for limit in (4096, 48 << 10, 100 << 10, 0):
         target = TARGET.limited(0, limit)
         tiling = attention_tiling(sizes, target)
@@ -219,4 +219,4 @@ def test_tiles_fit_the_memory_that_a_block_may_have():
 )  # fmt: skip
 def test_what_templates_do_not_take(dtype, depth, precision):
     attrs = attributes({**HEADS, "precision": precision})
-    assert sizes_of((TensorType(dtype, (8, 16, 1024, depth)),) * 3, attrs) is None
+    assert attention_sizes((TensorType(dtype, (8, 16, 1024, depth)),) * 3, attrs) is None

@@ -5,7 +5,7 @@ import pytest
 from aotc.ir.dims.algebra import sym
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, F32, F64
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.pack_contractions import form_of
+from aotc.lowering.passes.pack_contractions.pack_contractions import tile_form_of_dtypes
 from aotc.lowering.plans.cpu_tiles import in_place_cols
 from aotc.lowering.plans.gpu_contract import BLOCKS, SKINNY, best_block
 from aotc.lowering.plans.matmul import (
@@ -61,7 +61,7 @@ def test_strategy_of_a_matmul(name):
     lhs = Value("a", TensorType(dtype, (m, k)))
     rhs = Value("b", TensorType(dtype, (n, k) if by_columns else (k, n)))
     op = Op("matmul", (lhs, rhs), (Value("c", result),), {"lhs_transposed": False, "rhs_transposed": by_columns})
-    assert matmul_strategy(op, form_of(dtype, dtype, result.dtype, CPU), constant, CPU) == strategy
+    assert matmul_strategy(op, tile_form_of_dtypes(dtype, dtype, result.dtype, CPU), constant, CPU) == strategy
 
 
 FEW, SMALL = STREAM_ROWS.value, 64
@@ -87,14 +87,14 @@ def test_strategy_of_a_product_of_bf16(name):
     flags = {"lhs_transposed": False, "rhs_transposed": by_columns}
     op = Op("matmul", (lhs, rhs), (Value("c", TensorType("bf16", (m, n))),), flags)
     for target, strategy in zip((PAIRS, CPU), strategies, strict=True):
-        assert matmul_strategy(op, form_of("bf16", "bf16", "bf16", target), constant, target) == strategy
+        assert matmul_strategy(op, tile_form_of_dtypes("bf16", "bf16", "bf16", target), constant, target) == strategy
 
 
 def test_the_unit_decides_the_form():
-    forms = [form_of("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")]
+    forms = [tile_form_of_dtypes("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")]
     assert forms == [BF16_PAIRS, BF16_PAIRS, F64]
-    assert form_of("bf16", "f32", "f32", PAIRS) == form_of("f16", "f16", "f16", PAIRS) == F32
-    assert form_of("bf16", "bf16", "bf16", CPU) == F32
+    assert tile_form_of_dtypes("bf16", "f32", "f32", PAIRS) == tile_form_of_dtypes("f16", "f16", "f16", PAIRS) == F32
+    assert tile_form_of_dtypes("bf16", "bf16", "bf16", CPU) == F32
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
     lhs, rhs = TensorType(dtype, (1, 9, 9, channels)), TensorType(dtype, (3, 3, channels, 16))
     result = Value("c", TensorType(dtype, (1, 7, 7, 16)))
     op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": groups})
-    assert conv_strategy(op, form_of(dtype, dtype, dtype, CPU)) == strategy
+    assert conv_strategy(op, tile_form_of_dtypes(dtype, dtype, dtype, CPU)) == strategy
 
 
 def test_tiny_groups_stay_loops():

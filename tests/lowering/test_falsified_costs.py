@@ -9,7 +9,7 @@ import aotc
 from aotc.diagnostics import AotcWarning
 from aotc.frontend.importer import import_model
 from aotc.lowering.cost_model.model import StaleCosts
-from aotc.lowering.program.list_schedule import critical_paths, makespan, order_of
+from aotc.lowering.program.list_schedule import critical_paths, list_schedule_order, makespan
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.tools.explain.affinity import explain_affinity
@@ -187,7 +187,7 @@ def test_an_order_keeps_what_waits_behind_what_it_waits_for():
         count = int(rng.integers(1, 30))
         before = [sorted({int(p) for p in rng.integers(0, n, min(n, 3))}) if n else [] for n in range(count)]
         times, widths = rng.exponential(1e4, count).tolist(), rng.integers(1, 9, count).tolist()
-        order = order_of(before, times, widths)
+        order = list_schedule_order(before, times, widths)
         assert sorted(order) == list(range(count))
         place = {n: at for at, n in enumerate(order)}
         assert all(place[p] < place[n] for n in range(count) for p in before[n])

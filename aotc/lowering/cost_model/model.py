@@ -23,7 +23,7 @@ from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.cost_model.kernel_facts import FactsOfKernels
 from aotc.lowering.cost_model.kernel_work import KernelWork, work_of_kernel
 from aotc.lowering.cost_model.machines import Machine, machine_of
-from aotc.lowering.cost_model.op_time import elements, op_nanoseconds
+from aotc.lowering.cost_model.op_time import estimated_element_count, op_nanoseconds
 from aotc.lowering.cost_model.work import SERIAL_NS, estimated_dim, expected_iterations
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -63,10 +63,10 @@ class Prediction:
 def predict(kernel: Kernel, target: Target, sizes: Mapping[str, int] | None = None) -> Prediction:
     """Return the predicted time of ``kernel`` on ``target``; ``sizes`` are those of its dims that are known."""
     machine = machine_of(target)
-    return time_of(work_of_kernel(kernel, machine.vector_bytes, sizes, target.matrices), machine)
+    return predicted_kernel_time(work_of_kernel(kernel, machine.vector_bytes, sizes, target.matrices), machine)
 
 
-def time_of(work: KernelWork, machine: Machine) -> Prediction:
+def predicted_kernel_time(work: KernelWork, machine: Machine) -> Prediction:
     """Return the predicted time of ``work`` on ``machine``."""
     share = min(1.0, max(work.threads, 1.0) / machine.threads)  # the busy fraction of the machine
     compute = work.vector / machine.vector + work.scalar / machine.scalar
@@ -228,7 +228,7 @@ class Costs:
             return (
                 sum(inner) * expected_iterations(op, constants, {}) if op.name == "while" else max(inner, default=0.0)
             )
-        rows = self._by_place.get(place_of(op.loc), ())
+        rows = self._by_place.get(location_name(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
         found = named or [ns for row in rows if (ns := _measured(row, target))]
         return sum(found) / len(found) if found else op_nanoseconds(op, target)
@@ -240,7 +240,7 @@ class Costs:
         """
         if op.name not in ELEMENTWISE:
             return None
-        rows = [row for row in self._by_place.get(place_of(op.loc), ()) if row["ops"] == 1]
+        rows = [row for row in self._by_place.get(location_name(op.loc), ()) if row["ops"] == 1]
         machine = machine_of(self.target)
         times = []
         for row in rows:
@@ -251,7 +251,7 @@ class Costs:
         if not times:
             return None
         rate = machine.vector * max(machine.vector_bytes // size_of(op.result.type.dtype), 1)
-        return max(round(sum(times) / len(times) / max(elements(op.result), 1) * rate), 1)
+        return max(round(sum(times) / len(times) / max(estimated_element_count(op.result), 1) * rate), 1)
 
 
 def _measured(row: Mapping[str, Any], target: Target) -> float:
@@ -260,7 +260,7 @@ def _measured(row: Mapping[str, Any], target: Target) -> float:
     return float(ns)
 
 
-def place_of(loc: Loc) -> str:
+def location_name(loc: Loc) -> str:
     """Return the name of a location in the model, as records and bundles write it."""
     return loc.traced_by or str(loc)
 

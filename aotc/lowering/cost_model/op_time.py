@@ -19,14 +19,14 @@ HOST_BYTES = Estimate(20, "bytes per nanosecond between host and GPU", "pageable
 PEER_BYTES = Estimate(150, "bytes per nanosecond between two GPUs")
 
 
-def elements(v: Value) -> int:
+def estimated_element_count(v: Value) -> int:
     """Return the number of elements of ``v``; symbolic dims have the medium size ``UNKNOWN_SIZE``."""
     return prod(map(estimated_dim, v.type.shape))
 
 
 def size_in_bytes(v: Value) -> int:
     """Return the bytes of ``v``, with estimates for symbolic dims."""
-    return elements(v) * size_of(v.type.dtype)
+    return estimated_element_count(v) * size_of(v.type.dtype)
 
 
 def op_nanoseconds(op: Op, target: Target) -> float:
@@ -58,14 +58,14 @@ def _products(op: Op) -> int:
     lhs, rhs = op.operands[:2]
     if op.name == "convolution":
         outputs = max(estimated_dim(rhs.type.shape[op.attrs["kernel_output"]]), 1)
-        return 2 * elements(op.result) * elements(rhs) // outputs
+        return 2 * estimated_element_count(op.result) * estimated_element_count(rhs) // outputs
     summed = prod(estimated_dim(lhs.type.shape[d]) for d in op.attrs.get("lhs_contract", (-1,)))
-    return 2 * elements(op.result) * summed
+    return 2 * estimated_element_count(op.result) * summed
 
 
 def _scalars(op: Op) -> int:
     every: Mapping[Value, None] = dict.fromkeys((*op.operands, *op.results))
-    return max(map(elements, every), default=0) * (DEAR_WORK.value if op.name in EXPENSIVE else 1)
+    return max(map(estimated_element_count, every), default=0) * (DEAR_WORK.value if op.name in EXPENSIVE else 1)
 
 
 def _widest(op: Op) -> int:

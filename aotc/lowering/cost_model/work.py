@@ -56,7 +56,7 @@ def iterations_or_estimate(iterations: int | None) -> int:
     return LOOP_TRIPS.value if iterations is None else iterations
 
 
-def work_of(op: Op) -> int:
+def scalar_work_of_op(op: Op) -> int:
     """Return the scalar operations of one element of ``op``, measured (attribute ``work``) or estimated."""
     measured = op.attrs.get("work")
     if measured is not None:

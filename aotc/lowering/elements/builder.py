@@ -34,8 +34,8 @@ from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.softmax_facts import softmax_facts
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.cost_model.work import work_of
-from aotc.lowering.elements.elements import Elements, all_of, provide_scalar
+from aotc.lowering.cost_model.work import scalar_work_of_op
+from aotc.lowering.elements.elements import Elements, conjunction_of_tests, provide_scalar
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -148,7 +148,7 @@ class RegionBuilder:
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
         ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
-        each = sum(work_of(op) for op in ops)
+        each = sum(scalar_work_of_op(op) for op in ops)
         return product(self.shape) * max(each, 1)
 
 
@@ -198,7 +198,7 @@ def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> Non
     block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, scalars, strict=True)]
 
 
-def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
+def index_of_value_at_anchor(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` when the anchor is at ``at``."""
     return b.anchors.move(b.index[value], at)
 
@@ -214,14 +214,16 @@ def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Store the element at ``at`` of each result of the region that has one element per row."""
     for out, v in zip(b.outputs, b.function.body.results, strict=True):
         if b.anchors.is_row(v):
-            index = relocate(b, v, at)
+            index = index_of_value_at_anchor(b, v, at)
             e.block.append(Store(out, index, e.at(v, index)))
 
 
 def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Make ``e`` read transposed values of the region at the index where the anchor is at ``at``."""
     for op in b.transposed:
-        e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
+        e.sources[op.result, index_of_value_at_anchor(b, op.result, at)] = index_of_value_at_anchor(
+            b, op.operands[0], at
+        )
 
 
 def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
@@ -234,7 +236,7 @@ def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Store all results of the region, with the anchor at ``at``."""
     join_transposed(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
-    store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
+    store_all(e, [(out, v, index_of_value_at_anchor(b, v, at)) for out, v in results])
 
 
 def store_combined(
@@ -246,7 +248,7 @@ def store_combined(
     if tests:
         inner = e.new_block()
         store_combined(b, e, op, accs, values, [], at)
-        block.append(If(all_of(tests), tuple(inner)))
+        block.append(If(conjunction_of_tests(tests), tuple(inner)))
         e.enter(block)
         return
     name = b.known.get(op.results[0], combiner_op_name(op))

@@ -301,10 +301,10 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     x, depth = self._at(op.operands[0], tuple(inner))
     if not tests:
         return x, depth
-    return Apply("select", (all_of(tests), x, padding), op.result.type.dtype), depth + 1
+    return Apply("select", (conjunction_of_tests(tests), x, padding), op.result.type.dtype), depth + 1
 
 
-def all_of(tests: Sequence[Scalar]) -> Scalar:
+def conjunction_of_tests(tests: Sequence[Scalar]) -> Scalar:
     """Return the conjunction of one or more tests."""
     conjunction, *rest = tests
     for test in rest:

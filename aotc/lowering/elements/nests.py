@@ -41,7 +41,7 @@ def loop_in_steps(
             block.append(For(name, 0, count, tuple(iteration)))
 
 
-def addresses(body: Iterable[Stmt]) -> list[Dim]:
+def buffer_addresses(body: Iterable[Stmt]) -> list[Dim]:
     """Return every flat buffer offset and every index used as a value in ``body``."""
     found: list[Dim] = []
     scalars: list[Scalar] = []
@@ -58,7 +58,7 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
     return found
 
 
-def coefficient(e: Dim, axis: Sym) -> Dim | None:
+def axis_coefficient(e: Dim, axis: Sym) -> Dim | None:
     """Return ``c`` if ``e`` is ``c*axis + rest`` with ``rest`` free of ``axis``; else None."""
     if not isinstance(e, Expr):
         return 0
@@ -75,12 +75,12 @@ def coefficient(e: Dim, axis: Sym) -> Dim | None:
     return total
 
 
-def mergeable(
+def mergeable_axes(
     space: Index, shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]
 ) -> list[tuple[int, ...]]:
     """Return groups of neighbouring ``axes`` of ``space`` that can be one loop: in every address of ``used``."""
     groups: list[tuple[int, ...]] = []
-    table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := single_axis(space[k])) is not None}
+    table = {k: [axis_coefficient(e, axis) for e in used] for k in axes if (axis := single_axis(space[k])) is not None}
     for k in axes:
         last = groups[-1][-1] if groups else None
         if last is not None and all(
@@ -95,7 +95,7 @@ def mergeable(
 def merged_loops(space: Index, shape: Sequence[Dim], trial: Iterable[Stmt]) -> tuple[tuple[int, ...], ...]:
     """Return the axes of each loop over ``space``, merged as far as the addresses in ``trial`` statements allow."""
     axes = [k for k, s in enumerate(space) if s != 0]
-    return tuple(mergeable(space, shape, axes, addresses(trial)))
+    return tuple(mergeable_axes(space, shape, axes, buffer_addresses(trial)))
 
 
 def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[NestAxis]:

@@ -11,7 +11,7 @@ from aotc.lowering.elements.builder import grid_item
 Place = Callable[[Dim], Index]
 
 
-def rows_of(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
+def rows_along_dim(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
     """Return the number of rows along ``dim``, and a function from a position in row ``p`` to an index."""
     others = [d for d in range(len(shape)) if d != dim]
     rows = product(shape[d] for d in others)

@@ -13,7 +13,7 @@ from aotc.lowering.elements.nests import Emit, NestAxis, append_serial_loops
 from aotc.lowering.threshold import Limit
 
 
-def element_of(b: RegionBuilder, e: Elements) -> Emit:
+def window_element_emitter(b: RegionBuilder, e: Elements) -> Emit:
     """Return a function that appends the statements of one element of the region to a block, by the emitter ``e``."""
 
     def emit(block: list[Stmt], at: Index) -> None:

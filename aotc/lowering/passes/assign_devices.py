@@ -33,7 +33,7 @@ from aotc.lowering.placement.devices import (
     Placement,
     named_devices,
     place_function,
-    replicated,
+    replicated_ops,
 )
 from aotc.lowering.placement.host_only import IMPLIED, host_only
 from aotc.lowering.placement.host_side import host_side
@@ -155,7 +155,7 @@ class _Mover:
         self.names = Names(function.body)
         self.origins: dict[Value, Value] = {}  # operands of the model's transfers, by their results
         self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
-        self.sources: dict[Value, Op] = {op.result: op for op in replicated(function.body)}
+        self.sources: dict[Value, Op] = {op.result: op for op in replicated_ops(function.body)}
         self.copies: dict[tuple[Value, str], Value] = {}
         self.read = _read_otherwise(function.body)
         affinity = function.attrs.get("affinity", {})

@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import Dim, maximum, product, static
 from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.opset.dim_attributes import pairs_of
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.conv_phases import Spread, by_phases, has_phases, runs_of
+from aotc.lowering.passes.pack_contractions.conv_phases import Spread, convolve_by_phases, has_phases, phase_runs
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
@@ -55,13 +55,13 @@ def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorTy
     groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
     outputs = tuple(static(n) for n in type_.shape[1:-1])
     lows, sizes = (low for low, _ in pairs_of(attrs)), (lhs.type.shape[1:], rhs.type.shape)
-    runs = tuple(runs_of(*map(static, place)) for place in zip(gaps, lows, outputs, *sizes))
+    runs = tuple(phase_runs(*map(static, place)) for place in zip(gaps, lows, outputs, *sizes))
 
     def convolve(x: Value, kernel: Value, sizes: tuple[int, ...]) -> Value:
         own = TensorType(type_.dtype, (type_.shape[0], *sizes, kernel.type.shape[-1]))
         return _product(x, kernel, attrs, groups, own, b)
 
-    return by_phases(Spread(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
+    return convolve_by_phases(Spread(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
 
 
 def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:

@@ -29,7 +29,7 @@ from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.passes.split_attention import split_on_cpu
 from aotc.lowering.placement.op_targets import op_targets
-from aotc.lowering.plans.attention.cpu_blocks import parts_of, takes_attention
+from aotc.lowering.plans.attention.cpu_blocks import split_kv_parts, takes_attention
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -104,7 +104,7 @@ class _Rewriter:
         op, target = _Writer(found, b).op(), self._home(found.root)
         if not takes_attention(op, target):
             return None
-        parts = parts_of(op, target)
+        parts = split_kv_parts(op, target)
         return [*b.ops, *_last(op, found.root)] if parts == 1 else split_on_cpu(op, parts, found.root.results, b)
 
 

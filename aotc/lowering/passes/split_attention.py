@@ -38,8 +38,8 @@ from aotc.ir.opset.attention import axes
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.rewrite import Builder, rewrite_on
-from aotc.lowering.plans.attention.gpu_decode import FEW_PARTS, terms_of_parts
-from aotc.lowering.plans.attention.sizes import sizes_of
+from aotc.lowering.plans.attention.gpu_decode import FEW_PARTS, split_kv_part_terms
+from aotc.lowering.plans.attention.sizes import attention_sizes
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -54,8 +54,8 @@ def split_attention(module: Module, options: Options) -> Module:
 def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
     if op.name != "attention" or "part" in op.attrs:
         return None
-    sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs)
-    part = terms_of_parts(sizes, target) if sizes is not None else 0
+    sizes = attention_sizes(tuple(v.type for v in op.operands), op.attrs)
+    part = split_kv_part_terms(sizes, target) if sizes is not None else 0
     return (_in_parts(op, part, b),) if part else None
 
 

@@ -21,7 +21,7 @@ from aotc.ir.opset import ELEMENTWISE, EXPENSIVE
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
-from aotc.lowering.passes.fuse.absorb import target_of
+from aotc.lowering.passes.fuse.absorb import fusion_target
 from aotc.lowering.passes.rewrite import Builder, Rule, rewrite_module
 from aotc.lowering.plans.thresholds import (
     COLUMN_THREADS,
@@ -47,7 +47,7 @@ FEW_PARTS = Limit(3, "parts, up to which a reduction is not split", "the second 
 
 def split_reductions(module: Module, options: Options) -> Module:
     """Return ``module`` with large reductions that have few results split into two steps."""
-    split = _split_gpu if target_of(options).kind == "cuda" else _split_cpu
+    split = _split_gpu if fusion_target(options).kind == "cuda" else _split_cpu
     rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None
     return rewrite_module(module, rule, ("reduce",))
 

@@ -26,7 +26,7 @@ from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.long_rows import LongRow, is_reshape_like
 from aotc.lowering.analysis.prefix_scans import neutral_value
-from aotc.lowering.passes.fuse.absorb import target_of
+from aotc.lowering.passes.fuse.absorb import fusion_target
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.plans.long_rows import RowForm, row_forms
 from aotc.options import Options
@@ -37,21 +37,21 @@ def split_rows(module: Module, options: Options) -> Module:
     """Return ``module`` with long rows reduced in parts where that is cheaper; see the module docstring."""
     changed = {}
     for function in module.functions.values():
-        forms = [form for form in forms_of(function.body, options) if form.part]
+        forms = [form for form in long_row_forms(function.body, options) if form.part]
         rule = _RowRewriter(forms).rule
         changed[function.name] = rewrite_function(function, rule, ("reduce",)) if forms else function
     return module.with_functions(changed)
 
 
-def forms_of(region: Region, options: Options) -> Iterator[RowForm]:
+def long_row_forms(region: Region, options: Options) -> Iterator[RowForm]:
     """Yield the decision about each long row of ``region`` and its nested regions, for the target of its device."""
     if options.opt_level < 2:
         return
-    yield from row_forms(region, target_of(options))
+    yield from row_forms(region, fusion_target(options))
     for op in region.ops:
         target = options.devices.get(op.attrs.get("device", ""), options.target)
         for inner in op.regions:
-            yield from forms_of(inner, replace(options, target=target))
+            yield from long_row_forms(inner, replace(options, target=target))
 
 
 class _RowRewriter:

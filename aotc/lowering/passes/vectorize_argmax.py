@@ -41,7 +41,7 @@ def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
         return None
     x, places, first, start = op.operands
     row = x.type.rank - 1
-    combiner = extreme_of(op.regions[0])
+    combiner = argmax_or_argmin_of(op.regions[0])
     known = isinstance(x.type.shape[row], int) and x.type.shape[row] != 0
     if op.attrs["dims"] != (row,) or not known or not combiner or iota_dim(places, b.definitions) != row:
         return None
@@ -68,7 +68,7 @@ def _replacement(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
     return b.convert(extreme, op.results[0].type.dtype), at
 
 
-def extreme_of(region: Region) -> str:
+def argmax_or_argmin_of(region: Region) -> str:
     """Return ``max`` or ``min`` if a combiner of (value, index) pairs selects the first extreme, else ""."""
     types = [v.type.dtype for v in region.params]
     value, place = types[0], types[1] if len(types) == 4 else ""

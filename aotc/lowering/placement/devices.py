@@ -22,7 +22,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
-from aotc.lowering.placement.heft import heft, spread
+from aotc.lowering.placement.heft import heft, ops_placed_together
 from aotc.targets import Target
 
 DEFAULTED = "default device"
@@ -79,7 +79,7 @@ def place_function(
         if not solver.device_of(v):
             solver.decide(v, arguments, OF_MEMORY)
     for large, match in heft(function, targets, costs).items() if targets and costs else ():
-        for op in spread(large):
+        for op in ops_placed_together(large):
             if solver.is_work(op):
                 solver.decide(op, match.device, match.reason, targets or ())
     solver.run()
@@ -99,7 +99,7 @@ def named_devices(function: Function) -> Iterator[str]:
     yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
 
 
-def replicated(region: Region) -> dict[Op, None]:
+def replicated_ops(region: Region) -> dict[Op, None]:
     """Return the ops that are replicated on each device that reads them: constants, and cheap ops on these alone."""
     found: dict[Op, None] = {}
     made: set[Value] = set()
@@ -142,7 +142,7 @@ class _Solver:
     def __post_init__(self) -> None:
         affinity = self.function.attrs.get("affinity", {})
         body = self.function.body
-        self.replicated = replicated(body)
+        self.replicated = replicated_ops(body)
         self._link(body)
         for v, device in zip(body.params, affinity.get("arguments", ()) or [""] * len(body.params), strict=True):
             if device:

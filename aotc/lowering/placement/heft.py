@@ -120,7 +120,7 @@ class _Matcher:
             yield made + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
 
 
-def spread(op: Op) -> Iterable[Op]:
+def ops_placed_together(op: Op) -> Iterable[Op]:
     """Yield the ops that are placed with ``op``: itself, or the ops in a loop or a branch."""
     if op.name in CONTROL_FLOW:
         yield from (inner for r in op.regions for inner in walk(r) if inner.name not in CONTROL_FLOW)

@@ -18,7 +18,7 @@ from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
 from aotc.lowering.cost_model.work import expected_iterations
-from aotc.lowering.placement.devices import OF_TARGET, replicated
+from aotc.lowering.placement.devices import OF_TARGET, replicated_ops
 from aotc.lowering.placement.host_only import host_only
 from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
 from aotc.lowering.threshold import Estimate
@@ -54,7 +54,7 @@ class _Sides:
 
     def __post_init__(self) -> None:
         body = self.function.body
-        self.own = replicated(body)
+        self.own = replicated_ops(body)
         self.constants = constants_in(body)
         for v in body.params:
             self._produce(v, SECOND, 1)

@@ -43,10 +43,10 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
     if cpus:
         return (Space("", common_cpu_target(cpus)), *found)
-    return with_host(found) if SPILLED in names else found
+    return with_host_space(found) if SPILLED in names else found
 
 
-def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
+def with_host_space(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
     """Return ``spaces`` with the memory of the process in front, which is added if it is missing."""
     return spaces if spaces[0].target.kind == "cpu" else (Space("", baseline_cpu_target()), *spaces)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.operand_reuse import Reads, is_light
+from aotc.lowering.plans.operand_reuse import Reads, is_light_reduction
 from aotc.lowering.plans.row_values import ReductionPlan
 from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -51,7 +51,7 @@ def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) 
     """Return the plan of a region with reductions over axes before the last of ``kept``."""
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
     reads = Reads(b, ops)
-    light = is_light(b, ops)
+    light = is_light_reduction(b, ops)
     together = reads.short_constant_axes(kept[:-1], [*reduced, kept[-1]]) if light else ()
     rows = static(product(b.shape[k] for k in together))
     width = _width(b, ops, kept, rows, together) if light else _narrow_width(b.shape[kept[-1]])

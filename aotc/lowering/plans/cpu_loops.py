@@ -14,12 +14,12 @@ from aotc.ir.opset import COMPARISONS, FREE
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import Index, linearize
-from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.cost_model.work import scalar_work_of_op
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import (
     Emit,
     NestAxis,
-    coefficient,
+    axis_coefficient,
     make_axes,
     merged_loops,
     split_grid,
@@ -209,7 +209,7 @@ def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) ->
         return False
     read = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
     places = [linearize(x.index, x.buffer.shape) for x in read]
-    steps = [(coefficient(e, before), coefficient(e, rows)) for e in places]
+    steps = [(axis_coefficient(e, before), axis_coefficient(e, rows)) for e in places]
     moving = [(near, far) for near, far in steps if (near, far) != (0, 0)]
     ordered = [isinstance(near, int) and isinstance(far, int) and 0 < near < far for near, far in moving]
     return bool(ordered) and all(ordered)
@@ -221,7 +221,11 @@ def _is_transposing_copy(b: RegionBuilder, outer: list[NestAxis], inner: list[Ne
         case [Store(value=Load(index=index, buffer=buffer))] if outer and len(inner) == 1:
             along, across = (single_axis(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
             at = linearize(index, buffer.shape)
-            return along is not None and across is not None and coefficient(at, along) == 1 != coefficient(at, across)
+            return (
+                along is not None
+                and across is not None
+                and axis_coefficient(at, along) == 1 != axis_coefficient(at, across)
+            )
     return False
 
 
@@ -234,7 +238,7 @@ def _equal_rows(extent: Dim) -> int:
 
 def _work_of_element(b: RegionBuilder) -> Dim:
     """Return a rough count of scalar operations of one element."""
-    work: Dim = max(sum(work_of(op) for op in b.function.body.ops if op.name not in FREE), 1)
+    work: Dim = max(sum(scalar_work_of_op(op) for op in b.function.body.ops if op.name not in FREE), 1)
     for op in b.function.body.ops:
         if op.name == "reduce_window":
             work = work * product(dims_of(op.attrs, "window"))

@@ -16,8 +16,8 @@ from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, make_axes, split_grid
 from aotc.lowering.plans.cpu_columns import ColumnPlan, plan_columns
-from aotc.lowering.plans.cpu_transpose import equal_parts, is_transposed, line_of, loads_of
-from aotc.lowering.plans.operand_reuse import Reads, is_light
+from aotc.lowering.plans.cpu_transpose import equal_parts, is_transposed_load, loads_in_body, transposed_line_length
+from aotc.lowering.plans.operand_reuse import Reads, is_light_reduction
 from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.plans.row_values import RowLoopsPlan, merged_axes, results_along_rows, row_trial, stored_values
@@ -213,7 +213,7 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
         return None
     ops = stages.loops[0].ops
     length = product(b.shape[k] for k in reduced)
-    if SHORT_BLOCK_ROW.holds(length) or not is_light(b, ops):
+    if SHORT_BLOCK_ROW.holds(length) or not is_light_reduction(b, ops):
         return None
     reads = Reads(b, ops)
     together = reads.short_constant_axes(kept, reduced)
@@ -311,7 +311,7 @@ def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
         return False
     if UNROLLED_ROW.holds(n) or results_along_rows(b):
         return UNROLLED_ROW.holds(n)
-    return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light(b, ops))
+    return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light_reduction(b, ops))
 
 
 def _lanes(b: RegionBuilder, stages: RowStages, tail: Sequence[NestAxis]) -> int:
@@ -335,7 +335,7 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
         return None
     lone = len(stages.loops) == 1 and not results_along_rows(b)
     before = [group[0] for group in inner[-2:-1] if lone and len(group) == 1]
-    loads = loads_of(trial)
+    loads = loads_in_body(trial)
     for k in (*reversed(kept), *before):
         found = _transposed_loads(b, loads, k, inner[-1][-1])
         if found:
@@ -358,7 +358,7 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
 def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int) -> list[Load]:
     """Return the loads that are contiguous along the axis ``k``, and strided along rows."""
     adjacent, along = single_axis(b.anchors.space[k]), single_axis(b.anchors.space[last])
-    return [x for x in loads if adjacent and along and is_transposed(x, adjacent, along)]
+    return [x for x in loads if adjacent and along and is_transposed_load(x, adjacent, along)]
 
 
 def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]) -> int:
@@ -366,7 +366,7 @@ def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Di
     extent = b.shape[k]
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
         return 0
-    height = line_of(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in found))
+    height = transposed_line_length(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in found))
     transposed = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
     kept = length * sum(size_of(v.type.dtype) for v in values)
     fits = transposed + kept <= memory_limits(b.target)["scratch"][1]

@@ -11,7 +11,7 @@ from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.sort_keys import SortKey, key_bytes, sort_keys
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.row_axis import rows_of
+from aotc.lowering.elements.row_axis import rows_along_dim
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
@@ -79,7 +79,7 @@ def row_bytes(op: Op) -> tuple[Dim, Dim]:
 def _plan_radix(b: RegionBuilder, op: Op) -> RadixSortPlan:
     """Return the radix sort plan: rows that are not contiguous, or of computed operands, are copied first."""
     dim, shape = op.attrs["dim"], op.results[0].type.shape
-    _, place = rows_of(shape, dim)
+    _, place = rows_along_dim(shape, dim)
     in_place = product(shape[dim + 1 :]) == 1
     e = b.trial_elements()
     e.new_block()
@@ -165,14 +165,14 @@ def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     if not _is_whole(x.type.dtype):
         return False
-    _, place = rows_of(x.type.shape, x.type.rank - 1)
-    first = tested_from(n, sym("j", 0, blocks) * size, size)
+    _, place = rows_along_dim(x.type.shape, x.type.rank - 1)
+    first = first_tested_element(n, sym("j", 0, blocks) * size, size)
     e = b.trial_elements()
     e.new_block()
     return isinstance(e.at(x, place(first + sym("l", 0, size))), Load)
 
 
-def tested_from(n: Dim, begin: Dim, size: int) -> Dim:
+def first_tested_element(n: Dim, begin: Dim, size: int) -> Dim:
     """Return the first element of the test for the block from ``begin`` on; a test covers ``size`` elements.
 
     The test of the last block begins before it, so that all tests have the same size.

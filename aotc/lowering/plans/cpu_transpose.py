@@ -11,7 +11,7 @@ from aotc.ir.loop.ir import Let, Load, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import NestAxis, coefficient
+from aotc.lowering.elements.nests import NestAxis, axis_coefficient
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.plans.thresholds import FETCH_LINE, FEW_TURNED, TURNED_OPERANDS, TURNED_TILE
@@ -56,7 +56,7 @@ def plan_blocks(
     along, across = (single_axis(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
     if along is None or across is None:
         return None
-    found = {(x.buffer.name, x.index): x for x in loads_of(trial) if is_transposed(x, along, across)}
+    found = {(x.buffer.name, x.index): x for x in loads_in_body(trial) if is_transposed_load(x, along, across)}
     if not found or not TURNED_OPERANDS.holds(len(found)):
         return None
     sizes = [size_of(x.buffer.dtype) for x in found.values()]
@@ -77,26 +77,26 @@ def _is_plain_store(stmt: Stmt) -> bool:
     return isinstance(stmt, Store) and not stmt.reduce
 
 
-def loads_of(body: Sequence[Stmt]) -> list[Load]:
+def loads_in_body(body: Sequence[Stmt]) -> list[Load]:
     """Return every load of ``body``."""
     return [x for s in walk(tuple(body)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
 
 
-def is_transposed(x: Load, along: Sym, across: Sym) -> bool:
+def is_transposed_load(x: Load, along: Sym, across: Sym) -> bool:
     """Return True if load ``x`` is contiguous along the loop ``along``, and strided along the loop ``across``."""
     at = linearize(x.index, x.buffer.shape)
-    step = coefficient(at, across)
-    return coefficient(at, along) == 1 and isinstance(step, int) and step > 1
+    step = axis_coefficient(at, across)
+    return axis_coefficient(at, along) == 1 and isinstance(step, int) and step > 1
 
 
 def _part(extent: Dim, line: int) -> int:
     """Return ``line`` or half of it if it divides ``extent``; 0 if neither does, or ``extent`` is unknown or short."""
     if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
         return 0
-    return line_of(extent, line)
+    return transposed_line_length(extent, line)
 
 
-def line_of(extent: int, line: int) -> int:
+def transposed_line_length(extent: int, line: int) -> int:
     """Return ``line`` or half of it if it divides ``extent``, else 0."""
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 

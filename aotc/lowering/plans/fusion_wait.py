@@ -39,7 +39,7 @@ def own_nanoseconds(ops: Iterable[Op], target: Target) -> float:
     return sum(op_nanoseconds(op, target) for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW)
 
 
-def share_of(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
+def region_share(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
     """Return the share of a region of the given kind and iteration space."""
     return Share(nanoseconds, min(_items(anchors, kind), ORDER_WORKERS.value))
 

@@ -12,7 +12,7 @@ from aotc.ir.loop.ir import Buffer, Let, Stmt, Store
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.nests import Emit, NestAxis, coefficient, make_axes, merged_loops, substitute_loops
+from aotc.lowering.elements.nests import Emit, NestAxis, axis_coefficient, make_axes, merged_loops, substitute_loops
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import LANE_BYTES, LANE_THREADS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -144,13 +144,13 @@ def _are_side_by_side(body: Sequence[Stmt], u: Dim, lanes: int) -> bool:
         if a.buffer.space != "global" or a.index is None:
             continue
         flat = linearize(a.index, a.buffer.shape)
-        step = coefficient(flat, lane)
-        if step != 0 and (step != 1 or not is_multiple(flat - u, lanes)):
+        step = axis_coefficient(flat, lane)
+        if step != 0 and (step != 1 or not is_multiple_index(flat - u, lanes)):
             return False
     return True
 
 
-def is_multiple(flat: Dim, of: int) -> bool:
+def is_multiple_index(flat: Dim, of: int) -> bool:
     """Return True if each term of ``flat`` is a multiple of ``of``."""
     if isinstance(flat, Expr):
         return flat.const % of == 0 and all(c % of == 0 for _, c in flat.terms)
@@ -212,7 +212,7 @@ def transposed_accesses(
 def _steps(touched: Touched, axis: Sym) -> bool:
     """Return True if the accessed element varies along the axis."""
     buffer, index, _ = touched
-    return coefficient(linearize(index, buffer.shape), axis) != 0
+    return axis_coefficient(linearize(index, buffer.shape), axis) != 0
 
 
 def _axis_of(a: Access, names: list[Sym], lets: set[str]) -> int | None:
@@ -221,7 +221,7 @@ def _axis_of(a: Access, names: list[Sym], lets: set[str]) -> int | None:
     flat = linearize(a.index, a.buffer.shape)
     if not lets.isdisjoint(s.name for s in symbols(flat)):
         return None
-    return next((k for k, name in enumerate(names) if coefficient(flat, name) == 1), None)
+    return next((k for k, name in enumerate(names) if axis_coefficient(flat, name) == 1), None)
 
 
 TURNED_EDGE = BlockSize(

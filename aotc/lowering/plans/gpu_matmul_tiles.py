@@ -222,7 +222,7 @@ def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
 
 
-def is_worth_turning(operand: TensorType, times: Dim) -> bool:
+def is_worth_transposing(operand: TensorType, times: Dim) -> bool:
     """Return True if an operand of TF32 or i8 is transposed first, as its rows run along the result, not the terms.
 
     ``times`` is the number of rows of the other operand: the more there are, the sooner a transpose pays.
@@ -336,7 +336,7 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
     return all(is_multiple_dim(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
-def parts_of_sum(
+def split_k_parts(
     shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, transposed: bool | None = None, by_warps: bool = False
 ) -> int:
     """Return the number of parts of split-K for a product with a result of ``shape``; 1 if it is not split.
@@ -379,7 +379,7 @@ def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
     if not all(isinstance(d, int) for d in (*shape, k)):
         return False
     m, n, terms = map(_guess, (*shape, k))
-    parts = parts_of_sum(shape, k, "tf32", taps)
+    parts = split_k_parts(shape, k, "tf32", taps)
     times = {
         transposed: min(
             _time(m, n, terms // parts, parts, "tf32", row, taps)

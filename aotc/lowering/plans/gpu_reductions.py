@@ -17,7 +17,7 @@ from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder, join_transposed
 from aotc.lowering.elements.elements import provide_scalar
-from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small, row_group, value_registers
+from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small_row_reduction, row_group, value_registers
 from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.row_values import (
     ReductionPlan,
@@ -82,7 +82,12 @@ def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuCo
         return _plan_group_rows(b, kept, reduced, group)
     work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, kept))
     columns = None
-    if b.function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced) and not is_small(work, rows):
+    if (
+        b.function.attrs["kind"] == "reduce"
+        and kept
+        and kept[-1] > max(reduced)
+        and not is_small_row_reduction(work, rows)
+    ):
         columns = _plan_columns(b, kept, reduced)
     if columns is not None:
         return columns

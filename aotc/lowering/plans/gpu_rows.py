@@ -66,7 +66,7 @@ def row_group(stages: RowStages, target: Target) -> RowGroup:
     shape = anchors.anchor.type.shape
     work, rows = product(shape[k] for k in sorted(reduced)), product(shape[k] for k in kept)
     last = max(reduced, default=-1)
-    if last < max(kept, default=-1) or is_small(work, rows):
+    if last < max(kept, default=-1) or is_small_row_reduction(work, rows):
         return ALONE
     if isinstance(work, int):
         size = _element_size(stages)
@@ -113,7 +113,7 @@ THREAD_ROW = Limit(
 )
 
 
-def is_small(work: Dim, rows: Dim) -> bool:
+def is_small_row_reduction(work: Dim, rows: Dim) -> bool:
     """Return True if rows are so short and few that one thread reduces each, as a loop in one kernel may need."""
     whole = work * rows
     return work == 0 or (THREAD_ROW.holds(work) and isinstance(whole, int) and SMALL_REDUCTION.holds(whole))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit
-from aotc.lowering.elements.windows import element_of
+from aotc.lowering.elements.windows import window_element_emitter
 from aotc.lowering.plans.cpu_loops import LoopPlan, plan_cpu_loops
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
 from aotc.lowering.plans.gpu_loops import GpuTransposePlan, ThreadLoopPlan, plan_gpu_loops
@@ -21,4 +21,4 @@ LOOP_PLANNERS: dict[str, Callable[[RegionBuilder, Emit], AnyLoopPlan]] = {
 
 def plan_elements(b: RegionBuilder) -> AnyLoopPlan:
     """Return the loops of a region of kind loop or window."""
-    return LOOP_PLANNERS[b.target.kind](b, element_of(b, b.trial_elements()))
+    return LOOP_PLANNERS[b.target.kind](b, window_element_emitter(b, b.trial_elements()))

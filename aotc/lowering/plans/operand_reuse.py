@@ -14,9 +14,9 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
-from aotc.lowering.cost_model.work import work_of
+from aotc.lowering.cost_model.work import scalar_work_of_op
 from aotc.lowering.elements.builder import RegionBuilder, operands_at
-from aotc.lowering.elements.nests import coefficient
+from aotc.lowering.elements.nests import axis_coefficient
 from aotc.lowering.plans.thresholds import SHARED_ROWS
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
@@ -28,10 +28,10 @@ LIGHT_COLUMN = Limit(
 )
 
 
-def is_light(b: RegionBuilder, ops: Sequence[Op]) -> bool:
+def is_light_reduction(b: RegionBuilder, ops: Sequence[Op]) -> bool:
     """Return True if reductions only accumulate, with few operations per element."""
     read = {v for loop in b.row_stages().loops for v in loop.cone}
-    work = sum(work_of(b.ops[v]) for v in read if v in b.ops)
+    work = sum(scalar_work_of_op(b.ops[v]) for v in read if v in b.ops)
     return all(combiner_op_name(op) in ACCUMULATED for op in ops) and LIGHT_COLUMN.holds(work)
 
 
@@ -96,12 +96,12 @@ class Reads:
 
     def _moves(self, at: Dim, k: int) -> bool:
         axis = single_axis(self.b.anchors.space[k])
-        return axis is not None and coefficient(at, axis) != 0
+        return axis is not None and axis_coefficient(at, axis) != 0
 
     def nearest(self) -> int | None:
         """Return the axis along which the loads with most axes are contiguous, and others contiguous or constant."""
         axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := single_axis(s)) is not None]
-        steps = [{k: coefficient(at, axis) for k, axis in axes} for at in self.loads]
+        steps = [{k: axis_coefficient(at, axis) for k, axis in axes} for at in self.loads]
         moving = [len([k for k, step in each.items() if step != 0]) for each in steps]
         most = [each for each, count in zip(steps, moving, strict=True) if count == max(moving)]
         return next(

@@ -21,7 +21,7 @@ from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.cost_model.work import estimated_dim, estimated_elements, work_of
+from aotc.lowering.cost_model.work import estimated_dim, estimated_elements, scalar_work_of_op
 from aotc.lowering.plans.resources import row_fits
 from aotc.lowering.plans.thresholds import REGION_WORK, SEGMENTS
 from aotc.lowering.threshold import Estimate
@@ -220,12 +220,12 @@ def work_at(op: Op, cut: bool, picked: bool = False) -> int:
             return estimated_dim(product(dims_of(op.attrs, "window"))) * combiner_work(op)
     if op.name in CONTRACT:
         return 2 * estimated_dim(product(op.operands[0].type.shape[-1:]))
-    return 0 if op.name in FREE else work_of(op)
+    return 0 if op.name in FREE else scalar_work_of_op(op)
 
 
 def combiner_work(op: Op) -> int:
     """Return the scalar operations of the combiner of a reduction for one element."""
-    return sum(work_of(o) for o in op.regions[0].ops if o.name not in FREE)
+    return sum(scalar_work_of_op(o) for o in op.regions[0].ops if o.name not in FREE)
 
 
 def work_apart(ops: Iterable[Op]) -> int:

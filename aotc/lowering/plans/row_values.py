@@ -11,7 +11,7 @@ from aotc.ir.tensor.ir import Value
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import provide_scalar
-from aotc.lowering.elements.nests import addresses, mergeable
+from aotc.lowering.elements.nests import buffer_addresses, mergeable_axes
 from aotc.lowering.plans.region_plan import RegionPlan
 
 Groups = tuple[tuple[int, ...], ...]
@@ -88,7 +88,7 @@ def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
 
 def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt]) -> Groups:
     """Return the reduced axes of each loop, merged as far as all addresses in ``trial`` allow."""
-    return tuple(mergeable(b.anchors.space, b.shape, reduced, addresses(trial)))
+    return tuple(mergeable_axes(b.anchors.space, b.shape, reduced, buffer_addresses(trial)))
 
 
 def stored_values(

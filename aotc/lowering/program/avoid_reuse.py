@@ -21,7 +21,7 @@ COMMAND, CONTROL = range(1, 3)  # kinds of waits: a launch or copy for another o
 SPREAD_COMMANDS = 2048
 
 
-def added_waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
+def waits_added_by_reuse(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
     """Return, for each pair of storages, the kind of wait that sharing memory would add (0: none).
 
     Returns

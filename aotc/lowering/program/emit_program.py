@@ -11,7 +11,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.program.ir import Bind, Check, Storage
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.analysis.specialized_dims import fixed_dims
-from aotc.lowering.program.schedule import CommandBuffer, place_of
+from aotc.lowering.program.schedule import CommandBuffer, slot_and_offset
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME
@@ -242,7 +242,7 @@ def _bind_computed(p: Program, slots: Slots, bind: Bind) -> None:
 
 def _load(p: Program, slots: Slots, storage: Storage, dtype: str) -> int:
     out = p.register()
-    slot, offset = place_of(storage, slots)
+    slot, offset = slot_and_offset(storage, slots)
     p.op("load_scalar", out, slot, p.value(offset), dtype)
     return out
 

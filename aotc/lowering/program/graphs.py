@@ -36,11 +36,13 @@ def graphs(steps: Sequence[Step]) -> Iterator[Run]:
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
     """Return the graphs that several threads run, with dependences as if no two values shared memory."""
-    runs = (run for sequence in _sequences(steps) for run in runs_of(sequence, data_dependences, costs))
-    return [run for run in runs if not is_lone(run) and not costs.is_serial(times_of(run, costs))]
+    runs = (run for sequence in _sequences(steps) for run in split_into_graphs(sequence, data_dependences, costs))
+    return [
+        run for run in runs if not is_lone_control_step(run) and not costs.is_serial(command_nanoseconds(run, costs))
+    ]
 
 
-def runs_of(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
+def split_into_graphs(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
     """Divide a list of steps into graphs, and loops and branches that run alone."""
     return [steps] if _overlap(steps, edges, costs) else cut(steps)
 
@@ -61,7 +63,7 @@ def is_control(step: Step) -> bool:
     return isinstance(step, Loop | Branch)
 
 
-def is_lone(run: Run) -> bool:
+def is_lone_control_step(run: Run) -> bool:
     """Return True for a loop or branch that is not a command of a graph."""
     return len(run) == 1 and is_control(run[0])
 
@@ -102,12 +104,12 @@ def _begins_graph(step: Step, run: Run) -> bool:
 # ---------------------------------------------------------------- what commands take
 
 
-def times_of(run: Run, costs: Costs) -> list[float]:
+def command_nanoseconds(run: Run, costs: Costs) -> list[float]:
     """Return the nanoseconds of each command on one core."""
     return [_time(step, costs) for step in run]
 
 
-def width_of(step: Step, costs: Costs) -> int:
+def worker_width_of_command(step: Step, costs: Costs) -> int:
     """Return the number of workers that can share the work of a command."""
     match step:
         case Launch(kernel=kernel):
@@ -144,17 +146,19 @@ def _commands(steps: Sequence[Step]) -> Run:
 
 def _alone(run: Run, costs: Costs) -> float:
     """Return the nanoseconds of a graph, or of a lone loop or branch, that runs alone."""
-    if is_lone(run):
+    if is_lone_control_step(run):
         return _shared_time(run[0], costs)
-    times = times_of(run, costs)
+    times = command_nanoseconds(run, costs)
     return sum(times) if costs.is_serial(times) else SHARING_NS.value + _together(run, data_dependences(run), costs)
 
 
 def _together(run: Run, before: Edges, costs: Costs) -> float:
     """Return the least nanoseconds on several workers: the longer of critical path and fully utilised workers."""
-    times = times_of(run, costs)
+    times = command_nanoseconds(run, costs)
     best = [
-        _shared_time(step, costs) if is_control(step) else ns / min(width_of(step, costs), ORDER_WORKERS.value)
+        _shared_time(step, costs)
+        if is_control(step)
+        else ns / min(worker_width_of_command(step, costs), ORDER_WORKERS.value)
         for step, ns in zip(run, times, strict=True)
     ]
     return max(sum(times) / ORDER_WORKERS.value, *critical_paths(before, best))
@@ -207,7 +211,7 @@ def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
     alone = sum(_alone(run, costs) for run in runs)
     if OVERLAP_NS.holds(int(alone)):
         return False
-    shared = sum(not is_lone(run) and not costs.is_serial(times_of(run, costs)) for run in runs)
+    shared = sum(not is_lone_control_step(run) and not costs.is_serial(command_nanoseconds(run, costs)) for run in runs)
     gain = alone - _together(steps, edges(steps), costs) - shared * SHARING_NS.value
     least = KNOWN_OVERLAP_NS if all(map(_is_counted, walk(steps))) else OVERLAP_NS
     return not least.holds(int(gain)) and not OVERLAP_PERCENT.holds(int(100 * gain / alone))

@@ -19,7 +19,9 @@ ORDER_GAIN = Limit(
 )
 
 
-def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]) -> list[int]:
+def list_schedule_order(
+    before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]
+) -> list[int]:
     """Return the commands of a graph in the order in which to start them.
 
     Parameters

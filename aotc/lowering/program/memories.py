@@ -98,7 +98,7 @@ class Memories:
         return self.for_targets.get(kernel, self.spaces[space].target)
 
 
-def bytes_of(type_: TensorType) -> Dim:
+def tensor_bytes(type_: TensorType) -> Dim:
     """Return the bytes of a tensor."""
     return product(type_.shape) * size_of(type_.dtype)
 

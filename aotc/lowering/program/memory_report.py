@@ -41,7 +41,7 @@ class FunctionMemory:
         return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
 
 
-def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
+def function_memory(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
     """Return the memory of a function whose storages have offsets in ``arenas`` bytes of each space."""
     steps = list(walk(program.steps))
     makers: dict[Storage, str] = {}
@@ -52,10 +52,10 @@ def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space])
         for s in writes:
             makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
     rows = sorted((_row(s, makers.get(s, ""), spaces) for s in places), key=lambda row: row[1] != "global")
-    return FunctionMemory(total_of(arenas), scratch_of(program, spaces), tuple(rows))
+    return FunctionMemory(total_arena_bytes(arenas), scratch_bytes_per_thread(program, spaces), tuple(rows))
 
 
-def total_of(arenas: Sequence[Dim]) -> Dim:
+def total_arena_bytes(arenas: Sequence[Dim]) -> Dim:
     """Return the bytes of the arenas of all memories."""
     total: Dim = 0
     for size in arenas:
@@ -63,7 +63,7 @@ def total_of(arenas: Sequence[Dim]) -> Dim:
     return total
 
 
-def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
+def scratch_bytes_per_thread(program: Buffered, spaces: Sequence[Space]) -> int:
     """Return the scratch bytes of one thread; a GPU thread uses private memory instead."""
     steps = (step for step in walk(program.steps) if isinstance(step, Launch))
     launches = {(id(step.kernel.body), step_memory_space(step)): step for step in steps}  # equal layers share one body
@@ -71,7 +71,7 @@ def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
     return max((scratch_bytes(stack_to_scratch(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 
 
-def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
+def largest_specialisation_memory(memories: Sequence[FunctionMemory]) -> FunctionMemory:
     """Return the maximum over the specialisations of a function, of which the first is the general one."""
     general = memories[0]
     arena = general.arena

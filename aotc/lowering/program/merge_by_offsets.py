@@ -85,7 +85,7 @@ def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]
     groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
     originals: dict[Kernel, set[Kernel]] = {}
     for kernel in kernels:
-        parts = parts_of(kernel)
+        parts = rows_read_by_kernel(kernel)
         if parts:
             key = replace(_RowReader(parts).kernel(kernel), name="")
             begins = tuple(parts[b.name].begin if b.name in parts else 0 for b in kernel.inputs)
@@ -94,7 +94,7 @@ def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]
     return [moved for key, some in groups.items() if len(originals[key]) > 1 for moved in some]
 
 
-def parts_of(kernel: Kernel) -> dict[str, ReadRows]:
+def rows_read_by_kernel(kernel: Kernel) -> dict[str, ReadRows]:
     """Return the rows that ``kernel`` reads of each input, by name, for inputs that it only loads at known rows."""
     loads: dict[str, list[Load]] = {}
     others = {kernel.inputs[source].name for _, source in kernel.aliases}

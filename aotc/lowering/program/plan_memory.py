@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, static
 from aotc.ir.program.ir import Storage, place_apart
-from aotc.lowering.program.avoid_reuse import COMMAND, CONTROL, added_waits
+from aotc.lowering.program.avoid_reuse import COMMAND, CONTROL, waits_added_by_reuse
 from aotc.lowering.program.graphs import Run
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.abi import ALIGNMENT
@@ -95,7 +95,7 @@ OVERLAP_MEMORY = Limit(
 
 def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
     least = _place_static(storages)
-    loose = added_waits(runs, storages)
+    loose = waits_added_by_reuse(runs, storages)
     if loose is None or (most is not None and least >= most):
         return least
 

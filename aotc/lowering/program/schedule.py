@@ -24,8 +24,15 @@ from aotc.ir.program.ir import (
 )
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.dependences import Memory
-from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
-from aotc.lowering.program.list_schedule import order_of
+from aotc.lowering.program.graphs import (
+    Edges,
+    Run,
+    command_nanoseconds,
+    is_lone_control_step,
+    split_into_graphs,
+    worker_width_of_command,
+)
+from aotc.lowering.program.list_schedule import list_schedule_order
 from aotc.lowering.program.tile_dependences import TileEdges, Waits
 from aotc.vmfb import abi
 from aotc.vmfb.commands import encode
@@ -48,7 +55,7 @@ class CommandBuffer:
     locs: list[tuple[int, Loc] | None] = field(default_factory=list)
 
 
-def place_of(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
+def slot_and_offset(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
     """Return the slot of a storage, and its byte offset there."""
     match storage.kind:
         case "argument":
@@ -103,13 +110,13 @@ class Scheduler:
 
     def place(self, storage: Storage, begin: int = 0) -> abi.Place:
         """Return the slot and offset of byte ``begin`` of a storage, as the encoding has it."""
-        slot, offset = place_of(storage, self.slots)
+        slot, offset = slot_and_offset(storage, self.slots)
         return slot, self.operand(offset + begin)
 
     def _nodes(self, steps: Sequence[Step]) -> list[abi.Node]:
         commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
-        runs = runs_of(commands, self._edges, self.costs)
-        return [self._control(run[0]) if is_lone(run) else self._graph(run) for run in runs]
+        runs = split_into_graphs(commands, self._edges, self.costs)
+        return [self._control(run[0]) if is_lone_control_step(run) else self._graph(run) for run in runs]
 
     def _control(self, step: Step) -> abi.Node:
         match step:
@@ -122,7 +129,7 @@ class Scheduler:
 
     def _graph(self, steps: Run) -> abi.Graph:
         predecessors = self._edges(steps)
-        times = times_of(steps, self.costs)
+        times = command_nanoseconds(steps, self.costs)
         serial = self.costs.is_serial(times)
         waits = [Waits(tuple(before)) for before in predecessors]
         order = list(range(len(steps)))
@@ -130,7 +137,9 @@ class Scheduler:
             leaves = [step for step in steps if isinstance(step, Launch | Copy)]
             if self.costs.target.kind == "cpu" and len(leaves) == len(steps):
                 waits = self.tiles.choose(leaves, predecessors)
-            order = order_of([w.every for w in waits], times, [width_of(step, self.costs) for step in steps])
+            order = list_schedule_order(
+                [w.every for w in waits], times, [worker_width_of_command(step, self.costs) for step in steps]
+            )
         state, cell = self.states, len(steps)
         self.states += len(steps) + abi.INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)

@@ -18,7 +18,7 @@ from aotc.ir.limits import FINDINGS
 from aotc.ir.program.ir import Branch, Copy, Launch, Loop, Step, Storage, accessed_storages, storages_with_offsets, walk
 from aotc.ir.program.text import step_title
 from aotc.ir.program.verify import evaluated_dim, sample_dim_values
-from aotc.lowering.program.schedule import CommandBuffer, place_of
+from aotc.lowering.program.schedule import CommandBuffer, slot_and_offset
 from aotc.lowering.program.tile_dependences import covers_accesses
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.commands import read_commands
@@ -137,7 +137,7 @@ class _ScheduleCheck:
 
     def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
         """Return the slot and the byte offset of byte ``begin`` of a storage."""
-        slot, offset = place_of(s, self.slots)
+        slot, offset = slot_and_offset(s, self.slots)
         return slot, evaluated_dim(offset + begin, self.values)
 
     def differs(self, command: Command | Control, step: Part) -> Iterator[str]:

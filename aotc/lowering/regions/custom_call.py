@@ -53,10 +53,10 @@ class CustomCall:
 def custom_call_of(function: Function) -> CustomCall | None:
     """Return the custom call that an outlined region consists of, or None."""
     op = next((op for op in function.body.ops if op.name == "custom_call"), None)
-    return None if op is None else describe(op)
+    return None if op is None else describe_custom_call(op)
 
 
-def describe(op: Op) -> CustomCall:
+def describe_custom_call(op: Op) -> CustomCall:
     """Return the custom call of an op; a configuration that is not a dictionary becomes its one attribute."""
     config = op.attrs["config"]
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
@@ -74,7 +74,7 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     Python may end by an exception before its first instruction (from a signal handler, say), which is not reported.
     """
     op = b.the_op("custom_call")
-    described = describe(op)
+    described = describe_custom_call(op)
     call = LibraryCall(b)
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     for result, operand in op.attrs.get("aliases", ()):
@@ -106,7 +106,7 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
     per, *launch = op.attrs["gpu"]
     if per == REFUSED_ON_GPUS:
         raise CompileError.at(op.loc, launch[0], hint=launch[1])
-    function = f"{DEVICE_CALL}{per}_{describe(op).symbol}"
+    function = f"{DEVICE_CALL}{per}_{describe_custom_call(op).symbol}"
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     if launch:
         threads, blocks = launch

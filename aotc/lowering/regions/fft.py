@@ -20,10 +20,10 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.work import DFT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, serial_nest
-from aotc.lowering.elements.elements import Elements, all_of, test_index
-from aotc.lowering.elements.row_axis import RowBlocks, rows_of
+from aotc.lowering.elements.elements import Elements, conjunction_of_tests, test_index
+from aotc.lowering.elements.row_axis import RowBlocks, rows_along_dim
 from aotc.lowering.plans.linalg.dft import BlockDftPlan, CalledDftPlan, ThreadDftPlan
-from aotc.lowering.regions.common.bank_padding import padded
+from aotc.lowering.regions.common.bank_padding import bank_padded_index
 from aotc.lowering.regions.common.library_call import LibraryCall
 
 
@@ -72,7 +72,7 @@ class _BlockDft(_Dft):
 
     def __init__(self, b: RegionBuilder, plan: BlockDftPlan) -> None:
         super().__init__(b)
-        self.rows, self.place = rows_of(self.x.shape, self.attrs["axis"])
+        self.rows, self.place = rows_along_dim(self.x.shape, self.attrs["axis"])
         self.threads = plan.threads
         part, size = self.table.dtype, self.n + self.n // BANKS
         self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
@@ -98,8 +98,8 @@ class _BlockDft(_Dft):
             at = (f // stage.s, f % stage.s) if stage.s != 1 else (f, 0)
             tests = test_index(f, count, "lt")
             block, stores = self._butterfly(stage, (t, u), at, own, first, last)
-            computed += [If(all_of(tests), tuple(block))] if tests else block
-            written += [If(all_of(tests), tuple(stores))] if tests else stores
+            computed += [If(conjunction_of_tests(tests), tuple(block))] if tests else block
+            written += [If(conjunction_of_tests(tests), tuple(stores))] if tests else stores
         one = For("t", 0, self.threads, tuple(computed), "thread")
         if last:
             return [one]
@@ -126,13 +126,13 @@ class _BlockDft(_Dft):
             for part, mine, cell in zip(value, own, self.held, strict=True):
                 slot = (t, u * stage.radix + k)
                 block.append(Store(mine, slot, part))
-                stores.append(Store(cell, (padded(to),), Load(mine, slot)))
+                stores.append(Store(cell, (bank_padded_index(to),), Load(mine, slot)))
         return block, stores
 
     def _read(self, e: Elements, first: bool, position: Dim) -> Pair:
         if first:
             return self._parts(e, self.place(position))
-        re, im = (e.bind(Load(cell, (padded(position),))) for cell in self.held)
+        re, im = (e.bind(Load(cell, (bank_padded_index(position),))) for cell in self.held)
         return re, im
 
 

@@ -20,7 +20,7 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.lowering.passes.fuse.fuse import fuse, fuse_recorded
 from aotc.lowering.passes.fuse.record import FusionRecord, Verdict
-from aotc.lowering.passes.split_rows import forms_of, split_rows
+from aotc.lowering.passes.split_rows import long_row_forms, split_rows
 from aotc.lowering.plans.gpu_registers import estimate_registers
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.regions.lower_region import lower_region
@@ -186,7 +186,7 @@ def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
     """Yield the lowering decisions for long rows of all public functions, or of function ``only``."""
     for function in module.functions.values():
         if function.public and only in ("", function.name):
-            for form in forms_of(function.body, options):
+            for form in long_row_forms(function.body, options):
                 ops = (form.row.first, form.row.second)
                 yield FusionRow(function.name, bool(form.part), form.reason, _lines(ops))
 

@@ -9,7 +9,7 @@ from support.differential import LEVELS, check, integers, normal
 
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor.ir import walk
-from aotc.lowering.passes.vectorize_argmax import extreme_of
+from aotc.lowering.passes.vectorize_argmax import argmax_or_argmin_of
 
 pytestmark = pytest.mark.cpu
 
@@ -79,12 +79,12 @@ def test_combiners_that_are_written_otherwise(sign):
     first = pairs(lambda a, b: (a >= b) | (a != a))
     x = hard_rows() * np.float32(1)
     check(lambda x: first(x)[1], [x], 2)
-    assert extreme_of(combiner(pairs(lambda a, b: (a > b) | (a != a)), x)) == ""
-    assert extreme_of(combiner(pairs(lambda a, b: a >= b), x)) == ""
+    assert argmax_or_argmin_of(combiner(pairs(lambda a, b: (a > b) | (a != a)), x)) == ""
+    assert argmax_or_argmin_of(combiner(pairs(lambda a, b: a >= b), x)) == ""
     for function in (pairs(lambda a, b: (a > b) | (a != a)), pairs(lambda a, b: a >= b)):
         check(lambda x, f=function: f(x)[1], [normal(5, 40)], 2)
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_jax_writes_them_so(name):
-    assert extreme_of(combiner(lambda x: PLACES[name](x, -1), hard_rows())) == name.removeprefix("arg")
+    assert argmax_or_argmin_of(combiner(lambda x: PLACES[name](x, -1), hard_rows())) == name.removeprefix("arg")

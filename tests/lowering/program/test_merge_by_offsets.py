@@ -10,7 +10,7 @@ import aotc
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.parser import parse_kernel
 from aotc.lowering import lower as lowering
-from aotc.lowering.program.merge_by_offsets import parts_of
+from aotc.lowering.program.merge_by_offsets import rows_read_by_kernel
 from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu
@@ -107,16 +107,16 @@ LOOP = "    for i in range(0, 16):\n        out[0, i] = {value}\n"
     ids=["two rows", "up to a row", "all rows", "written over", "not loaded"],
 )
 def test_parts(value, more, found):
-    parts = parts_of(parse_kernel(HEAD.format(more=more) + LOOP.format(value=value)))
+    parts = rows_read_by_kernel(parse_kernel(HEAD.format(more=more) + LOOP.format(value=value)))
     assert {name: (p.first, p.rows) for name, p in parts.items()} == ({} if found is None else {"x": found})
 
 
 def test_a_row_that_only_a_call_knows():
     text = HEAD.format(more="") + "    t = j[0]\n" + LOOP.format(value="x[t, i]")
-    assert parts_of(parse_kernel(text)) == {}
+    assert rows_read_by_kernel(parse_kernel(text)) == {}
 
 
 def test_a_tile_reads_more_than_its_loads():
     tile = 'tile(out, x, x, rows=1, cols=16, out_base=0, out_row=16, a_base=0, a_row=16, b_base=0, levels=[(1, 1, 16)]'
     text = HEAD.format(more="") + LOOP.format(value="x[5, i]") + f'    {tile})\n'
-    assert parts_of(parse_kernel(text)) == {}
+    assert rows_read_by_kernel(parse_kernel(text)) == {}

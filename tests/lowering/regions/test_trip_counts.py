@@ -14,7 +14,7 @@ from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.lower import lower
-from aotc.lowering.program.graphs import times_of
+from aotc.lowering.program.graphs import command_nanoseconds
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve_targets
@@ -106,8 +106,8 @@ def test_loops_of_several_kernels_take_as_long_as_their_turns(turns, iterations,
     loops = [step for step in steps if isinstance(step, Loop)]
     assert [step.iterations for step in loops] == [iterations] * 2
     for step in loops:
-        inside = sum(times_of([*step.cond, *step.body], costs))
-        assert times_of([step], costs) == pytest.approx([counted * inside])
+        inside = sum(command_nanoseconds([*step.cond, *step.body], costs))
+        assert command_nanoseconds([step], costs) == pytest.approx([counted * inside])
     assert variant.command_buffers[0].iterations == [iterations] * 2
     assert [step.iterations for step in walk_steps(again(variant)) if isinstance(step, Loop)] == [iterations] * 2
 

@@ -22,7 +22,7 @@ from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.text import parse_module
-from aotc.lowering.plans.attention.cpu_blocks import attention_blocks, rounded_as
+from aotc.lowering.plans.attention.cpu_blocks import attention_blocks, final_attention_dtype
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.targets import TARGETS
 from aotc.vmfb.host.machine import cpu_features
@@ -49,7 +49,7 @@ def side_by_side(arguments):
 
 def digits(function, arguments, target=VNNI):
     op = attention_op(function, arguments, target=target.name)
-    (blocks,) = attention_blocks(tuple(v.type for v in op.operands), op.attrs, rounded_as(op), target)
+    (blocks,) = attention_blocks(tuple(v.type for v in op.operands), op.attrs, final_attention_dtype(op), target)
     return blocks.digits
 
 

@@ -287,7 +287,7 @@ def _too_much(work: RegionWork) -> str:
     return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
 
 
-def target_of(options: Options) -> Target:
+def fusion_target(options: Options) -> Target:
     """Return the target for which fusion forms regions, as far as options limit it."""
     return resolve_targets(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 

@@ -33,11 +33,11 @@ from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.analysis.parallel_scatters import is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import with_measured_work
-from aotc.lowering.passes.fuse.absorb import READS_LATE, Absorber, Budget, target_of
+from aotc.lowering.passes.fuse.absorb import READS_LATE, Absorber, Budget, fusion_target
 from aotc.lowering.passes.fuse.outline import Group, Outliner
 from aotc.lowering.passes.fuse.recompute import Recomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
-from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, share_of
+from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, region_share
 from aotc.lowering.plans.operand_views import OperandViews, has_aligned_rows, operand_views
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, STRIDED_BYTES
 from aotc.lowering.threshold import Limit
@@ -132,7 +132,7 @@ class _Fuser:
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
         self._times: dict[Group, tuple[int, float]] = {}  # with the number of members counted
-        self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
+        self.budget = Budget(options.opt_level, fusion_target(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
@@ -367,7 +367,7 @@ class _Fuser:
         known, nanoseconds = self._times.get(group, (0, 0.0))
         nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
         self._times[group] = len(group.members), nanoseconds
-        return share_of(nanoseconds, group.anchors, group.kind)
+        return region_share(nanoseconds, group.anchors, group.kind)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Return True if ``op`` reads its operands from ``group`` at known indices, and none as an initial value."""

@@ -67,7 +67,7 @@ class Spread:
 
 
 def has_phases(op: Op) -> bool:
-    """Return True if ``op`` is a ``convolution`` with dilated pixels that :func:`by_phases` supports.
+    """Return True if ``op`` is a ``convolution`` with dilated pixels that :func:`convolve_by_phases` supports.
 
     Sizes must be known, without strides, kernel dilation and batch groups.
     """
@@ -79,7 +79,7 @@ def has_phases(op: Op) -> bool:
     return known and whole and any(n > 1 for n in a["lhs_dilation"])
 
 
-def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
+def convolve_by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
     """Append the convolutions of all runs, by ``convolve``, and return the result with phases interleaved."""
     runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
 
@@ -97,7 +97,7 @@ def by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
     return b.slice(whole, (0,) * whole.type.rank, (n, *outputs, whole.type.shape[-1]))
 
 
-def runs_of(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Run]:
+def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Run]:
     """Return the runs of the phases of a dim, in order."""
     size = -(-outputs // gap)
 

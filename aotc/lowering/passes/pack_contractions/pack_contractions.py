@@ -75,7 +75,7 @@ _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 _INTEGERS = frozenset({"i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"})
 
 
-def form_of(lhs: str, rhs: str, result: str, target: Target) -> TileForm | None:
+def tile_form_of_dtypes(lhs: str, rhs: str, result: str, target: Target) -> TileForm | None:
     """Return the tile form for the dtypes of operands and result, or None.
 
     bf16 is converted to f32 on a CPU without an instruction for pairs of it, and where tiles read the operand in place;
@@ -142,7 +142,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mappi
     if kind_of(op.result.type.dtype) == "c":
         return _complex_matmul(op, b, target, memory_limit)
     lhs, rhs = op.operands
-    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    form = tile_form_of_dtypes(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     constant = b.is_precomputable(rhs)
     if is_transposed(op, form, target, constant and not b.is_precomputable(lhs)):
         return _swapped(op, b, target, memory_limit)
@@ -292,7 +292,7 @@ def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequ
 
 def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
     lhs, rhs = op.operands
-    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    form = tile_form_of_dtypes(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
     if form == BF16_PAIRS and (conv_strategy(op, form) == "loops" or c % form.group != 0):
         form = F32

@@ -34,18 +34,18 @@ from aotc.lowering.passes.pack_contractions.tensor_core_matmul import (
     narrow_matmul,
     prepare_matmul,
     tensor_core_dtype,
-    widened,
+    widen_fp8_matmul,
 )
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
-from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, parts_of_sum
+from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, split_k_parts
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
 def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` in the form for tensor cores, and return its result."""
-    op = widened(narrow_matmul(op, b, target), b, target)
+    op = widen_fp8_matmul(narrow_matmul(op, b, target), b, target)
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
@@ -61,7 +61,7 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     taps, channels, columns = kernel_sizes(op)
     kind = tensor_core_dtype(op)
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
-    parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
+    parts = split_k_parts(shape, terms, kind, prod(window.taps)) if kind else 1
     taps_, width = window.copied
     even = width % (128 // size_of(op.operands[0].type.dtype)) == 0 or prod(taps_) % parts == 0
     return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)

@@ -27,7 +27,7 @@ from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation, swaps_matrix
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.gpu_conv import sum_dtype_of
-from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores, is_worth_turning, parts_of_sum
+from aotc.lowering.plans.gpu_matmul_tiles import is_for_tensor_cores, is_worth_transposing, split_k_parts
 from aotc.lowering.plans.operand_views import is_widened_in_tiles
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -42,7 +42,7 @@ _TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pa
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` in the form for tensor cores, and return its result."""
-    op = _stored(widened(narrow_matmul(_stored(op, b), b, target), b, target), b)
+    op = _stored(widen_fp8_matmul(narrow_matmul(_stored(op, b), b, target), b, target), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
@@ -58,7 +58,9 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
     transposed = None if by_warps else _is_transposed(op)
-    parts = parts_of_sum(op.result.type.shape, k, operands, transposed=transposed, by_warps=by_warps) if operands else 1
+    parts = (
+        split_k_parts(op.result.type.shape, k, operands, transposed=transposed, by_warps=by_warps) if operands else 1
+    )
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
 
@@ -121,7 +123,7 @@ def takes_fp8(op: Op, target: Target) -> bool:
     return target.has_fp8 and op.attrs.get("precision", "DEFAULT") == "DEFAULT"
 
 
-def widened(op: Op, b: Builder, target: Target) -> Op:
+def widen_fp8_matmul(op: Op, b: Builder, target: Target) -> Op:
     """Return a matmul of 8-bit floats as one of f16, which represents them exactly, if ``target`` lacks them."""
     if not {v.type.dtype for v in op.operands} <= FP8.keys() or takes_fp8(op, target):
         return op
@@ -156,7 +158,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
                 for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        if ways[number] and (b.is_precomputable(v) or is_worth_turning(v.type, times)):
+        if ways[number] and (b.is_precomputable(v) or is_worth_transposing(v.type, times)):
             operands[number] = _transposed(v, b)
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)

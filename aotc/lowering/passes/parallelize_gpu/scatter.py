@@ -30,7 +30,7 @@ from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
 from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
 from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import combined_in_runs
-from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, windows_last
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, scatter_update_rows, windows_last
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -77,7 +77,7 @@ def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
 def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
     """Return the scatter computed by ``combine(name, rows, array, updates)``."""
     op = windows_last(op, b)
-    rows = rows_of(op, b)
+    rows = scatter_update_rows(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
     found = combine(combiner_op_name(op) or "", rows, *flat, b)
@@ -86,7 +86,7 @@ def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
 
 def _overwritten(op: Op, b: Builder) -> Sequence[Value]:
     n, op = op.attrs["inputs"], windows_last(op, b)
-    rows = rows_of(op, b)
+    rows = scatter_update_rows(op, b)
     index = rows.only_last(rows.last(rows.index, b), b)
     arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
     updates = [b.reshape(u, rows.shape(rows.updates)) for u in op.operands[n + 1 :]]

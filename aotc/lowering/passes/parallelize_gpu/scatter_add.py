@@ -24,7 +24,12 @@ from aotc.lowering.analysis.parallel_scatters import updates_of
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
-from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, rows_of, width_of, windows_last
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import (
+    UpdateRows,
+    scatter_update_rows,
+    scatter_update_width,
+    windows_last,
+)
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.resources import counted_width
 from aotc.lowering.threshold import BlockSize, Limit
@@ -43,11 +48,11 @@ def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     dtype = op.results[0].type.dtype
     if combiner_op_name(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
-    width = width_of(op)
+    width = scatter_update_width(op)
     if not is_static((*op.operands[0].type.shape, updates_of(op), width)) or SUMMED_ROW.holds(width):
         return None
     op = windows_last(op, b)
-    rows = rows_of(op, b)
+    rows = scatter_update_rows(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
     return (b.reshape(_Sums(rows, target, b).added(*flat), x.type.shape),)

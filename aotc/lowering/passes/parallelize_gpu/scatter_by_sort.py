@@ -27,7 +27,7 @@ from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
 from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
-from aotc.lowering.passes.parallelize_gpu.scatter_rows import rows_of, windows_last
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import scatter_update_rows, windows_last
 from aotc.lowering.passes.rewrite import Builder, append_region
 from aotc.targets import Target
 
@@ -44,7 +44,7 @@ class _Mark(IntEnum):
 def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     """Return the values that replace a scatter: its updates are sorted; see the module docstring."""
     n, op = op.attrs["inputs"], windows_last(op, b)
-    rows = rows_of(op, b)
+    rows = scatter_update_rows(op, b)
     index, numbers = _sorted(rows.index, target, b)
     shape = rows.shape(rows.updates)
     updates = [rows.gather(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]

@@ -101,7 +101,7 @@ def windows_last(op: Op, b: Builder) -> Op:
     return replace(op, operands=(*op.operands[: n + 1], *updates), attrs=attrs)
 
 
-def rows_of(op: Op, b: Builder) -> UpdateRows:
+def scatter_update_rows(op: Op, b: Builder) -> UpdateRows:
     """Append the ops that compute the row of each update, and return the rows."""
     x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
     a, whole = op.attrs, _covered_dims(op)
@@ -137,7 +137,7 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
     return UpdateRows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
 
 
-def width_of(op: Op) -> Dim:
+def scatter_update_width(op: Op) -> Dim:
     """Return the number of contiguous array elements that an update covers in each row."""
     shape = op.operands[0].type.shape
     return product(shape[len(shape) - _covered_dims(op) :])

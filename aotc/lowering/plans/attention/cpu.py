@@ -15,7 +15,7 @@ from aotc.lowering.analysis.attention_int_cache import INTEGERS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.plans.attention.cpu_blocks import DecodeBlocks, ScoreBlocks, attention_blocks, rounded_as
+from aotc.lowering.plans.attention.cpu_blocks import DecodeBlocks, ScoreBlocks, attention_blocks, final_attention_dtype
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize
 from aotc.targets import Target
@@ -103,7 +103,7 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
         If no blocks fit the scratch memory.
     """
     op = b.the_op("attention")
-    match attention_blocks(tuple(v.type for v in op.operands), op.attrs, rounded_as(op), b.target):
+    match attention_blocks(tuple(v.type for v in op.operands), op.attrs, final_attention_dtype(op), b.target):
         case (DecodeBlocks() as few,):
             return _plan_decode(b, op, few)
         case (ScoreBlocks() as many,):

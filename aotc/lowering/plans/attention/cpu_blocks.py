@@ -141,7 +141,7 @@ def takes_attention(op: Op, target: Target) -> bool:
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
         return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
-    if not attention_blocks(types, op.attrs, rounded_as(op), target):
+    if not attention_blocks(types, op.attrs, final_attention_dtype(op), target):
         return False
     _, rows, terms, _, _ = axes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)
@@ -168,10 +168,10 @@ PART_TERMS = BlockSize(
 )
 
 
-def parts_of(op: Op, target: Target) -> int:
+def split_kv_parts(op: Op, target: Target) -> int:
     """Return the number of parts into which the terms of ``op`` are split (split-KV) to occupy all workers; often 1."""
     types = tuple(v.type for v in op.operands)
-    found = attention_blocks(types, op.attrs, rounded_as(op), target) if target.kind == "cpu" else ()
+    found = attention_blocks(types, op.attrs, final_attention_dtype(op), target) if target.kind == "cpu" else ()
     batch, rows, terms, _, _ = axes(types, op.attrs)
     if not found or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
         return 1
@@ -221,7 +221,7 @@ def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
     return 2 if short else 3
 
 
-def rounded_as(op: Op) -> str:
+def final_attention_dtype(op: Op) -> str:
     """Return the dtype to which the result of ``op`` is finally rounded, for split-KV after parts are combined."""
     return op.results[0].type.dtype if len(op.results) == 1 else op.operands[0].type.dtype
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from aotc.ir.loop.forms.attention import read_attention
 from aotc.ir.loop.forms.tiling import DecodeAttention, Tiling
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.gpu_decode import one_warp
+from aotc.lowering.plans.attention.gpu_decode import one_warp_tiling
 from aotc.lowering.plans.attention.gpu_loops import attention_loops
 from aotc.lowering.plans.attention.gpu_tiles import are_copyable, attention_tiling
-from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
+from aotc.lowering.plans.attention.sizes import AttentionSizes, attention_sizes
 from aotc.lowering.plans.region_plan import RegionPlan
 
 
@@ -30,7 +30,7 @@ class TensorCoreAttentionPlan(RegionPlan):
 def region_sizes(b: RegionBuilder) -> AttentionSizes | None:
     """Return the axes of the ``attention`` of a region, or None if no template supports them."""
     op = b.the_op("attention")
-    return sizes_of(tuple(v.type for v in op.operands), op.attrs)
+    return attention_sizes(tuple(v.type for v in op.operands), op.attrs)
 
 
 def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
@@ -47,7 +47,7 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
     if isinstance(tiling.template, DecodeAttention) and not are_copyable(found, tiling):
-        tiling = one_warp(sizes, b.target) or tiling
+        tiling = one_warp_tiling(sizes, b.target) or tiling
     if not are_copyable(found, tiling):
         hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
         raise b.unsupported(op, "attention of operands that lie in no lines", hint)

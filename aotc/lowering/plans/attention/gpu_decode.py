@@ -108,7 +108,7 @@ def plan_decode(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
     """Return the plan with the least modelled time, or None if no tiling fits the shared memory of ``target``."""
     tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
     if target.cpu != "sm_90a" or not tilings:
-        alone = one_warp(sizes, target)
+        alone = one_warp_tiling(sizes, target)
         return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
     plans = list(_plans(sizes, tilings[0]))
     return min(plans, key=lambda plan: _time(sizes, plan))
@@ -166,7 +166,7 @@ def _share(blocks: int, fastest: float) -> float:
     return float(((blocks / FEW_SPREAD.value) ** 4 + fastest**-4) ** 0.25)
 
 
-def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
+def one_warp_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """Return the tiling of a block of one warp: more terms at a time if they have fewer bytes, and 3 or 2 stages.
 
     None if neither number of stages fits the shared memory of ``target``.
@@ -198,7 +198,7 @@ def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
     return best if time_of(best) + PARTS_TOGETHER.value < time_of(terms) else 0
 
 
-def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
+def split_kv_part_terms(sizes: AttentionSizes, target: Target) -> int:
     """Return the terms of a part if attention of few queries is split into parts that other kernels combine; else 0."""
     plan = plan_decode(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
     return plan.part if plan is not None else 0

@@ -12,7 +12,7 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import Elements, all_of
+from aotc.lowering.elements.elements import Elements, conjunction_of_tests
 from aotc.lowering.elements.tensor_core_loops import as_tensor_core_operand
 from aotc.lowering.plans.attention.sizes import AttentionSizes
 
@@ -133,7 +133,7 @@ class _Loops:
         if dims_of(attrs, "causal") and self.sizes.offset is None:
             seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + dims_of(attrs, "causal")[0])), "i1")
             tests.append(seen)
-        return Apply("select", (all_of(tests), x, _number(attrs["fill"])), "f32") if tests else x
+        return Apply("select", (conjunction_of_tests(tests), x, _number(attrs["fill"])), "f32") if tests else x
 
     def _results(self) -> list[Stmt]:
         """Return the statements that store a weighted mean: 0 where there are no terms."""

@@ -12,7 +12,7 @@ from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, MmaAttenti
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.cost_model.work import UNKNOWN_TERMS
 from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_decode
-from aotc.lowering.plans.attention.sizes import AttentionSizes, sizes_of
+from aotc.lowering.plans.attention.sizes import AttentionSizes, attention_sizes
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 
@@ -107,7 +107,7 @@ def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
 
 def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
     """Return True if ``target`` has a template for attention with operands of ``types``."""
-    sizes = sizes_of(types, attrs)
+    sizes = attention_sizes(types, attrs)
     return sizes is not None and attention_tiling(sizes, target) is not None
 
 

@@ -72,7 +72,7 @@ class AttentionSizes:
         return (*batch, row if rows else line, last)
 
 
-def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
+def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
     """Return the axes, or None if the GPU templates do not support such operands.
 
     They need default precision, operands of one dtype (bf16, f16 or f32), contiguous last dims of a multiple of 8

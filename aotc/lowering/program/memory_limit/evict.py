@@ -28,11 +28,11 @@ from aotc.lowering.placement.memory_spaces import value_devices
 from aotc.lowering.program.memory_limit.copy_readers import Relief
 from aotc.lowering.program.memory_limit.loop_operands import read_inside
 from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, Kernels, SpaceOf
-from aotc.lowering.program.memory_limit.rematerialize import recomputed
-from aotc.lowering.program.memory_limit.spill import spilled
+from aotc.lowering.program.memory_limit.rematerialize import rematerialize_rewrites
+from aotc.lowering.program.memory_limit.spill import spill_rewrites
 
 
-def evicted(
+def evict_at_peak(
     function: Function, functions: Functions, kernels: Kernels, finder: Callable[[Function], SpaceOf], costs: Costs,
     space: int, spills: bool, suffix: str,
 ) -> Function | None:  # fmt: skip
@@ -69,9 +69,9 @@ def _reliefs(
 
     ``constants`` may determine trip counts.
     """
-    yield from recomputed(model, costs)
+    yield from rematerialize_rewrites(model, costs)
     if places:
-        yield from spilled(model, places)
+        yield from spill_rewrites(model, places)
     worst = model.region.ops[model.worst(model.region.ops)]
     if not model.inner[worst][0]:
         return

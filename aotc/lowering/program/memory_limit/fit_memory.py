@@ -16,9 +16,9 @@ from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.graphs import graphs
 from aotc.lowering.program.memories import Memories
-from aotc.lowering.program.memory_limit.evict import evicted
+from aotc.lowering.program.memory_limit.evict import evict_at_peak
 from aotc.lowering.program.memory_limit.order_ops import order_ops
-from aotc.lowering.program.memory_report import scratch_of, total_of
+from aotc.lowering.program.memory_report import scratch_bytes_per_thread, total_arena_bytes
 from aotc.lowering.program.plan_memory import plan_memory
 
 
@@ -65,7 +65,7 @@ def fit_memory(
             return one.function
     now = least = found[0]
     gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
-    evict = partial(evicted, functions=functions, kernels=kernels, finder=memories.finder, costs=costs)
+    evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.finder, costs=costs)
     for count in range(RELIEVED):
         ways = (evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.over(limit))
         made = next(filter(None, ways), None)
@@ -85,7 +85,7 @@ def _is_better(new: Buffered, old: Buffered) -> bool:
 
 def _arena(steps: Buffered) -> Dim:
     spaces = {s.space for s in steps.arena}
-    return total_of([plan_memory([s for s in steps.arena if s.space == n]) for n in sorted(spaces)])
+    return total_arena_bytes([plan_memory([s for s in steps.arena if s.space == n]) for n in sorted(spaces)])
 
 
 class _Form:
@@ -93,8 +93,8 @@ class _Form:
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
         self.function, self.steps, self.memories = function, steps, memories
-        arenas = arenas_of(steps, len(memories.spaces))
-        self.scratch = scratches(steps, memories.spaces)
+        arenas = arena_values_by_memory(steps, len(memories.spaces))
+        self.scratch = scratch_bytes_by_memory(steps, memories.spaces)
         self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
 
     def over(self, limit: int) -> list[int]:
@@ -108,14 +108,14 @@ class _Form:
         return sum(static(self.taken[n]) - limit for n in self.over(limit))
 
 
-def arenas_of(steps: Buffered, spaces: int) -> list[list[Storage]]:
+def arena_values_by_memory(steps: Buffered, spaces: int) -> list[list[Storage]]:
     """Return the values in the arena of each memory."""
     return [[s for s in steps.arena if s.space == n] for n in range(spaces)]
 
 
-def scratches(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
+def scratch_bytes_by_memory(steps: Buffered, spaces: Sequence[Space]) -> list[int]:
     """Return the scratch bytes of one thread in each memory."""
-    scratch = scratch_of(steps, spaces)
+    scratch = scratch_bytes_per_thread(steps, spaces)
     return [scratch if space.target.kind == "cpu" else 0 for space in spaces]
 
 
@@ -137,7 +137,7 @@ def _too_much(limit: int, form: _Form) -> CompileError:
     space = form.over(limit)[0]
     own = form.memories.spaces[space]
     size, scratch = static(form.taken[space]), form.scratch[space]
-    alive = _worst(arenas_of(steps, len(form.taken))[space])
+    alive = _worst(arena_values_by_memory(steps, len(form.taken))[space])
     rows = [f"{s.size:,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
     thread = f" ({scratch:,} of them for one thread)" if scratch else ""
     where = f" on {own.device}" if own.device else ""

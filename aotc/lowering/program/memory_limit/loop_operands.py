@@ -22,7 +22,7 @@ from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers
 from aotc.lowering.program.memory_limit.order_ops import Alive
 from aotc.lowering.program.memory_limit.rematerialize import is_repeatable
 from aotc.lowering.program.memory_limit.spill import (
-    inserted,
+    insert_op_after,
     is_fetch,
     move_price,
     transfer_from_host,
@@ -101,7 +101,7 @@ def _moved(
     region = replace(region, ops=tuple(changed if o is op else o for o in kept))
     if out is maker:
         return region
-    return inserted(region, out, set(ops[: max([ops.index(maker), *earlier]) + 1]))
+    return insert_op_after(region, out, set(ops[: max([ops.index(maker), *earlier]) + 1]))
 
 
 def _with_recomputed(model: Alive, op: Op, maker: Op, firsts: Mapping[int, int], count: str) -> Region:

@@ -200,7 +200,7 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
         if has_effects(op, model.functions):
             before += [acted] if acted else []
             acted = op
-        for _, old in model.over[op] if op.name == "while" or updates(op, model.functions) else ():
+        for _, old in model.over[op] if op.name == "while" or updates_in_place(op, model.functions) else ():
             before += readers.get(old, [])
         for v in model.reads[op]:
             readers.setdefault(v, []).append(op)
@@ -208,7 +208,7 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
     return needs
 
 
-def updates(op: Op, functions: Functions) -> bool:
+def updates_in_place(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` writes results over operands."""
     return op.name == "dispatch" and count_overwritten_parameters(functions[op.attrs["callee"]]) > 0
 

@@ -9,10 +9,10 @@ from functools import partial
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits_for_later_readers
-from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, has_effects, updates
+from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, has_effects, updates_in_place
 
 
-def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
+def rematerialize_rewrites(model: Alive, costs: Costs) -> Iterator[Relief]:
     """Yield rewrites that recompute a value that is alive at the peak and read only later."""
     region = model.region
     worst = model.worst(region.ops)
@@ -30,7 +30,7 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
 
 def is_repeatable(op: Op, functions: Functions) -> bool:
     """Return True if ``op`` computes the same result at any position, without effects."""
-    return op.name == "dispatch" and not has_effects(op, functions) and not updates(op, functions)
+    return op.name == "dispatch" and not has_effects(op, functions) and not updates_in_place(op, functions)
 
 
 def _with_repeated(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:

@@ -20,7 +20,7 @@ from aotc.lowering.program.memory_limit.order_ops import Alive
 REASON = "the memory limit: not read until later"
 
 
-def spilled(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
+def spill_rewrites(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
     """Yield rewrites that move to the host a value that is alive at the peak and read only later.
 
     ``places`` are the devices of values.
@@ -78,10 +78,10 @@ def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str
     out = transfer_to_host(v, place, count, loc)
     into = transfer_from_host(out.result, v, place, count, loc)
     made = copy_readers(model, {v: into.result}, [into], at, f"_back{count}")
-    return inserted(made, out, set(model.region.ops[:away]))
+    return insert_op_after(made, out, set(model.region.ops[:away]))
 
 
-def inserted(region: Region, op: Op, before: Set[Op]) -> Region:
+def insert_op_after(region: Region, op: Op, before: Set[Op]) -> Region:
     """Return ``region`` with ``op`` inserted after the leading ops that are in ``before``."""
     number = next((n for n, one in enumerate(region.ops) if one not in before), len(region.ops))
     return replace(region, ops=(*region.ops[:number], op, *region.ops[number:]))

@@ -22,7 +22,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.in_place import donated_argument_pairs
 from aotc.lowering.cost_model.work import estimated_bytes
-from aotc.lowering.program.memories import bytes_of
+from aotc.lowering.program.memories import tensor_bytes
 from aotc.lowering.program.owners.live_ranges import Life, LiveRanges, Span
 from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties
 
@@ -98,7 +98,7 @@ class Owners:
         owners = dict.fromkeys(self._owners.values())
         shared = [o for o in owners if len(o.values) > 1]
         rows = [f"owners of @{self.function.name}", *(_line(o) for o in shared), "copies that remain"]
-        return "\n".join([*rows, *(f"  {describe(one)}" for one in self.refused)]) + "\n"
+        return "\n".join([*rows, *(f"  {describe_needed_copy(one)}" for one in self.refused)]) + "\n"
 
     def __post_init__(self) -> None:
         body, space = self.function.body, self.ranges.space
@@ -106,12 +106,12 @@ class Owners:
             if len(life.spans) > 1:
                 life.spans = _union(life.spans, [])
             writes = -1 if life.read_only else min(life.writes)
-            self._owners[v] = BufferOwner([v], life, bytes_of(v.type), space(v), first_write=writes)
+            self._owners[v] = BufferOwner([v], life, tensor_bytes(v.type), space(v), first_write=writes)
         end = self.ranges.end
         self.results = [Value(f"result{n}", v.type) for n, v in enumerate(body.results)]
         for n, (mine, v) in enumerate(zip(self.results, body.results, strict=True)):
             life = Life([(2 * end + 1, 2 * end + 1)], {end: n})
-            self._owners[mine] = BufferOwner([mine], life, bytes_of(v.type), space(v), result=n, first_write=end)
+            self._owners[mine] = BufferOwner([mine], life, tensor_bytes(v.type), space(v), result=n, first_write=end)
         for n, p in enumerate(body.params):
             self._owners[p].argument = n
         self._checked = max((self.ranges.point_of[op] for op in body.ops if op.name in JUDGED), default=-1)
@@ -309,7 +309,7 @@ def _line(owner: BufferOwner) -> str:
     return f"  {memory}{owner.size} bytes: {', '.join(map(str, owner.values))}"
 
 
-def describe(one: NeededCopy) -> str:
+def describe_needed_copy(one: NeededCopy) -> str:
     """Return a line of text that describes a remaining copy."""
     tie = one.tie
     return f"{tie.cost:,} bytes a call, {tie.old} to {tie.new} ({tie.kind}): {one.reason}"

@@ -23,7 +23,9 @@ from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.program.memory_limit.order_ops import has_effects
 
 
-def reads_first(function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> Function:
+def move_reads_before_updates(
+    function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
+) -> Function:
     """Return ``function`` with reads of updated values moved before the updates."""
     return function.doing(_ReadsFirst(functions, kernels).region(function.body, {}))
 

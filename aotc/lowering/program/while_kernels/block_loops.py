@@ -45,7 +45,7 @@ from aotc.lowering.program.while_kernels.small_loops import (
     LoopKernel,
     LoopWriter,
     copy_buffers,
-    is_closed,
+    is_closed_loop,
     kernels_in,
     loop_kernel,
     only_element,
@@ -68,7 +68,7 @@ LOOP_BLOCK_BYTES = Limit(
 def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
     """Return the kernel for one block, or None if the loop is too large."""
     inner = kernels_in(loop.op, loop.kernels)
-    closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners)
+    closed = is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners)
     if not inner or not closed or not all(map(runs_in_block, inner)):
         return None
     flops, bytes_ = work_of_iteration(loop)

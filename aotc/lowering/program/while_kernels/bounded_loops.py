@@ -15,7 +15,7 @@ from aotc.ir.program.ir import Loop, Step, Storage
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.plans.thresholds import LOOP_TURNS
 from aotc.lowering.program.memories import Memories, launch_step
-from aotc.lowering.program.while_kernels.carries import first_state
+from aotc.lowering.program.while_kernels.carries import initial_loop_state
 from aotc.lowering.program.while_kernels.small_loops import LoopKernel
 from aotc.vmfb.dtypes import to_numpy
 
@@ -69,7 +69,7 @@ def bounded_steps(
     and whether iterations remain. ``iterations`` is the trip count, or None.
     """
     begin = places.time
-    state = first_state(places, op, whole=False)
+    state = initial_loop_state(places, op, whole=False)
     others = [places.readable(v) for v in loop.reads]
     more = places.fresh(op.regions[0].results[0])
     places.touch(*state.places, *others, more, *kept)

@@ -13,7 +13,9 @@ from aotc.ir.tensor.ir import Op, Value
 Place = TypeVar("Place", bound=Hashable)
 
 
-def in_order(rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], Place]) -> list[tuple[Place, Place]]:
+def ordered_copies(
+    rows: Iterable[tuple[Place, Place]], temporary: Callable[[Place], Place]
+) -> list[tuple[Place, Place]]:
     """Order copies (pairs of source and target) so that no source is overwritten before it is read.
 
     A cycle is broken by saving a source in ``temporary`` memory first. Targets are distinct.
@@ -57,7 +59,7 @@ class Carried:
     held: set[int] = field(default_factory=set)
 
 
-def first_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
+def initial_loop_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
     """Return the memory of a ``while``'s state, with copies; ``whole`` is True if a kernel for the loop exists, too."""
     made = Carried()
     made.places = [places.storage(v) for v in op.results]

@@ -24,7 +24,7 @@ from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
-    is_closed,
+    is_closed_loop,
     kernels_in,
     loop_kernel,
 )
@@ -73,7 +73,7 @@ LOOP_STAGE_BYTES = BlockSize(
 def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
     """Return the kernel for all blocks, or None if the loop is too large, or has unsuitable kernels."""
     inner = kernels_in(loop.op, loop.kernels)
-    closed = is_closed(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
+    closed = is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
         return None
     flops, bytes_ = work_of_iteration(loop)

@@ -41,7 +41,7 @@ from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.program.owners.owners import BufferOwner, Owners
 from aotc.lowering.program.owners.ties import iterations_in
-from aotc.lowering.program.while_kernels.carries import in_order
+from aotc.lowering.program.while_kernels.carries import ordered_copies
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import size_of
@@ -72,9 +72,9 @@ class CandidateLoop:
     owners: Owners
 
 
-def is_small(loop: CandidateLoop, limit: Limit) -> bool:
+def is_small_loop(loop: CandidateLoop, limit: Limit) -> bool:
     """Return True if an iteration does so little work that launches would dominate its time."""
-    if not is_closed(loop.op, loop.functions, loop.kernels, loop.owners):
+    if not is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners):
         return False
     if any(needs_block(k) or calls_device_function(k) for k in kernels_in(loop.op, loop.kernels)):
         return False
@@ -102,7 +102,7 @@ def copied_elements(op: Op, owners: Owners) -> list[int]:
     return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
 
 
-def is_closed(
+def is_closed_loop(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], owners: Owners,
     value: Limit = LOOP_VALUE, elements: Limit = LOOP_ELEMENTS,
 ) -> bool:  # fmt: skip
@@ -110,7 +110,7 @@ def is_closed(
 
     Values that an iteration copies count, too.
     """
-    if not is_whole(op) or not all(is_static(v.type.shape) for v in computed_in(op)):
+    if not is_whole_loop(op) or not all(is_static(v.type.shape) for v in values_computed_in_loop(op)):
         return False
     often = {o for r in op.regions for o in _often(r)}
     carried = {owners.of(v) for v in op.results}
@@ -135,7 +135,7 @@ LOOP_BUFFERS = Limit(
 )
 
 
-def is_whole(op: Op) -> bool:
+def is_whole_loop(op: Op) -> bool:
     """Return True if one kernel can run a ``while``: no effects, no transfers, few enough values for its parameters."""
     if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
         return False
@@ -143,7 +143,7 @@ def is_whole(op: Op) -> bool:
     return LOOP_BUFFERS.holds(len(outer) + len(op.results))
 
 
-def computed_in(op: Op) -> Iterator[Value]:
+def values_computed_in_loop(op: Op) -> Iterator[Value]:
     """Yield the values that ops inside of a loop compute, and those that it carries."""
     for r in op.regions:
         yield from r.params
@@ -299,7 +299,7 @@ class LoopWriter:
         def saved(source: Buffer) -> Buffer:
             return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
 
-        for source, target in in_order(rows, saved):
+        for source, target in ordered_copies(rows, saved):
             self.copy(block, source, target)
 
     def write(

@@ -21,10 +21,10 @@ from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
     LoopWriter,
-    computed_in,
-    is_whole,
+    is_whole_loop,
     kernels_in,
     loop_kernel,
+    values_computed_in_loop,
 )
 from aotc.lowering.threshold import Limit
 
@@ -36,12 +36,12 @@ class SizeBound(NamedTuple):
     most: int
 
 
-def depth_of(op: Op) -> int:
+def control_depth(op: Op) -> int:
     """Return the nesting depth of loops and branches in ``op``, itself included."""
-    return 1 + max((depth_of(o) for r in op.regions for o in r.ops if o.regions), default=0)
+    return 1 + max((control_depth(o) for r in op.regions for o in r.ops if o.regions), default=0)
 
 
-def bounds_of(
+def loop_size_bounds(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit
 ) -> list[SizeBound] | None:  # fmt: skip
     """Return the bounds to check in a call before a ``while`` runs as one kernel.
@@ -50,8 +50,8 @@ def bounds_of(
     worker in an iteration.
     """
     work = kernels_in(op, kernels)
-    is_known = all(is_static(v.type.shape) for v in computed_in(op)) and not any(k.dims for k in work)
-    if is_known or not is_whole(op):
+    is_known = all(is_static(v.type.shape) for v in values_computed_in_loop(op)) and not any(k.dims for k in work)
+    if is_known or not is_whole_loop(op):
         return None
     sizes = [product(v.type.shape) for v in _computed_anew(op, functions)]
     flops: Dim = sum((k.flops for k in work), 0)

@@ -12,7 +12,13 @@ from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.plans.thresholds import LOOP_TURNS, UNROLLED_STEPS
 from aotc.lowering.program.while_kernels.block_loops import block_loop
 from aotc.lowering.program.while_kernels.grid_loops import grid_loop
-from aotc.lowering.program.while_kernels.small_loops import CandidateLoop, LoopKernel, is_small, kernels_in, loop_kernel
+from aotc.lowering.program.while_kernels.small_loops import (
+    CandidateLoop,
+    LoopKernel,
+    is_small_loop,
+    kernels_in,
+    loop_kernel,
+)
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
@@ -28,7 +34,7 @@ def one_kernel(
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
-        return loop_kernel(loop, filled=filled) if is_small(loop, limit) else None
+        return loop_kernel(loop, filled=filled) if is_small_loop(loop, limit) else None
     op, functions = loop.op, loop.functions
     known = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
@@ -38,7 +44,7 @@ def one_kernel(
     if not _is_narrow(op, loop.kernels):
         within = replace(loop, constants=known)
         return block_loop(within, gpu, bounded) or grid_loop(within, gpu, bounded)
-    return loop_kernel(loop, bounded=bounded) if is_small(loop, limit) else None
+    return loop_kernel(loop, bounded=bounded) if is_small_loop(loop, limit) else None
 
 
 def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:

@@ -31,7 +31,7 @@ from aotc.ir.opset.dim_attributes import dims_of
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import DEAR_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.elements.elements import all_of
+from aotc.lowering.elements.elements import conjunction_of_tests
 from aotc.lowering.plans.attention.cpu import (
     AttentionByRowsPlan,
     BlockedAttentionPlan,
@@ -220,7 +220,7 @@ class _Attention(AttentionBlocks):
         for offset in dims_of(attrs, "causal"):
             tests.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
         if tests:
-            x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))
+            x = self._apply("select", conjunction_of_tests(tests), x, self._number(attrs["fill"]))
         if not isinstance(x, Load):
             x = self.e.bind(x)
             block.append(Store(self.scores, place, x))

@@ -21,7 +21,7 @@ from aotc.ir.dims.algebra import Dim, maximum, minimum, sym
 from aotc.ir.loop.ir import Alloc, Apply, Const, For, If, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.elements import all_of
+from aotc.lowering.elements.elements import conjunction_of_tests
 from aotc.lowering.regions.attention.cpu_decode_products import AttentionProducts
 
 
@@ -117,7 +117,7 @@ class AttentionRows(AttentionProducts):
         def score(inner: list[Stmt], t: Dim) -> None:
             x = self._changed(Load(self.scores, (*at, t)), row, first + t, self._factor("k_scale", at, t, first))
             if tests := self._tests(row, first + t):
-                x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))
+                x = self._apply("select", conjunction_of_tests(tests), x, self._number(attrs["fill"]))
             if not isinstance(x, Load):
                 x = self.e.bind(x)
                 inner.append(Store(self.scores, (*at, t), x))

@@ -6,6 +6,6 @@ from aotc.ir.dims.algebra import Dim
 from aotc.lowering.analysis.thresholds import BANKS
 
 
-def padded(place: Dim) -> Dim:
+def bank_padded_index(place: Dim) -> Dim:
     """Return the index of an element in shared memory: a gap follows every ``BANKS`` elements."""
     return place + place // BANKS

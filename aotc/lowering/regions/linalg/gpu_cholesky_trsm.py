@@ -19,7 +19,7 @@ from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load,
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan, TriangleBlock
 from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
 from aotc.vmfb.dtypes import kind_of, real_of
@@ -100,7 +100,7 @@ class _Panels:
         tests = inside(u, v)
         place = cell(u, v)
         store = Store(out, place, Apply("sub", (Load(out, place), Load(sums, (u, v))), self.dtype))
-        block.append(If(all_of(tests), (store,)) if tests else store)
+        block.append(If(conjunction_of_tests(tests), (store,)) if tests else store)
         body: list[Stmt] = [Alloc(sums), Alloc(ups), Alloc(across), square([Store(sums, (u, v), self.zero)])]
         return [*body, For(r, 0, inner, tuple(step)), square(block)]
 
@@ -152,7 +152,9 @@ class _Factor(_Panels):
         there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
         unit = Apply("select", (Apply("eq", (IndexScalar(i), IndexScalar(t)), "i1"), self.one, self.zero), self.dtype)
         read = Store(self.own, own, Load(self.out, self._at(begin + i, begin + t)))
-        load = For("i", 0, self.each, (If(all_of(there), (read,), (Store(self.own, own, unit),)),), "unroll")
+        load = For(
+            "i", 0, self.each, (If(conjunction_of_tests(there), (read,), (Store(self.own, own, unit),)),), "unroll"
+        )
         held = self.e.new_block()
         pivot = self.e.bind(_real(Load(self.diagonal, (t, t))))
         root = self.e.bind(_as(Apply("sqrt", (pivot,), pivot.dtype), self.dtype))
@@ -238,7 +240,7 @@ class _Factor(_Panels):
 
 
 def _guarded(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
-    return If(all_of(tests), (stmt,)) if tests else stmt
+    return If(conjunction_of_tests(tests), (stmt,)) if tests else stmt
 
 
 # --- triangular_solve --------------------------------------------------------
@@ -304,7 +306,7 @@ class _Solve(_Panels):
         there: list[Scalar] = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
         there += test_index(begin + i, self.n, "lt")
         read = Store(self.diagonal, (q, i), self.matrix(begin + i, begin + q))
-        load = If(all_of(there), (read,), (Store(self.diagonal, (q, i), unit),))
+        load = If(conjunction_of_tests(there), (read,), (Store(self.diagonal, (q, i), unit),))
         return self.thread_loop([For(str(p), self.t, size, (load,), step=self.threads)])
 
     def _inverses(self) -> Stmt:
@@ -320,13 +322,13 @@ class _Solve(_Panels):
         at = self._at(begin + i, self.first + t)
         read: Stmt = Store(self.own, cell, Load(self.out, at))
         if there:
-            read = If(all_of(there), (read,), (Store(self.own, cell, self.zero),))
+            read = If(conjunction_of_tests(there), (read,), (Store(self.own, cell, self.zero),))
         value = Load(self.own, cell)
         write = (Store(self.found, (i, t), value), _guarded(there, Store(self.out, at, value)))
         body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute(t)]
         body.append(For("i", 0, self.each, write, "unroll"))
         exists = test_index(self.first + t, self.end, "lt")
-        return self.thread_loop([If(all_of(exists), tuple(body))] if exists else body, self.count)
+        return self.thread_loop([If(conjunction_of_tests(exists), tuple(body))] if exists else body, self.count)
 
     def _rest(self, begin: Dim) -> Stmt:
         """Subtract the panel's unknowns from later equations, in tiles of equations and right-hand sides."""

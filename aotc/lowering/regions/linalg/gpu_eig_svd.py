@@ -32,12 +32,12 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import EigenPlan, JacobiPlan, SingularPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
-from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, binary_call, comparison_call
 from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Rotations
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
-def eigen(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stmt]:
+def eigen_statements(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stmt]:
     """Return the statements of ``syevd`` for the matrix ``head`` of the first output; one triangle is read.
 
     The outputs are the eigenvectors, which overwrite the matrix, the eigenvalues in ascending order, and the status.
@@ -45,7 +45,7 @@ def eigen(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stmt]:
     return _Eigen(b, head, plan).whole()
 
 
-def singular(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
+def svd_statements(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
     """Return the statements of ``gesdd`` for the matrix ``head`` of the first output.
 
     The matrix must not have more columns than rows, and is overwritten. The other outputs are the values, descending,
@@ -95,7 +95,7 @@ class Jacobi(Rotations):
 
     def inverse_scale(self) -> Scalar:
         """Return the factor that scales the largest real or imaginary part to 1."""
-        return self.e.bind(op2("div", self.real(1), Load(self.scale, (0,))))
+        return self.e.bind(binary_call("div", self.real(1), Load(self.scale, (0,))))
 
     def _by_elements(self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0) -> None:
         """Append a loop over the elements of the matrix, or of ``rows`` rows, distributed over threads."""
@@ -115,7 +115,7 @@ class Jacobi(Rotations):
             parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
             size = c.mine(self.own)
             for part in parts:
-                size = op2("max", size, Apply("abs", (part,), c.real))
+                size = binary_call("max", size, Apply("abs", (part,), c.real))
             return [Store(self.w, (j, i), x), c.keep(self.own, size)]
 
         self._by_elements(block, each)
@@ -126,7 +126,7 @@ class Jacobi(Rotations):
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
             x = self.e.bind(self.times(Load(self.w, (j, i)), scale))
-            return [Store(self.w, (j, i), x), c.keep(self.own, op2("add", c.mine(self.own), self.square(x)))]
+            return [Store(self.w, (j, i), x), c.keep(self.own, binary_call("add", c.mine(self.own), self.square(x)))]
 
         self._by_elements(block, each)
 
@@ -141,11 +141,11 @@ class Jacobi(Rotations):
         def join(block: list[Stmt]) -> None:
             total = self.real(least)
             for k in range(c.warps):
-                total = op2(how, total, Load(self.partial, (k,)))
+                total = binary_call(how, total, Load(self.partial, (k,)))
             block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
 
         return [
-            c.by_threads(begin), *c.among_lanes([self.own], lambda x, y: [op2(how, x[0], y[0])]),
+            c.by_threads(begin), *c.among_lanes([self.own], lambda x, y: [binary_call(how, x[0], y[0])]),
             c.by_threads(lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.mine(self.own))])),
             BLOCK_BARRIER, c.by_threads(join, 1), BLOCK_BARRIER,
         ]  # fmt: skip
@@ -156,7 +156,7 @@ class Jacobi(Rotations):
         if more is not None:
             name = self.b.fresh("j")
             own = (sym(name, 0, self.n),) * 2
-            shifted = op2("add", Load(self.w, own), self.wide(self.e.bind(more)))
+            shifted = binary_call("add", Load(self.w, own), self.wide(self.e.bind(more)))
             block.append(For(name, c.t, self.n, (Store(self.w, own, shifted),), step=c.threads))
         self._clear_columns(block)
         if pitch == self.rows:
@@ -164,7 +164,7 @@ class Jacobi(Rotations):
         first = self.held.padded(self.rows)
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
-            own = test2("eq", IndexScalar(i + self.rows), IndexScalar(j + first))
+            own = comparison_call("eq", IndexScalar(i + self.rows), IndexScalar(j + first))
             one = constant_scalar(1, c.dtype)
             unit = Apply("select", (own, one, c.zero()), c.dtype) if self.held.more else c.zero()
             return [Store(self.w, (j, i + self.rows), unit)]
@@ -202,8 +202,8 @@ class Jacobi(Rotations):
             def keep(block: list[Stmt]) -> None:
                 squares = self.e.bind(c.mine(self.y2))
                 total = self.e.bind(self.value(c.mine(self.x2), squares))
-                one = op2("div", self.real(1), Apply("sqrt", (squares,), c.real))
-                first = test2("eq", IndexScalar(self.lane), Const(0, "i64"))
+                one = binary_call("div", self.real(1), Apply("sqrt", (squares,), c.real))
+                first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
                 block.append(If(first, (Store(self.found, (column,), total), Store(self.unit, (column,), one))))
 
             return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
@@ -221,12 +221,14 @@ class Jacobi(Rotations):
         j, k = sym(own, 0, self.n), sym(others, 0, self.n)
         count = Buffer(self.b.fresh("count"), "i64", (), "private")
         mine, other = Load(self.found, (j,)), Load(self.found, (k,))
-        beyond = op2("or", test2(before, mine, other), test2(before, other, mine))
-        earlier = op2("and", Apply("not", (beyond,), "i1"), test2("lt", IndexScalar(k), IndexScalar(j)))
-        first = op2("or", test2(before, other, mine), earlier)
+        beyond = binary_call("or", comparison_call(before, mine, other), comparison_call(before, other, mine))
+        earlier = binary_call(
+            "and", Apply("not", (beyond,), "i1"), comparison_call("lt", IndexScalar(k), IndexScalar(j))
+        )
+        first = binary_call("or", comparison_call(before, other, mine), earlier)
         more = Apply("select", (first, Const(1, "i64"), Const(0, "i64")), "i64")
         inner: list[Stmt] = [Alloc(count), Store(count, (), Const(0, "i64"))]
-        inner.append(For(others, 0, self.n, (Store(count, (), op2("add", Load(count, ()), more)),)))
+        inner.append(For(others, 0, self.n, (Store(count, (), binary_call("add", Load(count, ()), more)),)))
         inner.append(Store(self.rank, (j,), Load(count, ())))
         block.append(For(own, c.t, self.n, tuple(inner), step=c.threads))
         self.e.enter(block)
@@ -242,8 +244,8 @@ class Jacobi(Rotations):
             def write(block: list[Stmt]) -> None:
                 to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
                 largest = self.e.bind(Load(self.scale, (0,)))
-                found = op2("mul", Load(self.found, (column,)), largest)
-                first = test2("eq", IndexScalar(self.lane), Const(0, "i64"))
+                found = binary_call("mul", Load(self.found, (column,)), largest)
+                first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
                 block.append(If(first, (Store(self.values, (*self.head, to), found),)))
                 self.store(block, column, to)
 
@@ -251,7 +253,7 @@ class Jacobi(Rotations):
 
         def state(block: list[Stmt]) -> None:
             finite = Apply("is_finite", (Load(self.norm, (0,)),), "i1")
-            done = op2("and", finite, Apply("not", (self.some_far(),), "i1"))
+            done = binary_call("and", finite, Apply("not", (self.some_far(),), "i1"))
             good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
             block.append(Store(self.status, self.head, good))
 
@@ -273,14 +275,14 @@ class _Eigen(Jacobi):
     def given(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the Hermitian matrix, from the triangle that is stored."""
         c = self.c
-        here = test2("ge", IndexScalar(row), IndexScalar(column))
+        here = comparison_call("ge", IndexScalar(row), IndexScalar(column))
         return Apply("select", (here, self._below(column, row), conj(self._below(row, column))), c.dtype)
 
     def diagonal(self) -> Scalar:
         """Return 5/4 of the norm of the scaled matrix; 1 for a zero matrix."""
         norm = self.e.bind(Load(self.norm, (0,)))
-        more = op2("mul", self.real(1.25), norm)
-        return Apply("select", (test2("eq", norm, self.real(0)), self.real(1), more), self.c.real)
+        more = binary_call("mul", self.real(1.25), norm)
+        return Apply("select", (comparison_call("eq", norm, self.real(0)), self.real(1), more), self.c.real)
 
     def number(self, block: list[Stmt], j: Dim) -> None:
         """Append half the Rayleigh quotient ``conj(w) . (a w)`` of a column: the lower triangle, half its diagonal."""
@@ -294,12 +296,14 @@ class _Eigen(Jacobi):
             name = self.b.fresh("k")
             inner = self.e.new_block()
             k = sym(name, 0, self.n)
-            term = op2("mul", self.times(self._below(k, i), scale), Load(self.w, (j, k)))
+            term = binary_call("mul", self.times(self._below(k, i), scale), Load(self.w, (j, k)))
             inner.append(Store(total, (), term, "add"))
             self.e.enter(outer)
             outer += [Alloc(total), Store(total, (), c.zero()), For(name, 0, i, tuple(inner))]
-            half = op2("mul", self.times(self._below(i, i), self.e.bind(op2("mul", self.real(0.5), scale))), own)
-            whole = op2("mul", conj(own), op2("add", Load(total, ()), half))
+            half = binary_call(
+                "mul", self.times(self._below(i, i), self.e.bind(binary_call("mul", self.real(0.5), scale))), own
+            )
+            whole = binary_call("mul", conj(own), binary_call("add", Load(total, ()), half))
             real = Apply("real", (whole,), c.real) if kind_of(c.dtype) == "c" else whole
             return [Store(self.x2, (c.t,), real, "add"), Store(self.y2, (c.t,), bind(self.square(own)), "add")]
 
@@ -307,7 +311,7 @@ class _Eigen(Jacobi):
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the eigenvalue of the scaled matrix."""
-        return op2("div", op2("add", total, total), squares)
+        return binary_call("div", binary_call("add", total, total), squares)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
         """Append the stores of an eigenvector."""
@@ -323,11 +327,11 @@ class _Singular(Jacobi):
     def __init__(self, b: RegionBuilder, head: Index, plan: SingularPlan) -> None:
         super().__init__(b, head, plan, b.outputs[1], b.outputs[4])
         self.left, self.right = b.outputs[2:4]
-        self.noise = op2("mul", self._least(), self._least())
+        self.noise = binary_call("mul", self._least(), self._least())
 
     def _least(self) -> Scalar:
         """Return the norm up to which a column is rounding noise."""
-        return op2("mul", self.real(self.small), Load(self.norm, (0,)))
+        return binary_call("mul", self.real(self.small), Load(self.norm, (0,)))
 
     def number(self, block: list[Stmt], j: Dim) -> None:
         """Append the squares of a column, and of the same column of the product of rotations."""
@@ -340,14 +344,14 @@ class _Singular(Jacobi):
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the norm of a column, corrected for the rounding of the rotations."""
-        return Apply("sqrt", (op2("div", total, squares),), self.c.real)
+        return Apply("sqrt", (binary_call("div", total, squares),), self.c.real)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
         """Append the stores of both vectors of a value; the left vector of a value that is noise is 0."""
         c, bind = self.c, self.e.bind
         size = bind(Load(self.found, (column,)))
-        one = op2("div", self.real(1), size)
-        factor = bind(Apply("select", (test2("gt", size, self._least()), one, self.real(0)), c.real))
+        one = binary_call("div", self.real(1), size)
+        factor = bind(Apply("select", (comparison_call("gt", size, self._least()), one, self.real(0)), c.real))
 
         def each(i: Dim) -> list[Stmt]:
             x = bind(self.times(Load(self.w, (column, i)), factor))

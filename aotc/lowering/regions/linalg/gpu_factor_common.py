@@ -21,12 +21,12 @@ Fill = Callable[[list[Stmt]], None]
 Join = Callable[[Sequence[Scalar], Sequence[Scalar]], Sequence[Scalar]]
 
 
-def op2(name: str, x: Scalar, y: Scalar) -> Scalar:
+def binary_call(name: str, x: Scalar, y: Scalar) -> Scalar:
     """Return a binary function of two scalars of one dtype."""
     return Apply(name, (x, y), x.dtype)
 
 
-def test2(name: str, x: Scalar, y: Scalar) -> Scalar:
+def comparison_call(name: str, x: Scalar, y: Scalar) -> Scalar:
     """Return a comparison of two scalars of one dtype."""
     return Apply(name, (x, y), "i1")
 
@@ -95,7 +95,7 @@ class Columns:
 
     def first_lane(self, block: list[Stmt], body: Sequence[Stmt]) -> None:
         """Append statements that only the first lane of a warp executes."""
-        block.append(If(test2("eq", IndexScalar(self.lane), Const(0, "i64")), tuple(body)))
+        block.append(If(comparison_call("eq", IndexScalar(self.lane), Const(0, "i64")), tuple(body)))
 
     def along_rows(self, block: list[Stmt], first: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over the rows from ``first`` on, distributed over the lanes of a warp."""
@@ -118,7 +118,7 @@ class Columns:
         def by(fill: Fill) -> Stmt:
             inner = self.e.new_block()
             fill(inner)
-            there = test2("lt", IndexScalar(column), IndexScalar(self.columns))
+            there = comparison_call("lt", IndexScalar(column), IndexScalar(self.columns))
             return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
 
         return For(name, 0, count, tuple(body(column, by)))
@@ -145,14 +145,14 @@ class Columns:
 
     def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
         """Return a reduction after which every lane of a warp has the sum over all lanes."""
-        return self.among_lanes([held], lambda x, y: [op2("add", x[0], y[0])], count)
+        return self.among_lanes([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
 
     def size(self, x: Scalar) -> Scalar:
         """Return ``|x|``; of a complex number the sum of the absolute values of its parts, as LAPACK compares."""
         if kind_of(x.dtype) != "c":
             return Apply("abs", (x,), x.dtype)
         parts = [Apply("abs", (part,), self.real) for part in real_and_imaginary(x)]
-        return op2("add", *parts)
+        return binary_call("add", *parts)
 
 
 WARP_BARRIER, BLOCK_BARRIER = Barrier(warp=True), Barrier()

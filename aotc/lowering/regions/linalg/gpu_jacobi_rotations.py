@@ -19,7 +19,14 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import JacobiPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
-from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_factor_common import (
+    BLOCK_BARRIER,
+    WARP_BARRIER,
+    Columns,
+    Fill,
+    binary_call,
+    comparison_call,
+)
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 Rows = Callable[[Dim, Dim], Sequence[Stmt]]
@@ -72,12 +79,12 @@ class Rotations:
         """Return ``|x|^2`` of a real or complex scalar, as a real scalar."""
         x = self.e.bind(x)
         parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
-        squares = [op2("mul", part, part) for part in map(self.e.bind, parts)]
-        return op2("add", *squares) if len(squares) == 2 else squares[0]
+        squares = [binary_call("mul", part, part) for part in map(self.e.bind, parts)]
+        return binary_call("add", *squares) if len(squares) == 2 else squares[0]
 
     def times(self, x: Scalar, factor: Scalar) -> Scalar:
         """Return the product of ``x`` and a real scalar."""
-        return op2("mul", x, self.wide(factor))
+        return binary_call("mul", x, self.wide(factor))
 
     def wide(self, x: Scalar) -> Scalar:
         """Convert a real scalar to the dtype of the matrix."""
@@ -86,7 +93,7 @@ class Rotations:
     def summed(self, *held: Buffer) -> list[Stmt]:
         """Return an all-reduce by shuffles: each lane gets the sums of the buffers over the lanes of its group."""
         return self.c.among_lanes(
-            held, lambda x, y: [op2("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
+            held, lambda x, y: [binary_call("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
     def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
@@ -100,7 +107,7 @@ class Rotations:
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
-        there = None if self.n % groups == 0 else test2("lt", IndexScalar(column), IndexScalar(self.n))
+        there = None if self.n % groups == 0 else comparison_call("lt", IndexScalar(column), IndexScalar(self.n))
         return For(name, 0, count, tuple(body(column, lambda fill: self.by_groups(there, fill))))
 
     def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
@@ -134,14 +141,14 @@ class Rotations:
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
         steps_loop = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
-        joined = c.among_lanes([self.moved], lambda x, y: [op2("or", x[0], y[0])], first=self.lanes)
+        joined = c.among_lanes([self.moved], lambda x, y: [binary_call("or", x[0], y[0])], first=self.lanes)
         share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
-        more = Store(self.sweeps, (), op2("add", Load(self.sweeps, ()), Const(1, "i64")))
-        fewer = test2("lt", Load(self.sweeps, ()), IndexScalar(self.most))
+        more = Store(self.sweeps, (), binary_call("add", Load(self.sweeps, ()), Const(1, "i64")))
+        fewer = comparison_call("lt", Load(self.sweeps, ()), IndexScalar(self.most))
         sweep = (clear, steps_loop, *after, *joined, share, more, BLOCK_BARRIER)
         return [
             begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
-            While((), op2("and", self.some_far(), fewer), sweep),
+            While((), binary_call("and", self.some_far(), fewer), sweep),
         ]  # fmt: skip
 
     def _share(self, far: Scalar) -> Stmt:
@@ -151,7 +158,7 @@ class Rotations:
         """Return True at run time if pairs were far from orthogonal in the last sweep."""
         some: Scalar = Load(self.far, (0,))
         for k in range(1, self.c.warps):
-            some = op2("or", some, Load(self.far, (k,)))
+            some = binary_call("or", some, Load(self.far, (k,)))
         return some
 
     def _take_places(self, block: list[Stmt]) -> None:
@@ -161,7 +168,7 @@ class Rotations:
         before and behind a mark, which moves around the circle.
         """
         m, k = 2 * self.held.pairs - 1, self.group
-        alone = test2("eq", IndexScalar(k), Const(0, "i64"))
+        alone = comparison_call("eq", IndexScalar(k), Const(0, "i64"))
         ahead = Apply("select", (alone, Const(m, "i32"), IndexScalar(k, "i32")), "i32")
         block += [
             self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
@@ -171,14 +178,18 @@ class Rotations:
         last, one = 2 * self.held.pairs - 2, Const(1, "i32")
         for place in (self.first, self.second):
             old = self.e.bind(self.c.mine(place))
-            new = Apply("select", (test2("eq", old, Const(last, "i32")), Const(0, "i32"), op2("add", old, one)), "i32")
-            stays = test2("gt", old, Const(last, "i32"))
+            new = Apply(
+                "select",
+                (comparison_call("eq", old, Const(last, "i32")), Const(0, "i32"), binary_call("add", old, one)),
+                "i32",
+            )
+            stays = comparison_call("gt", old, Const(last, "i32"))
             block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
     def _step(self) -> list[Stmt]:
         """Return the rotation of each group's pair, and the advance to its next pair."""
         some = self.held.pairs * self.lanes < self.c.threads
-        there = test2("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
+        there = comparison_call("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
         def write(block: list[Stmt]) -> None:
             self._write(block)
@@ -220,7 +231,7 @@ class Rotations:
                 else [bind(Load(part, (c.t, slot))) for part in self.parts]
             )
             squares = [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))]
-            return [*squares, Store(self.dot, (c.t,), op2("mul", conj(x), y), "add")]
+            return [*squares, Store(self.dot, (c.t,), binary_call("mul", conj(x), y), "add")]
 
         self.in_vectors(block, self.rows, add)
 
@@ -232,21 +243,27 @@ class Rotations:
         c, bind = self.c, self.e.bind
         x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
         g2 = bind(self.square(g))
-        both = bind(op2("mul", x2, y2))
-        rotates = test2("gt", g2, op2("mul", self.real(self.small**2), both))
+        both = bind(binary_call("mul", x2, y2))
+        rotates = comparison_call("gt", g2, binary_call("mul", self.real(self.small**2), both))
         if self.noise is not None:
-            rotates = op2("and", rotates, test2("gt", op2("min", x2, y2), self.noise))
+            rotates = binary_call("and", rotates, comparison_call("gt", binary_call("min", x2, y2), self.noise))
         inner = self.e.new_block()
-        apart = bind(op2("sub", y2, x2))
-        root = bind(self._inverse_root(op2("add", op2("mul", apart, apart), op2("mul", self.real(4), g2))))
+        apart = bind(binary_call("sub", y2, x2))
+        root = bind(
+            self._inverse_root(
+                binary_call("add", binary_call("mul", apart, apart), binary_call("mul", self.real(4), g2))
+            )
+        )
         half = self.real(0.5)
-        cosine2 = bind(op2("add", op2("mul", op2("mul", half, Apply("abs", (apart,), c.real)), root), half))
+        cosine2 = bind(
+            binary_call("add", binary_call("mul", binary_call("mul", half, Apply("abs", (apart,), c.real)), root), half)
+        )
         secant = bind(self._inverse_root(cosine2))
-        cosine, factor = bind(op2("mul", cosine2, secant)), bind(op2("mul", root, secant))
-        back = test2("lt", apart, self.real(0))
+        cosine, factor = bind(binary_call("mul", cosine2, secant)), bind(binary_call("mul", root, secant))
+        back = comparison_call("lt", apart, self.real(0))
         factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
         sine = bind(self.times(conj(g), factor))
-        far = op2("or", c.mine(self.moved), self._is_far(g2, both, factor))
+        far = binary_call("or", c.mine(self.moved), self._is_far(g2, both, factor))
         inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
         inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
         if self.held.in_registers:
@@ -263,14 +280,16 @@ class Rotations:
         Other rotations of the sweep change a dot product that was made 0 by sums of products of two such numbers.
         """
         most = (self.small / self.n) ** 0.5
-        cosine = test2("gt", g2, op2("mul", self.real((most / 2) ** 2), both))
-        sine = test2("gt", op2("mul", g2, op2("mul", factor, factor)), self.real((most * 2) ** 2))
-        return op2("or", cosine, sine)
+        cosine = comparison_call("gt", g2, binary_call("mul", self.real((most / 2) ** 2), both))
+        sine = comparison_call(
+            "gt", binary_call("mul", g2, binary_call("mul", factor, factor)), self.real((most * 2) ** 2)
+        )
+        return binary_call("or", cosine, sine)
 
     def _rotated(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
         return [
-            op2("sub", self.times(x, cosine), op2("mul", sine, y)),
-            op2("add", op2("mul", conj(sine), x), self.times(y, cosine)),
+            binary_call("sub", self.times(x, cosine), binary_call("mul", sine, y)),
+            binary_call("add", binary_call("mul", conj(sine), x), self.times(y, cosine)),
         ]
 
     def _rotate_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:

@@ -17,16 +17,16 @@ from aotc.lowering.plans.linalg.gpu_factors import (
     ReflectorProductPlan,
     SingularPlan,
 )
-from aotc.lowering.regions.linalg.gpu_eig_svd import eigen, singular
-from aotc.lowering.regions.linalg.gpu_lu import pivoted
+from aotc.lowering.regions.linalg.gpu_eig_svd import eigen_statements, svd_statements
+from aotc.lowering.regions.linalg.gpu_lu import lu_with_pivots
 from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels
-from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, reflected
+from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, qr_by_reflectors
 from aotc.lowering.regions.linalg.lapack import each_matrix
 
 
 def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
     """Lower ``getrf`` column by column."""
-    return _by_blocks(b, lambda head: pivoted(b, head, plan))
+    return _by_blocks(b, lambda head: lu_with_pivots(b, head, plan))
 
 
 def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
@@ -36,7 +36,7 @@ def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
 
 def lower_householder(b: RegionBuilder, plan: HouseholderPlan) -> Kernel:
     """Lower ``geqrf``."""
-    return _by_blocks(b, lambda head: reflected(b, head, plan))
+    return _by_blocks(b, lambda head: qr_by_reflectors(b, head, plan))
 
 
 def lower_reflector_product(b: RegionBuilder, plan: ReflectorProductPlan) -> Kernel:
@@ -46,12 +46,12 @@ def lower_reflector_product(b: RegionBuilder, plan: ReflectorProductPlan) -> Ker
 
 def lower_eigen(b: RegionBuilder, plan: EigenPlan) -> Kernel:
     """Lower ``syevd``."""
-    return _by_blocks(b, lambda head: eigen(b, head, plan))
+    return _by_blocks(b, lambda head: eigen_statements(b, head, plan))
 
 
 def lower_singular(b: RegionBuilder, plan: SingularPlan) -> Kernel:
     """Lower ``gesdd`` and ``gesvd``."""
-    return _by_blocks(b, lambda head: singular(b, head, plan))
+    return _by_blocks(b, lambda head: svd_statements(b, head, plan))
 
 
 def _by_blocks(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:

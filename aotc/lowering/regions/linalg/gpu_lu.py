@@ -22,11 +22,18 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.linalg.gpu_factors import ColumnLuPlan
-from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
-from aotc.lowering.regions.linalg.gpu_lu_blocked import larger
+from aotc.lowering.regions.linalg.gpu_factor_common import (
+    BLOCK_BARRIER,
+    WARP_BARRIER,
+    Columns,
+    Fill,
+    binary_call,
+    comparison_call,
+)
+from aotc.lowering.regions.linalg.gpu_lu_blocked import larger_pivot
 
 
-def pivoted(b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> list[Stmt]:
+def lu_with_pivots(b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> list[Stmt]:
     """Return the statements that factor the matrix ``head`` of the first output in place.
 
     The other outputs are the pivots, counted from 1, and the number of the first zero pivot (0: none).
@@ -63,12 +70,16 @@ class _Pivots:
             def each(i: Dim) -> list[Stmt]:
                 size = self.e.bind(c.size(self.e.bind(c.element(k, i))))
                 better = (c.keep(self.best, size), c.keep(self.row, IndexScalar(i)))
-                self.e.block.append(If(test2("gt", size, c.mine(self.best)), better))
+                self.e.block.append(If(comparison_call("gt", size, c.mine(self.best)), better))
                 return []
 
             c.along_rows(block, k, each)
 
-        return [c.by_threads(start), c.by_threads(look, WARP), *c.among_lanes([self.best, self.row], larger, WARP)]
+        return [
+            c.by_threads(start),
+            c.by_threads(look, WARP),
+            *c.among_lanes([self.best, self.row], larger_pivot, WARP),
+        ]
 
     def _column(self, k: Dim) -> list[Stmt]:
         """Return the swap that moves the pivot of column ``k`` to the diagonal, and the division by it."""
@@ -78,7 +89,11 @@ class _Pivots:
             inner = self.e.new_block()
             p = sym(self.e.bind(c.mine(self.row), "n").name, 0, c.rows)
             x, y = self.e.bind(c.element(k, k)), self.e.bind(c.element(k, p))
-            is_first = op2("and", test2("eq", y, c.zero()), test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
+            is_first = binary_call(
+                "and",
+                comparison_call("eq", y, c.zero()),
+                comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")),
+            )
             number = Apply("convert", (IndexScalar(k + 1),), "i32")
             inner += [
                 Store(c.out, c.place(k, k), y), Store(c.out, c.place(k, p), x), Store(self.pivot, (0,), IndexScalar(p)),
@@ -91,9 +106,9 @@ class _Pivots:
             pivot = self.e.bind(c.element(k, k))
             inner = self.e.new_block()
             c.along_rows(
-                inner, k + 1, lambda i: [Store(c.out, c.place(k, i), op2("div", c.element(k, i), pivot))]
+                inner, k + 1, lambda i: [Store(c.out, c.place(k, i), binary_call("div", c.element(k, i), pivot))]
             )
-            block.append(If(test2("ne", pivot, c.zero()), tuple(inner)))
+            block.append(If(comparison_call("ne", pivot, c.zero()), tuple(inner)))
 
         return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
 
@@ -109,14 +124,14 @@ class _Pivots:
             def write(block: list[Stmt]) -> None:
                 p = c.number(self.pivot, c.rows)
                 u, low = self.e.bind(c.mine(self.upper)), self.e.bind(c.mine(self.lower))
-                is_other = test2("ne", IndexScalar(column), IndexScalar(k))
+                is_other = comparison_call("ne", IndexScalar(column), IndexScalar(k))
                 swapped = [Store(c.out, c.place(column, p), low), Store(c.out, c.place(column, k), u)]
                 before: list[Stmt] = []
                 c.first_lane(before, swapped)
                 behind = self.e.new_block()
                 c.first_lane(behind, swapped[1:])
                 c.along_rows(behind, k + 1, lambda i: [self._taken_off(k, column, i, p, u, low)])
-                later = If(test2("gt", IndexScalar(column), IndexScalar(k)), tuple(behind), tuple(before))
+                later = If(comparison_call("gt", IndexScalar(column), IndexScalar(k)), tuple(behind), tuple(before))
                 block.append(If(is_other, (later,)))
 
             return [by(read), WARP_BARRIER, by(write)]
@@ -125,5 +140,7 @@ class _Pivots:
 
     def _taken_off(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
         c = self.c
-        was = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype)
-        return Store(c.out, c.place(column, i), op2("sub", was, op2("mul", c.element(k, i), u)))
+        was = Apply(
+            "select", (comparison_call("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype
+        )
+        return Store(c.out, c.place(column, i), binary_call("sub", was, binary_call("mul", c.element(k, i), u)))

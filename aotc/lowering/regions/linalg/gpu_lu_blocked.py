@@ -24,15 +24,15 @@ from aotc.ir.loop.ir import WARP, Apply, Barrier, Buffer, Const, For, If, Load, 
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.linalg.gpu_factors import PanelLuPlan
-from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, binary_call, comparison_call
 
 
-def larger(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
+def larger_pivot(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
     """Return the larger of two (number, row) pairs; of equal numbers the first."""
-    first = op2("and", test2("eq", y[0], x[0]), test2("lt", y[1], x[1]))
-    theirs = op2("or", test2("gt", y[0], x[0]), first)
+    first = binary_call("and", comparison_call("eq", y[0], x[0]), comparison_call("lt", y[1], x[1]))
+    theirs = binary_call("or", comparison_call("gt", y[0], x[0]), first)
     return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
 
 
@@ -104,14 +104,14 @@ class PivotPanels:
         return For(name, first, last or self.each, (each(sym(name, 0, self.each)),), "unroll")
 
     def _if(self, tests: Sequence[Scalar], then: Sequence[Stmt], other: Sequence[Stmt] = ()) -> list[Stmt]:
-        return [If(all_of(tests), tuple(then), tuple(other))] if tests else list(then)
+        return [If(conjunction_of_tests(tests), tuple(then), tuple(other))] if tests else list(then)
 
     def _inside(self, column: Dim, row: Dim) -> list[Scalar]:
         return [*self._exists(row), *test_index(column, self.columns, "lt")]
 
     def _exists(self, row: Dim) -> list[Scalar]:
         """Return the test that a thread's row exists in the matrix."""
-        return [] if self.tall == self.rows else [test2("lt", IndexScalar(row), IndexScalar(self.rows))]
+        return [] if self.tall == self.rows else [comparison_call("lt", IndexScalar(row), IndexScalar(self.rows))]
 
     def _placed(self) -> Dim:
         """Return the position of a thread's row, bound to a name."""
@@ -125,7 +125,7 @@ class PivotPanels:
         def column(j: Dim) -> Stmt:
             read = Store(self.own, (t, j), self.c.element(begin + j, t))
             tests = self._inside(begin + j, t)
-            return If(all_of(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
+            return If(conjunction_of_tests(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
 
         block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
 
@@ -134,7 +134,7 @@ class PivotPanels:
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
         steps: list[Stmt] = [self._rows(lambda block: self._pivot_candidate(block, begin + q))]
-        steps += c.among_lanes([self.best, self.row], larger, self.tall)
+        steps += c.among_lanes([self.best, self.row], larger_pivot, self.tall)
         if self.tall > WARP:
             stores = [Store(self.bests, (c.warp,), c.mine(self.best)), Store(self.places, (c.warp,), c.mine(self.row))]
             steps += [self._rows(lambda block: c.first_lane(block, stores)), self.barrier]
@@ -149,9 +149,9 @@ class PivotPanels:
         c = self.c
         size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
         least, place = Const(-1.0, c.real), c.mine(self.place)
-        tests = [test2("ge", place, _i32(k)), *self._exists(self.t), test2("gt", size, least)]
+        tests = [comparison_call("ge", place, _i32(k)), *self._exists(self.t), comparison_call("gt", size, least)]
         then = (c.keep(self.best, size), c.keep(self.row, place))
-        block.append(If(all_of(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
+        block.append(If(conjunction_of_tests(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
 
     def _show(self, block: list[Stmt], k: Dim) -> None:
         """Append the copy of the pivot row to shared memory, and record its position."""
@@ -161,29 +161,29 @@ class PivotPanels:
             found = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
             for w in range(1, self.tall // WARP):
                 other = [bind(Load(self.bests, (w,))), bind(Load(self.places, (w,)))]
-                found = [bind(x) for x in larger(found, other)]
+                found = [bind(x) for x in larger_pivot(found, other)]
         p = found[1]
         block.append(c.keep(self.pivot, p))
-        is_zero = test2("eq", self._mine(self.own, 0), c.zero())
-        is_first = op2("and", is_zero, test2("eq", Load(self.failed, (0,)), Const(0, "i32")))
+        is_zero = comparison_call("eq", self._mine(self.own, 0), c.zero())
+        is_first = binary_call("and", is_zero, comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")))
         noted: list[Stmt] = [
-            Store(self.pivots, (*self.head, k), op2("add", p, Const(1, "i32"))),
+            Store(self.pivots, (*self.head, k), binary_call("add", p, Const(1, "i32"))),
             If(is_first, (Store(self.failed, (0,), _i32(k + 1)),)),
         ]
         shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)))]
         shown += self._if(test_index(k, self.count, "lt"), noted)
-        block.append(If(test2("eq", c.mine(self.place), p), tuple(shown)))
+        block.append(If(comparison_call("eq", c.mine(self.place), p), tuple(shown)))
 
     def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
         """Append the swap of the pivot row into position ``k``, and the update of the rows behind it."""
         c, t, bind = self.c, self.t, self.e.bind
         place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
-        other = Apply("select", (test2("eq", place, _i32(k)), p, place), "i32")
-        now = bind(Apply("select", (test2("eq", place, p), _i32(k), other), "i32"))
+        other = Apply("select", (comparison_call("eq", place, _i32(k)), p, place), "i32")
+        now = bind(Apply("select", (comparison_call("eq", place, p), _i32(k), other), "i32"))
         block.append(c.keep(self.place, now))
-        pivot, is_behind = bind(Load(self.upper, (0,))), bind(test2("gt", now, _i32(k)))
-        divided = Store(self.own, (t, 0), op2("div", self._mine(self.own, 0), pivot))
-        block.append(If(op2("and", is_behind, test2("ne", pivot, c.zero())), (divided,)))
+        pivot, is_behind = bind(Load(self.upper, (0,))), bind(comparison_call("gt", now, _i32(k)))
+        divided = Store(self.own, (t, 0), binary_call("div", self._mine(self.own, 0), pivot))
+        block.append(If(binary_call("and", is_behind, comparison_call("ne", pivot, c.zero())), (divided,)))
         x = bind(self._mine(self.own, 0))
         block.append(Store(self.factors, (q, t), x))
         block.append(If(is_behind, (self._moved_down(x, self.upper),), (self._moved_down(),)))
@@ -194,7 +194,7 @@ class PivotPanels:
         def column(j: Dim) -> Stmt:
             own = self._mine(self.own, j + 1)
             if x is not None and less is not None:
-                own = op2("sub", own, op2("mul", x, Load(less, (j + 1,))))
+                own = binary_call("sub", own, binary_call("mul", x, Load(less, (j + 1,))))
             return Store(self.own, (self.t, j), own)
 
         return self._unrolled(column, 0, self.each - 1)
@@ -206,7 +206,7 @@ class PivotPanels:
         def column(j: Dim) -> Stmt:
             write = Store(self.c.out, self.c.place(begin + j, n), Load(self.factors, (j, t)))
             tests = self._inside(begin + j, n)
-            return If(all_of(tests), (write,)) if tests else write
+            return If(conjunction_of_tests(tests), (write,)) if tests else write
 
         block += self._if(test_index(n, begin, "ge"), [self._unrolled(column)])
         if self.rest:
@@ -220,12 +220,12 @@ class PivotPanels:
         """Return the copy of a row of the triangle to shared memory, its diagonal in the last column."""
         source = row + j - (self.each - 1)
         held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
-        is_there = test2("ge", IndexScalar(source), Const(0, "i64"))
+        is_there = comparison_call("ge", IndexScalar(source), Const(0, "i64"))
         return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero()),))
 
     def _unit(self, row: Dim, j: Dim) -> Scalar:
         one, zero = constant_scalar(1, self.c.dtype), self.c.zero()
-        return Apply("select", (test2("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
+        return Apply("select", (comparison_call("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
 
     def _in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
         return [*test_index(n, begin, "ge"), *test_index(n, begin + self.each, "lt")]
@@ -242,17 +242,17 @@ class PivotPanels:
         q = last - sym(name, 0, self.each)
         inner = self.e.new_block()
         x = self.e.bind(self._mine(self.own, last))
-        of_panel = op2("sub", self._unit(n - begin, q), x)
+        of_panel = binary_call("sub", self._unit(n - begin, q), x)
         inner += self._if(
             self._in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
         )
 
         def moved_up(j: Dim, off: bool) -> Stmt:
             own = self._mine(self.own, last - 1 - j)
-            less = op2("mul", x, Load(self.triangle, (q, last - 1 - j)))
-            return Store(self.own, (t, last - j), op2("sub", own, less) if off else own)
+            less = binary_call("mul", x, Load(self.triangle, (q, last - 1 - j)))
+            return Store(self.own, (t, last - j), binary_call("sub", own, less) if off else own)
 
-        is_above = test2("ge", IndexScalar(n - begin), IndexScalar(q))
+        is_above = comparison_call("ge", IndexScalar(n - begin), IndexScalar(q))
         moves = [self._unrolled(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
         inner.append(If(is_above, (moves[0],), (moves[1],)))
         block.append(For(name, 0, self.each, tuple(inner)))
@@ -298,10 +298,10 @@ class PivotPanels:
             read: Stmt = Store(self.x, (c.t, u), c.element(column, source))
             tests = self._exists(row)
             if tests:
-                read = If(all_of(tests), (read,), (Store(self.x, (c.t, u), c.zero()),))
+                read = If(conjunction_of_tests(tests), (read,), (Store(self.x, (c.t, u), c.zero()),))
             shown = Store(self.top, (group, u, row - begin), Load(self.x, (c.t, u)))
             among = [is_right, *test_index(row, begin + self.each, "lt")]
-            return [read, If(all_of(among), (shown,))]
+            return [read, If(conjunction_of_tests(among), (shown,))]
 
         return do
 
@@ -310,16 +310,16 @@ class PivotPanels:
             c, x = self.c, Load(self.x, (self.c.t, u))
 
             def off(j: Dim) -> Stmt:
-                less = op2("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
-                return Store(self.x, (c.t, u), op2("sub", x, less))
+                less = binary_call("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
+                return Store(self.x, (c.t, u), binary_call("sub", x, less))
 
             def off_above(j: Dim) -> Stmt:
-                return If(test2("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
+                return If(comparison_call("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
 
-            is_behind = test2("ge", IndexScalar(row), IndexScalar(begin + self.each))
+            is_behind = comparison_call("ge", IndexScalar(row), IndexScalar(begin + self.each))
             less = If(is_behind, (self._unrolled(off),), (self._unrolled(off_above),))
             write = Store(c.out, c.place(column, row), x)
-            moved = test2("ne", c.mine(self.number), _i32(row))
+            moved = comparison_call("ne", c.mine(self.number), _i32(row))
             tests = self._exists(row)
             return self._if(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
 

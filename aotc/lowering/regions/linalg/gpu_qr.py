@@ -22,11 +22,18 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import HouseholderPlan, ReflectorProductPlan
 from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
-from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, WARP_BARRIER, Columns, Fill, op2, test2
+from aotc.lowering.regions.linalg.gpu_factor_common import (
+    BLOCK_BARRIER,
+    WARP_BARRIER,
+    Columns,
+    Fill,
+    binary_call,
+    comparison_call,
+)
 from aotc.vmfb.dtypes import kind_of
 
 
-def reflected(b: RegionBuilder, head: Index, plan: HouseholderPlan) -> list[Stmt]:
+def qr_by_reflectors(b: RegionBuilder, head: Index, plan: HouseholderPlan) -> list[Stmt]:
     """Return the statements of ``geqrf`` for the matrix ``head``; the outputs are the factors and ``tau``."""
     return _Householder(b, head, plan.warps).statements()
 
@@ -53,16 +60,16 @@ class _Reflectors:
                 block.append(c.keep(self.dot, c.zero()))
                 c.first_lane(block, [c.keep(self.dot, c.element(column, k))])
                 c.along_rows(block, k + 1, lambda i: [
-                    Store(self.dot, (c.t,), op2("mul", conj(c.element(k, i)), c.element(column, i)), "add")
+                    Store(self.dot, (c.t,), binary_call("mul", conj(c.element(k, i)), c.element(column, i)), "add")
                 ])  # fmt: skip
 
             def take_off(block: list[Stmt]) -> None:
-                factor = self.e.bind(op2("mul", c.mine(self.dot), tau()))
+                factor = self.e.bind(binary_call("mul", c.mine(self.dot), tau()))
                 own = c.place(column, k)
-                c.first_lane(block, [Store(c.out, own, op2("sub", Load(c.out, own), factor))])
+                c.first_lane(block, [Store(c.out, own, binary_call("sub", Load(c.out, own), factor))])
 
                 def each(i: Dim) -> list[Stmt]:
-                    less = op2("sub", c.element(column, i), op2("mul", c.element(k, i), factor))
+                    less = binary_call("sub", c.element(column, i), binary_call("mul", c.element(k, i), factor))
                     return [Store(c.out, c.place(column, i), less)]
 
                 c.along_rows(block, k + 1, each)
@@ -97,7 +104,7 @@ class _Householder(_Reflectors):
         def look(block: list[Stmt]) -> None:
             block.append(c.keep(self.largest, c.zero(c.real)))
             c.along_rows(block, k + 1, lambda i: [
-                c.keep(self.largest, op2("max", c.mine(self.largest), c.size(self.e.bind(c.element(k, i)))))
+                c.keep(self.largest, binary_call("max", c.mine(self.largest), c.size(self.e.bind(c.element(k, i)))))
             ])  # fmt: skip
 
         def add(block: list[Stmt]) -> None:
@@ -106,12 +113,12 @@ class _Householder(_Reflectors):
 
             def each(i: Dim) -> list[Stmt]:
                 x = self.e.bind(c.element(k, i))
-                parts = [self.e.bind(op2("div", part, unit)) for part in self._parts(x)]
-                return [Store(self.sum, (c.t,), op2("mul", part, part), "add") for part in parts]
+                parts = [self.e.bind(binary_call("div", part, unit)) for part in self._parts(x)]
+                return [Store(self.sum, (c.t,), binary_call("mul", part, part), "add") for part in parts]
 
             c.along_rows(block, k + 1, each)
 
-        larger = c.among_lanes([self.largest], lambda x, y: [op2("max", x[0], y[0])], WARP)
+        larger = c.among_lanes([self.largest], lambda x, y: [binary_call("max", x[0], y[0])], WARP)
         return [c.by_threads(look, WARP), *larger, c.by_threads(add, WARP), *c.added(self.sum, WARP)]
 
     def _parts(self, x: Scalar) -> Sequence[Scalar]:
@@ -120,7 +127,7 @@ class _Householder(_Reflectors):
     def _unit(self) -> Scalar:
         """Return the largest part, or 1 if all are 0."""
         largest, real = self.c.mine(self.largest), self.c.real
-        is_zero = test2("eq", largest, self.c.zero(real))
+        is_zero = comparison_call("eq", largest, self.c.zero(real))
         return Apply("select", (is_zero, constant_scalar(1, real), largest), real)
 
     def _reflector(self, k: Dim) -> list[Stmt]:
@@ -132,7 +139,9 @@ class _Householder(_Reflectors):
             c.first_lane(block, [
                 Store(c.out, c.place(k, k), beta), Store(self.taus, (*self.head, k), tau), Store(self.held, (0,), tau)
             ])  # fmt: skip
-            c.along_rows(block, k + 1, lambda i: [Store(c.out, c.place(k, i), op2("mul", c.element(k, i), scale))])
+            c.along_rows(
+                block, k + 1, lambda i: [Store(c.out, c.place(k, i), binary_call("mul", c.element(k, i), scale))]
+            )
 
         return [c.by_threads(lambda block: self._scalars(block, k), WARP), WARP_BARRIER, c.by_threads(write, WARP)]
 
@@ -141,27 +150,27 @@ class _Householder(_Reflectors):
         c, bind, real = self.c, self.e.bind, self.c.real
         alpha = bind(c.element(k, k))
         parts = [bind(part) for part in self._parts(alpha)]
-        rest = bind(op2("mul", self._unit(), Apply("sqrt", (c.mine(self.sum),), real)))
+        rest = bind(binary_call("mul", self._unit(), Apply("sqrt", (c.mine(self.sum),), real)))
         sizes = [bind(Apply("abs", (x,), real)) for x in (rest, *parts)]
         most = bind(sizes[0])
         for size in sizes[1:]:
-            most = bind(op2("max", most, size))
-        shares = [bind(op2("div", x, most)) for x in sizes]
-        squares = op2("mul", shares[0], shares[0])
+            most = bind(binary_call("max", most, size))
+        shares = [bind(binary_call("div", x, most)) for x in sizes]
+        squares = binary_call("mul", shares[0], shares[0])
         for share in shares[1:]:
-            squares = op2("add", squares, op2("mul", share, share))
-        norm = bind(op2("mul", most, Apply("sqrt", (squares,), real)))
-        is_left = test2("lt", parts[0], c.zero(real))
+            squares = binary_call("add", squares, binary_call("mul", share, share))
+        norm = bind(binary_call("mul", most, Apply("sqrt", (squares,), real)))
+        is_left = comparison_call("lt", parts[0], c.zero(real))
         beta = bind(Apply("select", (is_left, norm, Apply("neg", (norm,), real)), real))
-        tau: Scalar = bind(op2("div", op2("sub", beta, parts[0]), beta))
+        tau: Scalar = bind(binary_call("div", binary_call("sub", beta, parts[0]), beta))
         wide: Scalar = beta
         if len(parts) == 2:
-            tau = Apply("complex", (tau, op2("div", Apply("neg", (parts[1],), real), beta)), c.dtype)
+            tau = Apply("complex", (tau, binary_call("div", Apply("neg", (parts[1],), real), beta)), c.dtype)
             wide = Apply("complex", (beta, c.zero(real)), c.dtype)
-        scale = op2("div", constant_scalar(1, c.dtype), op2("sub", alpha, wide))
-        done = test2("eq", rest, c.zero(real))
+        scale = binary_call("div", constant_scalar(1, c.dtype), binary_call("sub", alpha, wide))
+        done = comparison_call("eq", rest, c.zero(real))
         if len(parts) == 2:
-            done = op2("and", done, test2("eq", parts[1], c.zero(real)))
+            done = binary_call("and", done, comparison_call("eq", parts[1], c.zero(real)))
         done = bind(done)
         kept = ((self.scale, constant_scalar(1, c.dtype), scale), (self.beta, alpha, wide), (self.tau, c.zero(), tau))
         block += [c.keep(to, Apply("select", (done, x, y), c.dtype)) for to, x, y in kept]
@@ -196,7 +205,7 @@ class _ProductOfReflectors(_Reflectors):
 
     def _of_identity(self, i: Dim, k: Dim) -> Scalar:
         one, c = constant_scalar(1, self.c.dtype), self.c
-        return Apply("select", (test2("eq", IndexScalar(i), IndexScalar(k)), one, c.zero()), c.dtype)
+        return Apply("select", (comparison_call("eq", IndexScalar(i), IndexScalar(k)), one, c.zero()), c.dtype)
 
     def _column(self, k: Dim) -> Stmt:
         """Return the computation of column ``k``: that of the identity less ``tau`` times the reflector."""
@@ -204,10 +213,10 @@ class _ProductOfReflectors(_Reflectors):
 
         def each(i: Dim) -> list[Stmt]:
             factor = self.e.bind(self.tau(k))
-            was = Apply("select", (test2("eq", IndexScalar(i), IndexScalar(k)), constant_scalar(1, c.dtype),
+            was = Apply("select", (comparison_call("eq", IndexScalar(i), IndexScalar(k)), constant_scalar(1, c.dtype),
                                    c.element(k, i)), c.dtype)  # fmt: skip
-            less = op2("sub", self._of_identity(i, k), op2("mul", was, factor))
-            above = test2("lt", IndexScalar(i), IndexScalar(k))
+            less = binary_call("sub", self._of_identity(i, k), binary_call("mul", was, factor))
+            above = comparison_call("lt", IndexScalar(i), IndexScalar(k))
             return [Store(c.out, c.place(k, i), Apply("select", (above, c.zero(), less), c.dtype))]
 
         return c.by_threads(lambda block: c.along_rows(block, 0, each), WARP)

@@ -7,7 +7,7 @@ from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, For, If, Load, 
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan
 from aotc.vmfb.dtypes import kind_of
 
@@ -62,7 +62,7 @@ class Mirror:
 
         def each(stmts: list[Stmt]) -> For:
             unrolled = For("u", 0, self.side * self.side // WARP, tuple(stmts), "unroll")
-            return For("t", 0, self.threads, (If(all_of(tests), (unrolled,)),), "thread")
+            return For("t", 0, self.threads, (If(conjunction_of_tests(tests), (unrolled,)),), "thread")
 
         i, k = source[0] * self.side + a, source[1] * self.side + c
         read = self._where(i, k, [], Store(self.held, (warp, a, c), Load(self.out, self._at(i, k))))
@@ -83,7 +83,7 @@ class Mirror:
         """Return a statement guarded by ``tests``, and by a test that ``(i, k)`` is in the matrix."""
         if mod(self.n, self.side) != 0:
             tests = [*tests, *(_less(x, self.n) for x in (i, k))]
-        return If(all_of(tests), (stmt,)) if tests else stmt
+        return If(conjunction_of_tests(tests), (stmt,)) if tests else stmt
 
 
 def _less(a: Dim, b: Dim) -> Scalar:

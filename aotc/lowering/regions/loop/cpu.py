@@ -9,13 +9,13 @@ from aotc.ir.dims.algebra import Dim, maximum, minimum
 from aotc.ir.loop.ir import For, Kernel, Stmt
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit, append_serial_loops, grid_loop, make_axes, substitute_loops
-from aotc.lowering.elements.windows import element_of
+from aotc.lowering.elements.windows import window_element_emitter
 from aotc.lowering.plans.cpu_loops import LoopPlan
 
 
 def lower_loops(b: RegionBuilder, plan: LoopPlan) -> Kernel:
     """Lower to one loop nest over the elements."""
-    grid, body = loops_by(b, plan, element_of(b, b.elements()))
+    grid, body = loops_by(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 

@@ -26,13 +26,13 @@ from aotc.ir.loop.access import with_scalars
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit, NestAxis, grid_loop, make_axes, substitute_loops
-from aotc.lowering.elements.windows import element_of
-from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed, loads_of
+from aotc.lowering.elements.windows import window_element_emitter
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed_load, loads_in_body
 
 
 def lower_transposed_loops(b: RegionBuilder, plan: TransposedLoopPlan) -> Kernel:
     """Lower to loops over blocks whose strided reads are transposed first."""
-    grid, body = transposed_block_loops(b, plan, element_of(b, b.elements()))
+    grid, body = transposed_block_loops(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
@@ -68,8 +68,8 @@ def _transposed_first(
     along, across = (next(iter(symbols(i))) for i in at)
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
     made: list[Alloc | tuple[Stmt, ...]] = []
-    for x in loads_of(body):
-        if (x.buffer.name, x.index) not in copies and is_transposed(x, along, across):
+    for x in loads_in_body(body):
+        if (x.buffer.name, x.index) not in copies and is_transposed_load(x, along, across):
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
             made += [Alloc(copy), (Store(copy, at, x),)]

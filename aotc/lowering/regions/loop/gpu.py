@@ -21,13 +21,13 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit, grid_loop, make_axes, substitute_loops
-from aotc.lowering.elements.windows import element_of
+from aotc.lowering.elements.windows import window_element_emitter
 from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_places
 
 
 def lower_thread_loops(b: RegionBuilder, plan: ThreadLoopPlan) -> Kernel:
     """Lower to a thread per element or per some elements."""
-    grid, body = threads_by(b, plan, element_of(b, b.elements()))
+    grid, body = threads_by(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 

@@ -22,9 +22,9 @@ from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.elements.elements import Elements, Provide, all_of
+from aotc.lowering.elements.elements import Elements, Provide, conjunction_of_tests
 from aotc.lowering.elements.nests import Emit, make_axes, substitute_loops
-from aotc.lowering.elements.windows import element_of
+from aotc.lowering.elements.windows import window_element_emitter
 from aotc.lowering.plans.gpu_loops import PADDED_ELEMENTS, GpuTransposePlan, contiguous_accesses, transposed_accesses
 from aotc.lowering.plans.thresholds import BLOCK_THREADS
 
@@ -32,7 +32,7 @@ from aotc.lowering.plans.thresholds import BLOCK_THREADS
 def lower_gpu_transpose(b: RegionBuilder, plan: GpuTransposePlan) -> Kernel:
     """Lower to tiles that pass through shared memory."""
     e = b.elements()
-    grid, body = tiles_by(b, e, plan, element_of(b, e))
+    grid, body = tiles_by(b, e, plan, window_element_emitter(b, e))
     return b.kernel(grid, body, b.cost())
 
 
@@ -92,7 +92,7 @@ class _TransposedTiles:
         body: tuple[Stmt, ...] = () if never else (self._lanes(step, along_rows, self._width(along_rows)),)
         if tests:
             edge = self._lanes(step, along_rows, 1, guarded=True)
-            body = (edge,) if never else (If(all_of(tests), body, (edge,)),)
+            body = (edge,) if never else (If(conjunction_of_tests(tests), body, (edge,)),)
         return For(self.thread, 0, BLOCK_THREADS.value, body, "thread")
 
     def _edges(self) -> list[tuple[Dim, int, int]]:

@@ -26,9 +26,9 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
+    index_of_value_at_anchor,
     join_transposed,
     operands_at,
-    relocate,
     store_all,
     store_combined,
     store_rows,
@@ -95,7 +95,14 @@ class _ColumnBlocks:
                 for row in rows:
                     here = self._place([*at, *adjacent], row, column)
                     join_transposed(b, e, here)
-                    store_all(e, [(o, v, relocate(b, v, here)) for o, v in self.results if not b.anchors.is_row(v)])
+                    store_all(
+                        e,
+                        [
+                            (o, v, index_of_value_at_anchor(b, v, here))
+                            for o, v in self.results
+                            if not b.anchors.is_row(v)
+                        ],
+                    )
                     for op in self.ops:
                         store_combined(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
 

@@ -21,7 +21,7 @@ from aotc.ir.dims.algebra import Dim, static, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Stmt, Store, Var
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.elements.builder import RegionBuilder, relocate, store_rows
+from aotc.lowering.elements.builder import RegionBuilder, index_of_value_at_anchor, store_rows
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.elements.nests import NestAxis, append_serial_loops, substitute_loops
 from aotc.lowering.plans.cpu_reductions import RowPlan
@@ -89,7 +89,7 @@ class _ShortRows(Rows):
         """Write the loop that computes one scalar of each row."""
         inner: list[Stmt] = []
         self._enter(inner)
-        index = relocate(self.b, value, at)
+        index = index_of_value_at_anchor(self.b, value, at)
         scalar = self.e.at(value, index)
         if isinstance(scalar, Apply | Var):
             numbers = self._of_lanes(block, value, lanes)

@@ -29,7 +29,7 @@ from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, append_serial_loops, grid_loop, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_reductions import TransposedRowPlan
-from aotc.lowering.plans.cpu_transpose import is_transposed, loads_of
+from aotc.lowering.plans.cpu_transpose import is_transposed_load, loads_in_body
 from aotc.lowering.plans.thresholds import FETCH_LINE, TURNED_TILE
 from aotc.lowering.regions.loop.cpu_transpose import with_loads_of_copies
 from aotc.lowering.regions.reduce.rows import Accumulators, Rows
@@ -102,8 +102,8 @@ class _TransposedRows(Rows):
         (adjacent,), (along,) = symbols(r), symbols(t)
         copies: dict[tuple[str, Index], Load] = {}
         made: list[Stmt] = []
-        for x in loads_of(body):
-            if (x.buffer.name, x.index) not in copies and is_transposed(x, adjacent, along):
+        for x in loads_in_body(body):
+            if (x.buffer.name, x.index) not in copies and is_transposed_load(x, adjacent, along):
                 pitch = static(last.extent) + FETCH_LINE.value // size_of(x.dtype)
                 copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
                 copies[x.buffer.name, x.index] = Load(copy, (r, t))

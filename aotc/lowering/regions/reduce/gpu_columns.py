@@ -24,9 +24,9 @@ from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
     grid_item,
+    index_of_value_at_anchor,
     join_transposed,
     operands_at,
-    relocate,
     store_all,
     store_combined,
     store_rows,
@@ -138,7 +138,9 @@ class _Columns:
         e.enter(inside)
         here = self._place(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
         join_transposed(b, e, here)
-        store_all(e, [(out, v, relocate(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)])
+        store_all(
+            e, [(out, v, index_of_value_at_anchor(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)]
+        )
         for op in self.ops:
             store_combined(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))
 

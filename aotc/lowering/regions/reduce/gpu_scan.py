@@ -24,11 +24,11 @@ from aotc.ir.loop.ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kerne
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.elements.elements import all_of, test_index
-from aotc.lowering.elements.row_axis import RowBlocks, rows_of
+from aotc.lowering.elements.elements import conjunction_of_tests, test_index
+from aotc.lowering.elements.row_axis import RowBlocks, rows_along_dim
 from aotc.lowering.plans.gpu_column_scans import ColumnScanPlan
 from aotc.lowering.plans.gpu_scans import RowScanPlan
-from aotc.lowering.regions.common.bank_padding import padded
+from aotc.lowering.regions.common.bank_padding import bank_padded_index
 
 
 def lower_row_scan(b: RegionBuilder, plan: RowScanPlan) -> Kernel:
@@ -62,7 +62,7 @@ class _BlockScan:
     def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
         if any(isinstance(test, Const) for test in tests):  # the test is never true
             return []
-        return [If(all_of(tests), tuple(block))] if tests else list(block)
+        return [If(conjunction_of_tests(tests), tuple(block))] if tests else list(block)
 
 
 class _RowScan(_BlockScan):
@@ -70,7 +70,7 @@ class _RowScan(_BlockScan):
 
     def __init__(self, b: RegionBuilder, plan: RowScanPlan) -> None:
         super().__init__(b)
-        self.rows, self.place = rows_of(b.shape, self.dim)
+        self.rows, self.place = rows_along_dim(b.shape, self.dim)
         self.threads, self.each = plan.threads, plan.each
         tile, *ends, carry = plan.shapes
         self.tile = self._buffers("tile", tile, "shared")
@@ -122,13 +122,13 @@ class _RowScan(_BlockScan):
     def _read(self) -> For:
         def write(place: Dim) -> None:
             values = [self.e.at(x, self.place(self._position(place))) for x in self.op.inputs]
-            self._store(self.tile, (padded(place),), values)
+            self._store(self.tile, (bank_padded_index(place),), values)
 
         return self._each(write, neighbours=False)
 
     def _write(self) -> For:
         def write(place: Dim) -> None:
-            pairs = zip(self.op.results, self._load(self.tile, padded(place)), strict=True)
+            pairs = zip(self.op.results, self._load(self.tile, bank_padded_index(place)), strict=True)
             at = self.place(self._position(place))
             self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
 
@@ -138,16 +138,18 @@ class _RowScan(_BlockScan):
         """Scan a thread's elements; behind the end of the row the last result is repeated."""
         first = self._t * self.each
         block = self.e.new_block()
-        self._store(self.own, (self._t, 0), self._load(self.tile, padded(first)))
+        self._store(self.own, (self._t, 0), self._load(self.tile, bank_padded_index(first)))
         for u in range(1, self.each):
             inner = self.e.new_block()
-            values = self._combine(self._load(self.own, self._t, u - 1), self._load(self.tile, padded(first + u)))
+            values = self._combine(
+                self._load(self.own, self._t, u - 1), self._load(self.tile, bank_padded_index(first + u))
+            )
             self._store(self.own, (self._t, u), values)
             tests = self._inside(first + u)
             kept = self.e.new_block()
             self._store(self.own, (self._t, u), self._load(self.own, self._t, u - 1))
             rest = self._guarded(tests, inner)
-            block += [If(all_of(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
+            block += [If(conjunction_of_tests(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
         self.e.enter(block)
         self._store(self.ends[0], (self._t,), self._load(self.own, self._t, self.each - 1))
         return self._thread_loop(self._guarded(self._inside(first), block))
@@ -161,7 +163,7 @@ class _RowScan(_BlockScan):
             self._store(new, (self._t,), self._combine(self._load(old, self._t - reach), self._load(old, self._t)))
             near = self.e.new_block()
             self._store(new, (self._t,), self._load(old, self._t))
-            test = all_of(test_index(self._t, reach, "ge"))
+            test = conjunction_of_tests(test_index(self._t, reach, "ge"))
             busy = test_index(self._t, self.busy, "lt")
             steps += [self._thread_loop(self._guarded(busy, [If(test, tuple(far), tuple(near))])), Barrier()]
             self.ends.reverse()
@@ -176,12 +178,12 @@ class _RowScan(_BlockScan):
         self._store(before, (), self._load(self.carry, 0))
         others = self.e.new_block()
         self._store(before, (), self._combine(self._load(self.carry, 0), self._load(self.ends[0], self._t - 1)))
-        block.append(If(all_of(test_index(self._t, 1, "lt")), tuple(first), tuple(others)))
+        block.append(If(conjunction_of_tests(test_index(self._t, 1, "lt")), tuple(first), tuple(others)))
         for u in range(self.each):
             place = self._t * self.each + u
             inner = self.e.new_block()
             values = self._combine(self._load(before), self._load(self.own, self._t, u))
-            self._store(self.tile, (padded(place),), values)
+            self._store(self.tile, (bank_padded_index(place),), values)
             block += self._guarded(self._inside(place), inner)
         return self._thread_loop(self._guarded(test_index(self._t, self.busy, "lt"), block))
 

@@ -12,9 +12,9 @@ from aotc.lowering.cost_model.row_stages import RowLoop
 from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
+    index_of_value_at_anchor,
     join_transposed,
     operands_at,
-    relocate,
     store_all,
     store_combined,
     store_rows,
@@ -102,7 +102,7 @@ class Rows:
         """Emit, before a loop, the computation of ``values`` that are constant in it."""
         self._enter(block)
         for v in values:
-            index = relocate(self.b, v, at)
+            index = index_of_value_at_anchor(self.b, v, at)
             scalar = self.e.at(v, index)
             if isinstance(scalar, Apply | Var):
                 self.known[v] = index, self.e.bind(scalar) if isinstance(scalar, Apply) else scalar
@@ -138,14 +138,14 @@ class Rows:
             place = self._replaced_at(v, here) if v in self.replaced else self._rows_of_block(flat)
             block.append(Store(self.scratch[v], place, scalar))
             self.e.anchored[v] = provide_scalar(scalar, here)
-        store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
+        store_all(self.e, [(self.outs[v], v, index_of_value_at_anchor(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
             store_combined(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
             self.e.anchored[v] = self._from_scratch(v, here)
 
     def _replaced_at(self, kept: Value, here: Index) -> Index:
-        return relocate(self.b, self.replaced[kept], here)
+        return index_of_value_at_anchor(self.b, self.replaced[kept], here)
 
     def _rows_of_block(self, flat: Dim) -> Index:
         """Return the index at which element ``flat`` of a row is stored."""

@@ -7,7 +7,7 @@ from aotc.ir.loop.ir import For, If, Kernel, Store
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import SCATTER_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, serial_nest
-from aotc.lowering.elements.elements import all_of
+from aotc.lowering.elements.elements import conjunction_of_tests
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
 from aotc.lowering.regions.scatter.places import combine_into, place_of_update
 
@@ -56,7 +56,7 @@ def lower_serial_scatter(b: RegionBuilder, plan: SerialScatterPlan) -> Kernel:
         begin = sym("p", 0, blocks) * each if each and d == last else 0
         end = minimum(begin + each, width) if each and d == last else shape[d]
         inner = [For(f"u{d}", begin, end, tuple(inner))]
-    body += [If(all_of(tests), tuple(inner))] if tests else inner
+    body += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
     nothing = 0 in op.operands[0].type.shape  # every update misses an array without elements
     serial = [] if nothing else serial_nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)

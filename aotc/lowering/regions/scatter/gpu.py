@@ -16,7 +16,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.cost_model.work import SCATTER_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_combined
-from aotc.lowering.elements.elements import Elements, all_of, constant_scalar, test_index
+from aotc.lowering.elements.elements import Elements, conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.gpu_scatters import (
     BlockScatterPlan,
     ParallelScatterPlan,
@@ -42,7 +42,7 @@ def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kerne
         inner += _atomic(b.outputs[0], where, values[0], combiner_op_name(op) or "")
     else:
         combine_into(b, e, op, where, values)
-    body += [If(all_of(tests), tuple(inner))] if tests else inner
+    body += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
     return b.grid(size, body, size * SCATTER_WORK.value)
 
 
@@ -96,7 +96,7 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     run += lanes([Store(acc, own, Load(out, adjacent(where))) for acc, out in pairs])
     run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(iteration))]
     run += lanes([Store(out, adjacent(where), Load(acc, own)) for acc, out in pairs])
-    body.append(If(all_of([*tests, begins]), tuple(run)))
+    body.append(If(conjunction_of_tests([*tests, begins]), tuple(run)))
     return b.grid(size // width, body, size * SCATTER_WORK.value)
 
 
@@ -128,9 +128,9 @@ def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     where, tests = place_of_update(e, op, list(at))
     inner = e.new_block()
     inner += _atomic(held, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
-    one += [If(all_of(tests), tuple(inner))] if tests else inner
+    one += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
     there = test_index(flat, size, "lt")
-    guarded = [If(all_of(there), tuple(one))] if there else one
+    guarded = [If(conjunction_of_tests(there), tuple(one))] if there else one
     last = e.new_block()
     total = e.bind(Load(held, (f,)))
     place = delinearize(f, out.shape)

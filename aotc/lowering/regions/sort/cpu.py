@@ -14,9 +14,9 @@ from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.cost_model.work import DIGIT_WORK, MERGE_WORK
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.elements.row_axis import Place, rows_of
+from aotc.lowering.elements.row_axis import Place, rows_along_dim
 from aotc.lowering.plans.cpu_sort import MergeSortPlan, RadixSortPlan
-from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, integer, words_of
+from aotc.lowering.regions.sort.cpu_radix import Cell, Cells, RadixSort, i64_literal, sort_key_words
 from aotc.lowering.threshold import Estimate
 
 
@@ -28,10 +28,10 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     op, e = b.the_op("sort"), b.elements()
     keys = sort_keys(op.regions[0])
     assert keys is not None
-    words = words_of(e, op, keys)
+    words = sort_key_words(e, op, keys)
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
-    rows, place = rows_of(shape, dim)
+    rows, place = rows_along_dim(shape, dim)
     made: list[Buffer] = []
 
     def make(v: Value) -> Cell:
@@ -59,7 +59,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     sort = RadixSort(b, e, words, places, n, source)
     body: list[Stmt] = [*map(Alloc, made), *sort.allocate()]
     some = sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
-    body += some if isinstance(n, int) else [If(Apply("lt", (integer(0), IndexScalar(n)), "i1"), tuple(some))]
+    body += some if isinstance(n, int) else [If(Apply("lt", (i64_literal(0), IndexScalar(n)), "i1"), tuple(some))]
     if not plan.in_place:
         k = sym(b.fresh("k"), 0, n)
         pairs = zip(outs, ends, strict=True)
@@ -97,7 +97,7 @@ def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
     dim = op.attrs["dim"]
     shape = op.results[0].type.shape or (1,)
     n = shape[dim]
-    rows, place = rows_of(shape, dim)
+    rows, place = rows_along_dim(shape, dim)
     scalar = op.results[0].type.rank == 0
     space: Space = "private" if plan.private else "scratch"
     own, held = _results(b, op, (lambda k: ()) if scalar else place, n, space)
@@ -135,9 +135,9 @@ def _merge_until_sorted(
     reach = sym(own.name, 1)
     _merge_pass(b, e, op, runs, n, reach, iteration)
     _merge_pass(b, e, op, runs[::-1], n, reach * 2, iteration)
-    iteration.append(Store(width, (), Apply("mul", (own, integer(4)), "i64")))
+    iteration.append(Store(width, (), Apply("mul", (own, i64_literal(4)), "i64")))
     more = Apply("lt", (Load(width, ()), IndexScalar(n)), "i1")
-    block += [Alloc(width), Store(width, (), integer(1)), While((), more, tuple(iteration))]
+    block += [Alloc(width), Store(width, (), i64_literal(1)), While((), more, tuple(iteration))]
 
 
 def _merge_pass(
@@ -161,7 +161,7 @@ def _merge_pass(
     for (buffer, where), a, c in zip(runs[1], x, y, strict=True):
         inner.append(Store(buffer, where(sym(k, 0, n)), Apply("select", (take, c, a), a.dtype)))
     for at, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
-        step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+        step = Apply("select", (take, i64_literal(steps[0]), i64_literal(steps[1])), "i64")
         inner.append(Store(at, (), Apply("add", (old, step), "i64")))
     block += [Alloc(left), Alloc(right)]
     heads = Store(left, (), IndexScalar(begin)), Store(right, (), IndexScalar(middle))

@@ -88,12 +88,12 @@ def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
     return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
 
 
-def integer(value: int) -> Const:
+def i64_literal(value: int) -> Const:
     """Return an i64 literal."""
     return Const(value, "i64")
 
 
-def words_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Word]:
+def sort_key_words(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Word]:
     """Return the keys of a comparator, the least significant first."""
     return [_word(e, op, k) for k in reversed(keys)]
 
@@ -165,7 +165,7 @@ class RadixSort:
     def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
         """Return the statements that sort ``0 < n <= room`` elements from ``read``, and copy them to ``keep``."""
         z = sym(self.b.fresh("z"), 0, self.number * RADIX)
-        zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), integer(0)),))
+        zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), i64_literal(0)),))
         none = [Store(x, (), Const(0, x.dtype)) for x in self.rare.values()]
         block: list[Stmt] = [zero, *none, self._count(read, n, keep), *self._compare(read, n)]
         first = 0
@@ -186,7 +186,7 @@ class RadixSort:
             key = unsigned_key(self.e, value, word.ascending)
             for byte in range(word.bytes):
                 at = (number * RADIX + self._slot(key, 8 * byte),)
-                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
+                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), i64_literal(1)), "i64")))
                 number += 1
         block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
         return For(str(k), 0, n, tuple(block))
@@ -238,7 +238,7 @@ class RadixSort:
         before = self.e.bind(Load(self.total, ()))
         each.append(Store(self.counts, at, before))
         each.append(Store(self.total, (), Apply("add", (before, count), "i64")))
-        return [Store(self.total, (), integer(0)), For(str(z), 0, RADIX, tuple(each))]
+        return [Store(self.total, (), i64_literal(0)), For(str(z), 0, RADIX, tuple(each))]
 
     def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
         """Order by the bytes of a key."""
@@ -269,7 +269,7 @@ class RadixSort:
         values = [self.e.bind(Load(row, (k,))) for row in rows]
         at = (number * RADIX + self._slot(key(self.e, values), shift),)
         place = self.e.bind(Load(self.counts, at), "n")
-        block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
+        block.append(Store(self.counts, at, Apply("add", (place, i64_literal(1)), "i64")))
         to = (sym(place.name, 0, self.room),)
         block += [Store(target, to, x) for target, x in zip(targets, values, strict=True)]
         return For(str(k), 0, n, tuple(block))

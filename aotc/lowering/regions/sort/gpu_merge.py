@@ -36,11 +36,11 @@ from aotc.ir.opset import COMPARISONS
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.cost_model.work import MERGE_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.elements.elements import all_of, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, test_index
 from aotc.lowering.plans.gpu_sort import BlockSortPlan, MergedPairPlan, MergedRunPlan, sorted_arrays
 from aotc.lowering.plans.resources import run_cells
-from aotc.lowering.regions.common.bank_padding import padded
-from aotc.lowering.regions.sort.cpu_radix import integer
+from aotc.lowering.regions.common.bank_padding import bank_padded_index
+from aotc.lowering.regions.sort.cpu_radix import i64_literal
 
 Read = Callable[[Dim], list[Scalar]]
 ReadOne = Callable[[int, Dim], Scalar]
@@ -76,7 +76,7 @@ class _Runs:
 
     def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
         """Bind a function of two integers."""
-        other = integer(y) if isinstance(y, int) else y
+        other = i64_literal(y) if isinstance(y, int) else y
         return self.e.bind(Apply(fn, (x, other), "i1" if fn in COMPARISONS else "i64"), prefix)
 
     def count_before(
@@ -105,7 +105,7 @@ class _Runs:
             pairs += [Apply("select", (first, y, x), x.dtype), Apply("select", (first, x, y), x.dtype)]
         (less,) = e.region(self.op.regions[0], tuple(e.bind(p) if isinstance(p, Apply) else p for p in pairs))
         before = e.bind(Apply("eq", (less, first), "i1"))
-        up = (Store(low, (), Apply("add", (middle, integer(1)), "i64")),)
+        up = (Store(low, (), Apply("add", (middle, i64_literal(1)), "i64")),)
         body.append(If(before, up, (Store(high, (), middle),)))
         block.append(While(tuple(test), more, tuple(body)))
         e.enter(block)
@@ -149,7 +149,7 @@ class _Runs:
             }
             write(u, values)
             for at_, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
-                step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+                step = Apply("select", (take, i64_literal(steps[0]), i64_literal(steps[1])), "i64")
                 e.block.append(Store(at_, (), Apply("add", (old, step), "i64")))
 
     def _search_split(
@@ -170,7 +170,7 @@ class _Runs:
         other = self.bind("sub", self.bind("add", middle, self.bind("sub", place, half)), 1)
         two = sym(other.name, 0, extent)
         less = self.before(*({n: e.bind(read(n, at)) for n in self.compared} for at in (two, one)))
-        body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, integer(1)), "i64")),)))
+        body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, i64_literal(1)), "i64")),)))
         block.append(While(tuple(test), more, tuple(body)))
         e.enter(block)
         found = e.bind(Load(low, ()), "n")
@@ -203,7 +203,7 @@ class _Runs:
         e.block.append(Store(rank, (), self.bind("add", e.bind(Load(rank, ())), count)))
         another = Apply("ne", (IndexScalar(begin), IndexScalar(own)), "i1")
         there = Apply("lt", (IndexScalar(begin), IndexScalar(self.n)), "i1")
-        search = If(all_of((another, there)), tuple(inner))
+        search = If(conjunction_of_tests((another, there)), tuple(inner))
         body.append(For("j", 0, self.width // w, (search,)))
         e.enter(body)
         place = self.bind("add", e.bind(Load(rank, ())), e.bind(IndexScalar(group)))
@@ -230,7 +230,7 @@ class _Runs:
             pairs = [(out, values[n]) for n, out in enumerate(self.outputs) if out is not None]
             stores = [Store(out, (*head, start + u), x) for out, x in pairs]
             tests = test_index(start + u, self.n, "lt")
-            e.block += [If(all_of(tests), tuple(stores))] if tests else stores
+            e.block += [If(conjunction_of_tests(tests), tuple(stores))] if tests else stores
 
         self.merge(read, write, ends, e.bind(IndexScalar(start - group)), each, self.n)
         return self.b.grid(size, body, self.rows * self.n * MERGE_WORK.value)
@@ -263,7 +263,7 @@ class _BlockSort(_Runs):
         self.count = minimum(self.n - self.begin, self.width)
         levels = (self.wide // self.each - 1).bit_length()
         body: list[Stmt] = [Alloc(x) for x in (*self.cells.values(), *self.own.values(), self.runs, self.valid)]
-        body += [Store(self.runs, (), integer(self.each)), Store(self.valid, (), IndexScalar(self.count))]
+        body += [Store(self.runs, (), i64_literal(self.each)), Store(self.valid, (), IndexScalar(self.count))]
         body += [self._elements(self._read_one, self.count), Barrier(), self._sort_own(), Barrier()]
         if levels:
             body.append(For("l", 0, levels, tuple(self._level(levels))))
@@ -281,7 +281,7 @@ class _BlockSort(_Runs):
                 continue
             inner = self.e.new_block()
             write(at)
-            block += [If(all_of(tests), tuple(inner))] if tests else inner
+            block += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
         return For("t", 0, self.threads, tuple(block), "thread")
 
     def _read_one(self, at: Dim) -> None:
@@ -289,12 +289,12 @@ class _BlockSort(_Runs):
         for n, cell in self.cells.items():
             operand = self.op.operands[n] if n < len(self.op.operands) else None
             value = IndexScalar(place, "i32") if operand is None else self.e.at(operand, (*self.head, place))
-            self.e.block.append(Store(cell, (0, padded(at)), value))
+            self.e.block.append(Store(cell, (0, bank_padded_index(at)), value))
 
     def _write_one(self, at: Dim, chunk: Dim, side: int) -> None:
         index = (*self.head, chunk * self.keep + at)
         pairs = [(out, self.cells[n]) for n, out in enumerate(self.outputs) if out is not None]
-        self.e.block += [Store(out, index, Load(cell, (side, padded(at)))) for out, cell in pairs]
+        self.e.block += [Store(out, index, Load(cell, (side, bank_padded_index(at)))) for out, cell in pairs]
 
     def _sort_own(self) -> For:
         """Sort a thread's neighbours by odd-even transposition."""
@@ -310,9 +310,13 @@ class _BlockSort(_Runs):
                 tests = test_index(place, self.count, "lt")
                 if any(isinstance(test, Const) for test in tests):
                     continue
-                here, there = ((0, padded(place)), (t, u)) if target is self.own else ((t, u), (0, padded(place)))
+                here, there = (
+                    ((0, bank_padded_index(place)), (t, u))
+                    if target is self.own
+                    else ((t, u), (0, bank_padded_index(place)))
+                )
                 moves = tuple(Store(target[n], there, Load(source[n], here)) for n in self.kept)
-                block += [If(all_of(tests), moves)] if tests else moves
+                block += [If(conjunction_of_tests(tests), moves)] if tests else moves
         e.enter(block)
         return For("t", 0, self.threads, tuple(block), "thread")
 
@@ -327,7 +331,7 @@ class _BlockSort(_Runs):
         for n, x in self.own.items():
             block.append(Store(x, (t, u), Apply("select", (less, two[n], one[n]), x.dtype)))
             block.append(Store(x, (t, u + 1), Apply("select", (less, one[n], two[n]), x.dtype)))
-        return [If(all_of(tests), tuple(block))] if tests else block
+        return [If(conjunction_of_tests(tests), tuple(block))] if tests else block
 
     def _level(self, levels: int) -> list[Stmt]:
         """Return the merge of pairs of runs, truncated to ``keep`` elements."""
@@ -354,10 +358,10 @@ class _BlockSort(_Runs):
         end = self.bind("min", self.bind("add", middle, w), m)
 
         def read(n: int, at: Dim) -> Scalar:
-            return Load(self.cells[n], (side, padded(at)))
+            return Load(self.cells[n], (side, bank_padded_index(at)))
 
         def write(u: int, values: dict[int, Scalar]) -> None:
-            at = padded(sym("t", 0, self.threads) * self.each + u)
+            at = bank_padded_index(sym("t", 0, self.threads) * self.each + u)
             there = Apply("lt", (self.bind("add", place, u), left), "i1")
             stores = tuple(Store(cell, (1 - side, at), values[n]) for n, cell in self.cells.items())
             self.e.block.append(If(there, stores))

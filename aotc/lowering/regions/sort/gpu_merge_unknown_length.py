@@ -14,7 +14,7 @@ from aotc.ir.loop.ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If,
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.elements.elements import all_of, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, test_index
 from aotc.lowering.plans.gpu_sort import CountedRunPlan, comparator_operands
 
 
@@ -113,4 +113,6 @@ class _CountedSort:
         pairs = zip(map(self.b.output_of, self.op.results), values, strict=True)
         stores = [Store(out, (*self.head, to), x) for out, x in pairs if out is not None]
         tests = test_index(at, self.n, "lt")
-        return self._thread_loop([*block, If(all_of(tests), tuple(stores))] if tests else [*block, *stores], WARP)
+        return self._thread_loop(
+            [*block, If(conjunction_of_tests(tests), tuple(stores))] if tests else [*block, *stores], WARP
+        )

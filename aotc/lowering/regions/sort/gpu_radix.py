@@ -40,7 +40,7 @@ from aotc.ir.opset.sorting import RADIX
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.cost_model.work import DIGIT_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.elements.elements import all_of, constant_scalar, test_index
+from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.gpu_sort import DigitCountPlan, DigitSortPlan
 from aotc.lowering.regions.sort.cpu_radix import unsigned_key
 
@@ -305,5 +305,5 @@ class _DigitSort(_Digits):
             pairs = [(out, values[k]) for k, out in enumerate(self.outputs) if out is not None]
             inner += [Store(out, (*self.head, place), x) for out, x in pairs]
             tests = test_index(at, count, "lt")
-            block += [If(all_of(tests), tuple(inner))] if tests else inner
+            block += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
         return self.thread_loop(block)

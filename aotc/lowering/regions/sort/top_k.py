@@ -20,9 +20,9 @@ from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
-from aotc.lowering.elements.row_axis import Place, rows_of
-from aotc.lowering.plans.cpu_sort import InsertionPlan, SelectionPlan, tested_from
-from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, integer, key_bytes, unsigned_key
+from aotc.lowering.elements.row_axis import Place, rows_along_dim
+from aotc.lowering.plans.cpu_sort import InsertionPlan, SelectionPlan, first_tested_element
+from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, i64_literal, key_bytes, unsigned_key
 from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import kind_of
 
@@ -35,7 +35,7 @@ def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
     """
     op = b.the_op("top_k")
     (x,) = op.operands
-    rows, place = rows_of(x.type.shape, x.type.rank - 1)
+    rows, place = rows_along_dim(x.type.shape, x.type.rank - 1)
     gathered = _Gathered(b, op, place, plan)
     body = gathered.allocate()
     blocks = _TestedBlocks(gathered.e, x, place, gathered.limit, plan)
@@ -65,7 +65,7 @@ class _Gathered:
     def allocate(self) -> list[Stmt]:
         """Return the allocations and initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
-        made += [Store(self.fill, (), integer(0)), Store(self.has_limit, (), Const(False, "i1"))]
+        made += [Store(self.fill, (), i64_literal(0)), Store(self.has_limit, (), Const(False, "i1"))]
         return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
 
     def take(self, i: Dim) -> list[Stmt]:
@@ -79,7 +79,7 @@ class _Gathered:
         to = (sym(at.name, 0, self.room),)
         parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
         taken += [Store(row, to, part) for row, part in zip(self.radix.row(), parts)]
-        taken.append(Store(self.fill, (), Apply("add", (at, integer(1)), "i64")))
+        taken.append(Store(self.fill, (), Apply("add", (at, i64_literal(1)), "i64")))
         return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
 
     def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
@@ -147,7 +147,7 @@ class _TestedBlocks:
         """
         n, size, e = self.x.type.shape[-1], self.plan.block, self.e
         each = e.new_block()
-        value = e.at(self.x, self.place(tested_from(n, begin, size) + sym("l", 0, size)))
+        value = e.at(self.x, self.place(first_tested_element(n, begin, size) + sym("l", 0, size)))
         above = Apply("gt", (unsigned_key(e, e.bind(value)), Load(self.limit, ())), "i1")
         each.append(Store(larger, (), above, "max"))
         loop = For("l", 0, size, tuple(each), "lanes" if self.plan.vectorized else "serial")
@@ -159,7 +159,7 @@ class _TestedBlocks:
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
     """Return statements guarded by ``top > 0``: for ``k = 0`` the buffer has no room."""
-    return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
+    return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), i64_literal(0)), "i1"), stmts)]
 
 
 def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
@@ -167,7 +167,7 @@ def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
     op = b.the_op("top_k")
     (x,) = op.operands
     top = dim_of(op.attrs, "k")
-    rows, place = rows_of(x.type.shape, x.type.rank - 1)
+    rows, place = rows_along_dim(x.type.shape, x.type.rank - 1)
     if top == 0:
         return b.grid(rows, [], 0)
     largest = _Largest(b, op, place)
@@ -189,7 +189,7 @@ class _Largest:
     def allocate(self) -> list[Stmt]:
         """Return the allocations and initial values; the first element is already compared with them."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
-        made += [Store(self.fill, (), integer(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
+        made += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
             made += _unless_none(self.top, Store(out, self.place(0), zero))
@@ -209,7 +209,7 @@ class _Largest:
         comes_first = self._before(key, i, Load(self.limit, ()), self.top - 1)
         inner = e.new_block()
         fill = e.bind(Load(self.fill, ()), "n")
-        last, more = IndexScalar(self.top - 1), Apply("add", (fill, integer(1)), "i64")
+        last, more = IndexScalar(self.top - 1), Apply("add", (fill, i64_literal(1)), "i64")
         inner.append(Store(self.hole, (), Apply("min", (fill, last), "i64")))
         inner.append(Store(self.fill, (), Apply("min", (more, IndexScalar(self.top)), "i64")))
         inner.append(self._shift(key, i))
@@ -231,12 +231,12 @@ class _Largest:
         test = e.new_block()
         q, before = self._hole()
         comes_first = self._before(key, i, self._largest_key(before), before)
-        moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), comes_first), "i1"))
+        moves = e.bind(Apply("and", (Apply("gt", (q, i64_literal(0)), "i1"), comes_first), "i1"))
         shift = e.new_block()
         q, before = self._hole()
         at = self.place(sym(q.name, 0, self.top))
         shift += [Store(out, at, Load(out, self.place(before))) for out in self.b.outputs]
-        shift.append(Store(self.hole, (), Apply("sub", (q, integer(1)), "i64")))
+        shift.append(Store(self.hole, (), Apply("sub", (q, i64_literal(1)), "i64")))
         return While(tuple(test), moves, tuple(shift))
 
     def _before(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
@@ -260,5 +260,5 @@ class _Largest:
         """Bind the free position, and the position before it (or 0)."""
         e = self.e
         q = e.bind(Load(self.hole, ()), "n")
-        less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
+        less = Apply("max", (Apply("sub", (q, i64_literal(1)), "i64"), i64_literal(0)), "i64")
         return q, sym(e.bind(less, "n").name, 0, self.top)
