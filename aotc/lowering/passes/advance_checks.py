@@ -68,7 +68,7 @@ class _Order:
         return Region(self.body.params, tuple(self.emitted), results)
 
     def _stops(self) -> Iterator[tuple[list[Op], list[Op]]]:
-        """Yield, for each stop, the ops that must run before it and the ops that make the host wait."""
+        """Yield the ops at which the host waits for a value, each with the ops that must run before it."""
         known: set[Op] = set()  # needed at earlier stops
         needed: set[Op] = set()
         stops: list[Op] = []
@@ -111,7 +111,7 @@ class _Order:
             self.here.add(op)
 
     def _copied(self, v: Value) -> Value:
-        """Return ``v``, or a repeated copy if ``v`` is a movement op or constant from before the last stop."""
+        """Return ``v`` to read after a stop: ``v`` itself, or a repeated copy of the cheap op that defines it."""
         chain: set[Op] = set()
         stack = [v]
         while stack:

@@ -179,13 +179,13 @@ class _Mover:
         return [n for n, (v, demand) in enumerate(pairs) if not demand and v not in self.solution.values]
 
     def signature(self) -> dict[str, list[str]]:
-        """Return the devices of arguments and results."""
+        """Return the function's attributes with the device of each argument and result."""
         body = self.original.body
         results = [w or self.device(v) for v, w in zip(body.results, self.demands, strict=True)]
         return {"arguments": [self.device(v) for v in body.params], "results": results}
 
     def reasons(self) -> dict[str, list[str]]:
-        """Return the reasons for the devices of arguments and results."""
+        """Return, for explanations, why each argument and result has its device."""
         body, known = self.original.body, self.solution.values
         made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
         made |= dict.fromkeys(body.params, "the argument is there")
@@ -218,7 +218,7 @@ class _Mover:
     # --- the new function ---
 
     def function(self) -> Region:
-        """Return the new body."""
+        """Return the function's body with transfers between devices."""
         body = self.original.body
         rebuilt = self._region(body, ())
         ops = list(rebuilt.ops)
@@ -264,7 +264,7 @@ class _Mover:
         return found
 
     def _op(self, op: Op, ops: list[Op]) -> Op:
-        """Return ``op`` with its operands, and the captured values of its regions, on its device."""
+        """Return ``op`` reading operands and captured values on its own device, with transfers where necessary."""
         if op.name in CONTROL_FLOW:
             return self._control(op, ops)
         device = self.solution.ops.get(op, "")
@@ -294,7 +294,7 @@ class _Mover:
 
 
 def _renamed(region: Region, outer: dict[Value, Value]) -> Region:
-    """Return a region of scalar ops with captured values replaced."""
+    """Return a region of scalar ops with its captured outer values replaced by those in ``outer``."""
     if all(a is b for a, b in outer.items()):
         return region
     ops = tuple(

@@ -121,7 +121,7 @@ def _matmul(op: Op, b: Builder) -> Value:
 
 
 def _multiplied(op: Op, b: Builder) -> Value:
-    """Return a matmul with one term per element as a multiplication: batch dims first, then those of each side."""
+    """Return a matmul with contraction length 1 as a broadcast multiplication."""
     shape, batch = op.result.type.shape, len(op.attrs["lhs_batch"])
     factors = []
     for x, side in zip(op.operands, ("lhs", "rhs")):
@@ -159,7 +159,7 @@ def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...],
 def _arrange(
     x: Value, batch: tuple[int, ...], contract: tuple[int, ...], is_lhs: bool, b: Builder
 ) -> tuple[tuple[int, ...], Value, bool]:
-    """Return the free dims of ``x``, ``x`` as a (batched) matrix, and True if it is stored transposed."""
+    """Return the free dims of a dot operand, the operand as a (batched) matrix, and whether it is transposed."""
     free = _free(x, batch, contract)
     plain, swapped = ((free, contract), (contract, free)) if is_lhs else ((contract, free), (free, contract))
     transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _keeps_minor(x, batch, swapped)

@@ -76,7 +76,7 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
-    """Append the ops that compute a described array."""
+    """Append the iota, broadcast or arithmetic ops that compute a constant of simple content."""
     match found:
         case Repeated(part, dims):
             inner = b.constant(part, TensorType(type_.dtype, part.shape))
@@ -101,7 +101,7 @@ def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
 
 
 def _stepped(found: Stepped, type_: TensorType, b: Builder) -> Value:
-    """Append the ops that compute integers in steps along one or several dims."""
+    """Append the ops that compute an arithmetic progression along one or several dims."""
     sizes = [static(type_.shape[s.dim]) for s in found.axes]
     largest = abs(found.start) + sum(abs(s.step) * s.count(n) for s, n in zip(found.axes, sizes))
     dtype = "i32" if max(largest, *sizes) < 1 << 31 else "i64"

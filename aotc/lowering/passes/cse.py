@@ -23,7 +23,7 @@ def cse(module: Module, options: Options) -> Module:
 
 
 def structure(function: Function) -> tuple:
-    """Return a key that is equal for functions that compute the same, whatever the names of functions and values."""
+    """Return a structural key of a function: equal for functions that differ only in names of values."""
     body, scope = function.body, _ValueNumbering()
     values = (*body.params, *(v for op in body.ops for v in op.results))
     place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("root")), None)
@@ -59,7 +59,7 @@ class _ValueNumbering:
         self.mapped: dict[Value, Value] = {}
 
     def region(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
-        """Return ``region`` without ops in ``known``; the ops of the region are in ``known`` during this call."""
+        """Return ``region`` without ops that repeat one in ``known`` (value numbering)."""
         outer = len(known)
         ops = []
         for op in region.ops:
@@ -85,7 +85,7 @@ class _ValueNumbering:
         return op.name, operands, attrs, tuple([v.type for v in op.results]), regions
 
     def region_key(self, region: Region, outer: dict[Value, int]) -> tuple:
-        """Return the structure of ``region``, with numbers for the values that it defines."""
+        """Return the structural key of ``region``, with numbers in place of the names of its values."""
         numbers = dict(outer)
         for p in region.params:
             numbers[p] = len(numbers)

@@ -62,7 +62,7 @@ def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
 
 
 def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Return ``scale`` times the transform of ``x`` along ``axis`` of length ``n``."""
+    """Return the DFT of ``x`` along ``axis`` of length ``n``, multiplied by ``scale``."""
     if n == 1:
         return x if scale == 1 else _times(x, np.array([scale]), axis, b)
     factors = radices(n)
@@ -84,7 +84,7 @@ def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
 
 
 def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
-    """Return the transform of a long axis in two steps, with the signal as a matrix.
+    """Return the DFT of a long axis by the four-step algorithm: the signal is a matrix, with twiddles between.
 
     The columns are transformed, multiplied by twiddle factors, and then the rows are transformed. The result is the
     transpose of the matrix.

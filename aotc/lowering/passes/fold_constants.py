@@ -48,7 +48,7 @@ class _Folder:
 
     @cached_property
     def wider(self) -> WiderWeights:
-        """Return the analysis of values that readers compute from narrower operands."""
+        """Return the analysis of constants that are wider than the values they are computed from."""
         return WiderWeights(self.function, self.home)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
@@ -96,7 +96,7 @@ def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Seque
 
 
 def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
-    """Return the array of the constant ``v``, or None; for arithmetic ops also an array that is broadcast to ``v``."""
+    """Return the elements of the constant ``v``, or None; arithmetic ops also accept a broadcast constant."""
     spread = b.definitions.get(v)
     if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
         return constant_of(v, b.definitions)

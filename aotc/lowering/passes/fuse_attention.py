@@ -155,7 +155,7 @@ class _Writer:
     # --- operands ---
 
     def op(self) -> Op:
-        """Return the op ``attention``; append the ops that compute its operands."""
+        """Return the fused ``attention`` op; append the ops that compute its operands."""
         found, b = self.found, self.b
         ends = {
             "q": (found.q, self.row, found.depth), "k": (found.k, found.term, found.depth),
@@ -221,7 +221,7 @@ class _Writer:
         return self._joined(parts, "and") if parts else None
 
     def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
-        """Return the ``parts`` combined by op ``name``, with all axes that any of them has."""
+        """Combine masks or biases ``parts`` by op ``name``, broadcast to the union of their axes."""
         if len(parts) == 1:
             return parts[0]
         sizes = {i: n for p in parts for i, n in zip(p.index, p.value.type.shape, strict=True) if i != 0}

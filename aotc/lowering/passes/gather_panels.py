@@ -79,11 +79,11 @@ class _Packed:
 
     @property
     def cols(self) -> int:
-        """Return the columns of a panel."""
+        """Return the number of columns in a packed panel."""
         return int(self.stored.shape[2]) // self.group
 
     def holds(self, table: np.ndarray) -> bool:
-        """Return True if the rows of ``table`` are the columns of the right operand."""
+        """Return True if the rows of the embedding ``table`` are the columns of the packed matmul operand."""
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
@@ -120,7 +120,7 @@ class _Packing:
     is_transposed: bool
 
     def repacked(self, table: Value, b: Builder) -> tuple[Value, int, int]:
-        """Append the packing ops; return the panels, the number of terms of a step, and the number of table rows."""
+        """Append the ops that pack ``table`` as panels; return the panels, the terms of a step and the row count."""
         rhs = table if self.is_transposed else b.transpose(table, swap_permutation(2))
         return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
 
@@ -165,7 +165,7 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
 
 
 def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
-    """Return the rows that ``op`` gathers, read from panels; indices of ``count`` or more read the last row."""
+    """Return the rows of a table that the gather ``op`` selects, read from packed panels; indices are clamped."""
     _, steps, width = map(static, stored.type.shape)
     n, kept = _places(op, b)
     ids = n.clamped(b.reshape(op.operands[1], kept), count)
@@ -194,7 +194,7 @@ class Panels:
     terms: int
 
     def holds(self, table: np.ndarray) -> bool:
-        """Return True if the rows of ``table`` are the columns of the weights."""
+        """Return True if the rows of the embedding ``table`` are the columns of these quantized weights."""
         same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
         return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
 
@@ -211,7 +211,7 @@ def gathers_rows(op: Op) -> bool:
 
 
 def only_rows_of(module: Module) -> Collection[int]:
-    """Return the identities (``id``) of constant arrays that are only read by gathers of whole rows."""
+    """Return the ``id`` of each constant array whose only readers are gathers of whole rows."""
     if not module.has("gather"):
         return ()
     arrays: dict[Value, np.ndarray] = {}
@@ -280,7 +280,7 @@ class _Numbers:
         self.b, self.shape = b, shape
 
     def make(self, name: str, x: Value, number: int) -> Value:
-        """Return the result of op ``name`` on ``x`` and a number."""
+        """Append op ``name`` on ``x`` and a constant; return the result."""
         other = self.b.broadcast(self.b.constant(number, TensorType(x.type.dtype)), (), self.shape)
         return self.b.make(name, (x, other))
 
@@ -300,7 +300,7 @@ def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
 
 
 def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
-    """Return the bytes of panels at positions ``place`` in chunks ``run``, which has the last dim of ``place``."""
+    """Gather bytes of quantized panels at offsets ``place`` in chunks ``run``."""
     rank, shape = panel.type.rank, place.type.shape
     runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
     where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)

@@ -59,11 +59,11 @@ class _Check:
 
     @property
     def carried(self) -> tuple[Value, ...]:
-        """Return the values that loops and branches carry for the check."""
+        """Return the values that loops and branches must carry so that the check can run outside of them."""
         return self.holds, *self.values
 
     def handed(self, values: Sequence[Value]) -> _Check:
-        """Return the same check on carried ``values``."""
+        """Return the check with its carried values replaced by ``values`` of an outer region."""
         return replace(self, holds=values[0], values=tuple(values[1:]))
 
 
@@ -75,7 +75,7 @@ class _Hoister:
         self.before: list[Value] = []  # conditions of the checks so far, in the enclosing loops and branches
 
     def entry(self, region: Region) -> Region:
-        """Return the body of a function, with each check as an assertion outside of all loops and branches."""
+        """Return a function's body with each check as an assertion outside of all loops and branches."""
         b = Builder(self.names)
         for op in region.ops:
             for check in self.op(op, b):
@@ -85,7 +85,7 @@ class _Hoister:
         return Region(region.params, tuple(b.ops), region.results)
 
     def op(self, op: Op, b: Builder) -> list[_Check]:
-        """Append ``op`` without the checks in it, and return them."""
+        """Append ``op`` without the checks nested in it; return the checks."""
         b.loc = op.loc
         if op.name == "assert":
             checks = [_Check(op.operands[0], op.operands[1:], op.attrs["message"], op.loc)]
@@ -102,7 +102,7 @@ class _Hoister:
         return checks
 
     def inner(self, region: Region) -> tuple[Builder, list[_Check]]:
-        """Return a builder with the ops of a region, and separately the checks in it."""
+        """Rebuild a nested region without its checks; return the builder and the checks."""
         b, seen = Builder(self.names), len(self.before)
         checks = [check for op in region.ops for check in self.op(op, b)]
         del self.before[seen:]
@@ -175,7 +175,7 @@ class _Hoister:
         return [*early, *self._handed(op, (*op.operands, *starts), regions, checks, b)]
 
     def _rotated(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
-        """Return a loop that computes its condition at the end of the body, and the checks of the first condition."""
+        """Return a loop rotated so that the body ends with the condition, and the checks of the first condition."""
         condition, body = op.regions
         first = Builder(self.names)
         (start,) = self._copied(condition, op.operands, first)
@@ -227,7 +227,7 @@ def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[
 
 
 def _counts(op: Op) -> bool:
-    """Return True if a loop ends when an integer counter with a constant step reaches a fixed bound."""
+    """Return True if a loop counts an integer by a constant step up to a fixed bound."""
     condition, body = op.regions
     test = _maker(condition, condition.results[0])
     if test is None or test.name not in ORDERINGS:

@@ -28,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def hoist_products(module: Module, options: Options) -> Module:
-    """Return ``module`` with matmuls moved before their loops on GPUs; see the module docstring."""
+    """Hoist matmuls of loop-invariant arrays out of loops on GPUs, as one larger matmul before the loop."""
     return rewrite_on("cuda", module, options, _hoisted)
 
 
@@ -57,7 +57,7 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
 
 
 def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
-    """Return the slice that the matmul ``op`` reads if its array and the matrix are from outside the loop."""
+    """Return the slice of a loop-invariant array that the matmul ``op`` reads in each iteration, or None."""
     if op.name != "matmul" or op.attrs["lhs_transposed"] or op.operands[1] in inside or op.result.type.rank != 2:
         return None
     row = makers.get(op.operands[0])

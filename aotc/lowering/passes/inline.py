@@ -86,7 +86,7 @@ class _Frame:
     locs: dict[Loc, Loc] = field(default_factory=dict)
 
     def located(self, loc: Loc) -> Loc:
-        """Return the location in the public function of an op at ``loc`` in the callee."""
+        """Return a callee op's location ``loc`` as a location in the public function (call stack included)."""
         if self.at is None:
             return loc
         found = self.locs.get(loc)
@@ -102,7 +102,7 @@ class _Inliner:
         self.module, self.root, self.names = module, region, Names(region)
 
     def run(self) -> Region:
-        """Return the region without calls."""
+        """Return the body of the public function with all calls inlined."""
         root = _Frame(self.root, iter(()), {}, {})
         return self.copied(self.root, root, own=True) if _calls(self.root) else self.root
 
@@ -152,7 +152,7 @@ class _Inliner:
         return Op(op.name, operands, results, attrs, regions, frame.located(op.loc))
 
     def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
-        """Return the copy of the value ``v`` of a callee, which may be new."""
+        """Return the inlined copy of a callee's value ``v``; create it on first use."""
         shape = with_dims_in(v.type.shape, dims) if dims else v.type.shape
         mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))
         return mapped[v]

@@ -41,7 +41,7 @@ class _Isolator:
         self.names = Names(function.body)
 
     def region(self, region: Region) -> Region:
-        """Return ``region`` with the ops of each level and device in a region."""
+        """Return ``region`` with consecutive ops of one device wrapped in ``on`` regions."""
         levels = _levels(region)
         order = sorted(range(len(region.ops)), key=lambda n: (levels[n], device_of(region.ops[n]), n))
         groups: list[list[Op]] = []
@@ -58,7 +58,7 @@ class _Isolator:
         return Region(region.params, tuple(ops), tuple(outer.get(v, v) for v in region.results))
 
     def _group(self, group: Sequence[Op], outer: dict[Value, Value], later: set[Value]) -> Op:
-        """Return the op that replaces ``group``; ``outer`` maps values of earlier groups to region results."""
+        """Return the ``on`` op that replaces ``group``; ``outer`` maps values of earlier groups to their results."""
         device = device_of(group[0])
         if not device:
             (op,) = group
@@ -72,7 +72,7 @@ class _Isolator:
 
 
 def _levels(region: Region) -> list[int]:
-    """Return the level of each op: an even number in regions of devices, an odd one between regions.
+    """Return a level for each op such that ops of one device and level can share an ``on`` region.
 
     An op that binds a size separates the ops before it from those after it; ops with an effect keep their order.
     """

@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 
 def mark_concurrent(module: Module, options: Options) -> Module:
-    """Return ``module`` with the attribute ``concurrent`` on its concurrent matmuls; see the module docstring."""
+    """Mark independent matmuls of one GPU with the attribute ``concurrent``, so that their tiles share it."""
     home, kinds = op_targets(module, options)
     if "cuda" not in kinds:
         return module

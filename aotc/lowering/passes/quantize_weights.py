@@ -143,7 +143,7 @@ class _Quantizer:
     def _packed(
         self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, target: Target, b: Builder
     ) -> Value:
-        """Return the matmul with quantized panels, which tiles widen."""
+        """Return the matmul with quantized weights packed in panels, which register tiles dequantize."""
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
         kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
@@ -164,7 +164,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
-        """Return the matmul with converted integers; scales of whole columns multiply the sums."""
+        """Return the matmul with dequantized weights; per-column scales multiply the result instead."""
         swapped, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
         rank = integers.ndim
         k_axis = rank - 1 if swapped else rank - 2
@@ -182,7 +182,7 @@ class _Quantizer:
         return b.convert(made, op.result.type.dtype)
 
     def _numbers(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
-        """Return the integers as f32, from a constant of bytes; 4-bit numbers are packed in pairs along ``axis``."""
+        """Return quantized weights as f32, computed from a constant of bytes; 4-bit pairs are packed along ``axis``."""
         if self.bits == 8:
             return b.convert(b.constant(np.ascontiguousarray(integers), TensorType("i8", integers.shape)), "f32")
         k = integers.shape[axis]

@@ -41,7 +41,7 @@ class Builder:
     weights: set[Value] = field(default_factory=set)  # bound arguments, and values made of them alone
 
     def append(self, op: Op) -> tuple[Value, ...]:
-        """Append ``op`` as it is."""
+        """Append ``op`` unchanged to the block under construction."""
         self.ops.append(op)
         for v in op.results:
             self.definitions[v] = op
@@ -74,7 +74,7 @@ class Builder:
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any] | None = None,
         result_type: TensorType | None = None, hint: str = "", regions: tuple[Region, ...] = (),
     ) -> Value:  # fmt: skip
-        """Append the op ``name`` and return its only result."""
+        """Append the op ``name`` and return its only result; the op table infers the type if none is given."""
         types = (result_type,) if result_type else ()
         (result,) = self.append(self.op(name, operands, dict(attrs or {}), types, hint, regions))
         return result

@@ -41,7 +41,7 @@ def sink_transposes(module: Module, options: Options) -> Module:
 
 
 def _movable(region: Region) -> set[Value]:
-    """Return values that pooling reads, also through elementwise ops, and that may get another order of axes."""
+    """Return the pooling inputs whose axes may be reordered, also through elementwise ops."""
     movable: set[Value] = set()
     needed = {*region.results, *(v for op in region.ops for v in captures(op))}
     for op in reversed(region.ops):

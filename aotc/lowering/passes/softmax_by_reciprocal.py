@@ -26,7 +26,7 @@ from aotc.targets import Target
 
 
 def softmax_by_reciprocal(module: Module, options: Options) -> Module:
-    """Return ``module`` with softmax multiplied by the inverse of its sums; see the module docstring."""
+    """Rewrite softmax to multiply by the reciprocal of the row sum instead of dividing each element."""
     if options.opt_level < 2:
         return module
     return rewrite_on("cpu", module, options, _by_inverse, ("div",))

@@ -45,7 +45,7 @@ from aotc.targets import Target
 
 
 def split_attention(module: Module, options: Options) -> Module:
-    """Return ``module`` with attention of few queries in parts, on GPUs."""
+    """Split attention with few queries on GPUs into parts along the keys (split-KV) that are combined."""
     if not module.has("attention"):
         return module
     return rewrite_on("cuda", module, options, _rule)
@@ -60,7 +60,7 @@ def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
 
 
 def _in_parts(op: Op, part: int, b: Builder) -> Value:
-    """Append attention in parts and the ops that combine the parts; return the result."""
+    """Append split-KV attention: attention for each range of keys, then the combination of the parts."""
     out = op.result.type
     column = op.attrs["out_dims"][-1]
     attrs = {**op.attrs, "part": part}
@@ -82,7 +82,7 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
 
 
 def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Value:
-    """Append the ops that combine a few parts without a reduction, so that they are one kernel; return the result."""
+    """Append elementwise ops (one kernel) that combine the few partial results of split-KV attention."""
     b, count, last = maths.b, means.type.shape[0], logs.type.rank - 1
     assert isinstance(count, int)
     shape, rows = means.type.shape[1:], logs.type.shape[:-1]
@@ -107,7 +107,7 @@ def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Valu
 
 
 def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[Op]:
-    """Return the ops that compute attention ``op`` with its keys in ``parts``; the last op defines ``results``."""
+    """Return the ops of split-KV attention on a CPU: ``parts`` ranges of keys, then their combination."""
     types = tuple(v.type for v in op.operands)
     batch, row, _, _, column = axes(types, op.attrs)
     count, attrs = len(batch), {**op.attrs, "split": parts, "out_dims": tuple(range(len(batch) + 2))}
@@ -124,7 +124,7 @@ def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> li
 
 
 def _average_parts(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
-    """Return the average of the parts' results along ``axis``, weighted by ``total * exp(top - max(top))``.
+    """Return the softmax-weighted average of split-KV results along ``axis``.
 
     ``top`` and ``total`` are the softmax statistics of each part: its maximum, and its sum of exponentials. A part
     without keys has weight 0.

@@ -83,7 +83,7 @@ ENOUGH_RESULTS = Limit(
 
 
 def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split reductions with few results on a CPU, and column reductions with too few long pieces for all workers."""
+    """Split a CPU reduction in two steps if it has too few results to occupy all threads; else return None."""
     shape = op.operands[0].type.shape
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
     if REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
@@ -127,7 +127,7 @@ GPU_PART_TERMS = BlockSize(
 
 
 def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Split reductions that have fewer blocks of threads (a row, or some columns, each) than a GPU runs at once."""
+    """Split a GPU reduction in two steps if it would fill fewer thread blocks than the GPU runs at once."""
     shape = op.operands[0].type.shape
     dims = [d for d in op.attrs["dims"] if shape[d] != 1]
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
@@ -157,7 +157,7 @@ REDUCTION_EXTENT = Limit(
 
 
 def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:
-    """Return a reduction in two steps, the first over all but the first large axis, or a part of it; or None.
+    """Return a reduction in two steps, the first one over parts of an axis; None if it cannot be split.
 
     Rows are split only if there are few (``few_rows``). With ``rest``, an extent without a suitable divisor may be
     split into equal parts and a shorter remainder.
@@ -179,7 +179,7 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = F
 
 
 def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
-    """Return a reduction split into equal parts and a remainder, whose result is combined with theirs."""
+    """Return a reduction of equal parts plus a remainder, combined at the end."""
     x = op.operands[0]
     extent = static(x.type.shape[first])
     whole = extent - extent % parts

@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import limits
 
 
 def split_rows(module: Module, options: Options) -> Module:
-    """Return ``module`` with long rows reduced in parts where that is cheaper; see the module docstring."""
+    """Split reductions of long rows into parts that fit the cache, where that is cheaper."""
     changed = {}
     for function in module.functions.values():
         forms = [form for form in long_row_forms(function.body, options) if form.part]
@@ -44,7 +44,7 @@ def split_rows(module: Module, options: Options) -> Module:
 
 
 def long_row_forms(region: Region, options: Options) -> Iterator[RowForm]:
-    """Yield the decision about each long row of ``region`` and its nested regions, for the target of its device."""
+    """Yield the split decision for each long row of ``region`` and of its nested regions."""
     if options.opt_level < 2:
         return
     yield from row_forms(region, fusion_target(options))
@@ -63,7 +63,7 @@ class _RowRewriter:
         self._own: dict[Value, tuple[Value, Value]] = {}  # by the old first result: the new ones of parts and of rows
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the values that replace a reduction of a long row."""
+        """Return the values that replace a reduction of a long row, or None."""
         if len(op.results) != 1:
             return None
         if op.result in self._parts:
@@ -124,7 +124,7 @@ def _reduced(op: Op, x: Value, b: Builder) -> Value:
 
 
 def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
-    """Recompute ``value``, which has one number per row, with one number per part.
+    """Recompute the per-row ``value`` with one element per part of a row.
 
     ``known`` maps values with one number per row to those with one number per part.
     """

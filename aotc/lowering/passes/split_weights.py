@@ -41,7 +41,7 @@ from aotc.options import Options
 
 
 def split_weights(module: Module, options: Options) -> Module:
-    """Return ``module`` with two functions in place of each copy that :func:`bind_weights` created, or none."""
+    """Split each function with bound weights into two: prepare (run once) and call (run per request)."""
     functions = dict(module.functions)
     home, _ = op_targets(module, options)
     values: dict[Any, int] = {}
@@ -122,7 +122,7 @@ class _Cut:
         self._take(region.results)
 
     def _take(self, values: Iterable[Value]) -> None:
-        """Record that each call reads ``values``: they are prepared, or computed in the call from prepared values."""
+        """Add ``values`` to those that each call reads: prepared once, or recomputed from prepared ones."""
         stack = [v for v in values if v in self.roots]
         while stack:
             v = stack.pop()
@@ -146,7 +146,7 @@ class _Cut:
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
 
     def needed(self) -> list[Op]:
-        """Return the ops that compute the prepared values, in order."""
+        """Return the ops of the prepare function, in order."""
         live, found = set(self.prepared), []
         for op in reversed(self.known):
             if any(v in live for v in op.results):
@@ -158,7 +158,7 @@ class _Cut:
 def _prepare(
     cut: Sequence[_Cut], taken: Mapping[str, Function], options: Options
 ) -> tuple[Function, dict[Value, int]] | None:
-    """Return the function that computes the prepared values, and the result number of each."""
+    """Return the prepare function, and the result number of each prepared value."""
     general = cut[0].function
     original, numbers = general.attrs["binds"], general.attrs["weights"]
     params = weights_of(general)
@@ -190,7 +190,7 @@ def _prepare(
 
 
 def _keys(prepare: Function) -> Iterator[Any]:
-    """Yield for each result a key, shared by results computed alike from arguments of the same names."""
+    """Yield a key per prepared value; values computed alike from equally named weights share it."""
     names = dict(zip(prepare.body.params, prepare.attrs["arg_names"], strict=True))
     for result in prepare.body.results:
         live, ops = {result}, []
@@ -209,7 +209,7 @@ def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:
 
 
 def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value, int]) -> Function:
-    """Return the part that runs in each call, on arguments that are not bound, kept weights and prepared values."""
+    """Return the call function: it takes the unbound arguments, the weights it still reads and prepared values."""
     f, results = c.function, prepare.body.results
     weights, params = set(f.attrs["weights"]), f.body.params
     kept = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
@@ -223,7 +223,7 @@ def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value
 
 
 def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the attributes of a function with the arguments ``numbers`` of ``f`` and the prepared values ``made``."""
+    """Return function attributes for the arguments ``numbers`` of ``f`` followed by the prepared values ``made``."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     places = {n: place for place, n in enumerate(numbers)}
     sizes: dict[str, Dim] = {

@@ -42,7 +42,7 @@ from aotc.options import Options
 
 
 def split_windows(module: Module, options: Options) -> Module:
-    """Return ``module`` with windows that repeat work, and long scans, split; see the module docstring."""
+    """Split window reductions that repeat work, and long prefix scans, into cheaper steps."""
     home, _ = op_targets(module, options)
     return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
 
@@ -101,7 +101,7 @@ WINDOW_TERMS = Limit(
 
 
 def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
-    """Return windows as one step per dim, the largest strides first, if that halves the work; else None."""
+    """Split a window reduction into one step per dim if that halves the work; else return None."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     results = [static(s) for s in op.result.type.shape]
     many = prod(numbers_of(a, "window"))
@@ -147,7 +147,7 @@ def _large(op: Op, d: int) -> bool:
 
 
 def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
-    """Return windows as a combination of two scans: from the right at a window's start, from the left at its end."""
+    """Return a window reduction as two scans per window-sized block: suffixes and prefixes, combined."""
     x, init = op.operands
     a, (low, high), w = op.attrs, number_pairs_of(op.attrs)[d], numbers_of(op.attrs, "window")[d]
     windows, stride = static(op.result.type.shape[d]), a["strides"][d]
@@ -194,7 +194,7 @@ SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the end
 
 
 def _parts(op: Op, scan: Scan, kind: str) -> int:
-    """Return the number of parts of a scan, a divisor of its length if there is one."""
+    """Return the number of equal parts into which a prefix scan is split."""
     shape = [static(s) for s in op.operands[0].type.shape]
     n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
     if kind == "cuda":
@@ -210,7 +210,7 @@ def _parts(op: Op, scan: Scan, kind: str) -> int:
 
 
 def _in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
-    """Return a scan in ``parts``: each is scanned separately, and combined with the total of the parts before it."""
+    """Return a prefix scan in ``parts``: scan each part, then combine it with the total of earlier parts."""
     d = scan.dim
     n = static(op.operands[0].type.shape[d])
     size = -(-n // parts)

@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 
 def unroll_loops(module: Module, options: Options) -> Module:
-    """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
+    """Unroll short loops over large arrays on GPUs, so that their bodies fuse."""
     return rewrite_on("cuda", module, options, _unrolled)
 
 

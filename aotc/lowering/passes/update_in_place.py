@@ -56,7 +56,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def update_in_place(module: Module, options: Options) -> Module:
-    """Return ``module`` with arrays updated in place instead of combined with updates; see the module docstring."""
+    """Rewrite sums with mostly neutral arrays (pads, scatters) as in-place updates of the other operand."""
     functions = {}
     for name, function in module.functions.items():
         function = sums_into_branches(update_slices(stack_in_place(function)))
@@ -94,7 +94,7 @@ class _UpdateRewriter:
 
     @cached_property
     def unsigned(self) -> set[Value]:
-        """Return the values without a -0.0."""
+        """Return the values that contain no -0.0."""
         return values_without_negative_zeros(self.function.body)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:

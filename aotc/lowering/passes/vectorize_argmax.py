@@ -30,7 +30,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, limits, to_numpy
 
 
 def vectorize_argmax(module: Module, options: Options) -> Module:
-    """Return ``module`` with argmax and argmin as two reductions on CPUs; see the module docstring."""
+    """Rewrite argmax and argmin on CPUs as two vectorizable reductions: the extreme, then its first index."""
     if options.opt_level < 2:
         return module
     return rewrite_on("cpu", module, options, _located, ("reduce",))

@@ -27,7 +27,7 @@ SWEEPS = 8
 
 
 def canonicalize(module: Module, options: Options) -> Module:
-    """Return ``module`` after at most eight sweeps of the rules of ``simplify_*`` and those below."""
+    """Simplify the ops of ``module`` by algebraic rules, in at most eight sweeps."""
     for _ in range(SWEEPS):
         after = rewrite_module(module, partial(_rule, moved=_moved(module), once=updates_read_once(module)))
         if all(after.functions[n] is f for n, f in module.functions.items()):
@@ -37,7 +37,7 @@ def canonicalize(module: Module, options: Options) -> Module:
 
 
 def _moved(module: Module) -> set[Value]:
-    """Return the results of transposes that only reductions read."""
+    """Return the results of transposes whose only readers are reductions."""
     if not (module.has("transpose") and module.has("reduce")):
         return set()
     ops = [op for f in module.functions.values() for op in walk(f.body)]
@@ -127,7 +127,7 @@ def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _part(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Move a conversion behind a slice or gather, as for a bf16 table whose rows are read as f32."""
+    """Rewrite a slice or gather of a conversion as a conversion of the slice: fewer elements are converted."""
     found = _simplified(op, b)
     made = b.definitions.get(op.operands[0])
     if found is not None or made is None or made.name != "convert":

@@ -118,7 +118,7 @@ NESTED_CONDITIONS = 4
 
 
 def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
-    """Return the dims along which ``p`` varies if it is computed from broadcasts with the same dims, else None."""
+    """Return the dims along which the predicate ``p`` varies, or None if it is not built from equal broadcasts."""
     maker = b.definitions.get(p)
     if p.type.rank == 0:
         return ()
@@ -135,7 +135,7 @@ def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
 
 
 def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
-    """Return the value of ``shape`` of which ``p`` is a broadcast."""
+    """Return the operand, reshaped to ``shape``, that was broadcast to the predicate ``p``."""
     if p.type.rank == 0:
         return p
     number = splat_of(p, b.definitions)

@@ -53,7 +53,7 @@ class _Places:
 
 
 def _places(op: Op, b: Builder) -> _Places | None:
-    """Return the positions that the updates write, or None if several updates may write one row."""
+    """Return the positions that a scatter's updates write, or None if two updates may write one row."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, vector = op.operands[n].type, a["index_vector_dim"]
     dims = [d for d in range(indices.rank) if d != vector]
@@ -71,7 +71,7 @@ def _places(op: Op, b: Builder) -> _Places | None:
 
 
 def _counted(indices: Value, vector: int, component: int, b: Builder) -> int | None:
-    """Return the dim of the indices along which a component equals the update's number."""
+    """Return the dim of scatter indices along which one component is 0, 1, 2...; None if there is none."""
     op = b.definitions.get(indices)
     if vector == indices.type.rank:
         return iota_dim(indices, b.definitions)
@@ -89,7 +89,7 @@ def _not(vector: int, dim: int | None) -> int | None:
 
 
 def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
-    """Return a scatter into an array filled with one number, as a comparison of positions; None for others."""
+    """Rewrite a scatter into an array filled with one number as a select by position; None if not possible."""
     x, indices, *updates = op.operands
     fill = splat_of(x, b.definitions)
     if fill is None or len(updates) != 1 or not _covers(op, places):

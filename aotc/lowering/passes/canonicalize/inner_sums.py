@@ -94,11 +94,11 @@ class _InnerSumFinder:
 
     @cached_property
     def unsigned(self) -> set[Value]:
-        """Return the values without a -0.0."""
+        """Return the values that contain no -0.0."""
         return values_without_negative_zeros(self.body)
 
     def sums(self) -> dict[Op, _InnerSum]:
-        """Return, for each outer loop that has one, one sum of an inner loop."""
+        """Return one rewritable sum of an inner loop for each outer loop that has one."""
         found: dict[Op, _InnerSum] = {}
         inside: set[Op] = set()
         for outer in reversed([op for op in walk(self.body) if op.name == "while"]):
@@ -133,7 +133,7 @@ class _InnerSumFinder:
         return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _most(v)), None)
 
     def _writes(self, body: Region, number: int) -> list[Op]:
-        """Return the chain of updates that computes the next state ``number``; empty if there are other ops."""
+        """Return the chain of updates that computes next state ``number`` of a loop; empty if other ops take part."""
         found: list[Op] = []
         v = body.results[number]
         while v is not body.params[number]:
@@ -156,7 +156,7 @@ class _InnerSumFinder:
 
 
 def part_of(write: Op) -> Value:
-    """Return the values that an update writes."""
+    """Return the operand with the values that an update op writes."""
     return write.operands[1 if write.name == "dynamic_update_slice" else 2]
 
 
@@ -171,7 +171,7 @@ class _InnerSumRewriter:
         self.definitions = {v: op for op in walk(body) for v in op.results}
 
     def region(self, region: Region) -> Region:
-        """Return ``region`` with its loops rewritten."""
+        """Return ``region`` with its nested loops rewritten so that only written elements are added."""
         b = Builder(self.names, self.definitions)
         for op in region.ops:
             self._append(op, b)
@@ -188,7 +188,7 @@ class _InnerSumRewriter:
         return Value(self.names.fresh(hint), type_)
 
     def _outer(self, op: Op, one: _InnerSum, before: Builder) -> None:
-        """Append the rewritten outer loop, which also carries the array of zeros."""
+        """Append the rewritten outer loop, which also carries a zeroed array for the inner loop to reuse."""
         zeros = before.constant(0, one.x.type)
         at_condition, inside, last = (self._value("zeros", one.x.type) for _ in range(3))
         b = Builder(self.names, self.definitions)
@@ -209,7 +209,7 @@ class _InnerSumRewriter:
         before.append(Op(op.name, (*op.operands, zeros), (*op.results, last), op.attrs, regions, op.loc))
 
     def _recorded(self, one: _InnerSum, zeros: Value, outer: Builder) -> tuple[list[list[_UpdateIndex]], Value]:
-        """Append the inner loop, which records the indices of its updates; return these, and the accumulated array."""
+        """Append the inner loop with recording of update indices; return the indices and the accumulated array."""
         loop, (condition, body) = one.loop, one.loop.regions
         own = {*body.params, *(v for op in body.ops for v in op.results)}
         rows = [[_UpdateIndex(v, self.definitions.get(v), v in own) for v in _places(op)] for op in one.writes]
@@ -239,7 +239,7 @@ class _InnerSumRewriter:
         return rows, loop.results[one.number]
 
     def _replay(self, one: _InnerSum, rows: Sequence[Sequence[_UpdateIndex]], written: Value, outer: Builder) -> Value:
-        """Append the loop that adds written elements to the outer array; return the inner array, now zero again."""
+        """Append the loop that adds the written elements to the outer array and sets them to zero again."""
         outer.loc = one.total.loc
         begin = outer.constant(0, INDEX)
         tested, k, end = (self._value("k", INDEX) for _ in range(3))

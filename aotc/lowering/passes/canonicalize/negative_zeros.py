@@ -56,7 +56,7 @@ def track_negative_zeros(function: Function, options: Options) -> Function:
 def combined_slice(
     name: str, part: Value, x: Value, starts: Sequence[Value], b: Builder, base: Value | None = None
 ) -> Value:
-    """Return ``base``, else ``x``, with ``part`` combined into the slice of ``x`` that begins at ``starts``."""
+    """Return ``x`` (or ``base``) with ``part`` combined by op ``name`` into the slice that begins at ``starts``."""
     old = b.make("dynamic_slice", (x, *starts), {"sizes": part.type.shape})
     return b.make("dynamic_update_slice", (base or x, b.make(name, (old, part)), *starts))
 
@@ -107,7 +107,7 @@ class _Tracker:
     # --- analysis ---
 
     def find(self) -> bool:
-        """Find the values that can have flags; return True if a sum needs one of them."""
+        """Find the arrays for which a flag (contains no -0.0) can be tracked; return True if a sum needs one."""
         if not self.states:
             return False
         loops = [op for op in walk(self.body) if op.name == "while"]
@@ -166,7 +166,7 @@ class _Tracker:
         return bool(arrays) and v not in self.unsigned and all(map(self._is_known, arrays)) and self._is_eligible(v)
 
     def _arrays(self, op: Op) -> Sequence[Value]:
-        """Return operands such that the result of ``op`` has no -0.0 if none of them has; empty if unknown."""
+        """Return the operands of ``op`` that must be free of -0.0 for its result to be free; empty if unknown."""
         match op.name:
             case "reshape":
                 return op.operands
@@ -279,7 +279,7 @@ class _Tracker:
         return b.reduce(differs, b.constant(True, FLAG), range(v.type.rank), b.combiner("and", "i1"))
 
     def _add(self, op: Op, x: Value, update: Op | None, b: Builder) -> None:
-        """Append the sum of ``x`` and an ``update`` of zeros, as the example above."""
+        """Append the sum of ``x`` and an ``update`` of zeros, which adds only updated elements if flags allow."""
         flag, inner = self._flag(x, b), Builder(b.names, b.definitions, loc=op.loc)
         index = b.convert(flag, "i32")
         added = inner.make("add", (x, inner.constant(0, x.type)))

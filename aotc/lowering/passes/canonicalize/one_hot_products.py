@@ -128,7 +128,7 @@ def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
 
 
 def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
-    """Return where a ``difference`` of index expressions is 0, or None if that is not of the form :class:`_Ones`."""
+    """Return the index at which two index expressions are equal, or None if their ``difference`` is not linear."""
     if not isinstance(difference, Expr):
         return None
     factors: dict[int, int] = {}
@@ -203,7 +203,7 @@ def _spread(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -
 
 
 def _terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
-    """Return the values of sums with one term of ``x``, and of sums with none, over the dims after ``free``."""
+    """Return, for rows of ``x`` that a one-hot matmul selects, the selected value and the value for empty sums."""
     lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
     if kind_of(x.type.dtype) != "f":
         return x, b.constant(0, TensorType(x.type.dtype, lead))

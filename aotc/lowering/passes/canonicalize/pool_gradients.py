@@ -102,7 +102,7 @@ def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
 
 
 def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
-    """Return, for each element, the value of the window ``back`` windows before the last one that contains it."""
+    """Return, for each input element of a pooling gradient, the value of one of the windows that contain it."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
     counts = [last + 1 for last in _last_windows(op)]

@@ -195,7 +195,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
 def _one_place(
     op: Op, part: Value, indices: Value, dims: Sequence[int], others: Sequence[int], b: Builder
 ) -> list[int] | None:
-    """Return the start indices of the only ``part`` that ``op`` reads or writes, or None if they are not constant."""
+    """Return the constant start indices of a gather or scatter with one slice, or None if not constant."""
     shapes = (*op.operands[0].type.shape, *indices.type.shape, *part.type.shape)
     places = constant_of(indices, b.definitions)
     if places is None or not is_static(shapes) or any(part.type.shape[d] != 1 for d in others):

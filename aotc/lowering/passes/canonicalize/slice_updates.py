@@ -40,7 +40,7 @@ def update_slices(function: Function) -> Function:
 
 
 def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
-    """Return the chain of updates whose result the ``dynamic_update_slice`` ``op`` writes, and the slice they update.
+    """Return the updates of a slice that ``op`` (``dynamic_update_slice``) writes back, and the slice.
 
     The slice is None if the written value does not come from a slice.
     """
@@ -82,7 +82,7 @@ def _through_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
 
 
 def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) -> dict[Value, tuple[int, ...]]:
-    """Return the updates that ``op`` writes back, by result, with the array's dims that the slice retains."""
+    """Return the chain of slice updates that ``op`` writes back, with the array dims that each slice retains."""
     chain, read = written_back(op, makers)
     x = op.operands[0]
     if not chain or read is None or read.operands[0] is not x or not same_place(read, op, makers):

@@ -87,7 +87,7 @@ class _Stacks:
         self, op: Op, n: int, write: Op, makers: Mapping[Value, Op], own: Collection[Value],
         replaced: Mapping[Value, Value],
     ) -> Value | None:  # fmt: skip
-        """Return the array that the loop reads only in slices at the position of ``write``, or None."""
+        """Return the stacked input that the loop reads only at the position it writes, or None."""
         reads: dict[Value, list[Op]] = {}
         for o in op.regions[1].ops:
             if o.name == "dynamic_slice" and same_place(o, write, makers):

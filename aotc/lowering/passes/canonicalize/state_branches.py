@@ -88,7 +88,7 @@ class _Brancher:
         return [*rest, convert, branch, *ops[last + 1 :]]
 
     def _side(self, values: Sequence[Value]) -> Region:
-        """Return a branch that returns ``values``; arrays filled with one number are created in it."""
+        """Return one side of the branch: a region that returns ``values``, with uniform arrays created inside."""
         ops: list[Op] = []
         results = []
         for v in values:

@@ -78,7 +78,7 @@ class Budget:
         return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
-        """Return the ops of a group by their results, in order, including copies of movement ops."""
+        """Return the ops of a fusion group by their results, in order, with copied movement ops."""
         inside = dict.fromkeys(ops)
 
         def needs(op: Op) -> list[Op]:
@@ -119,7 +119,7 @@ class Budget:
         return again / machine.vector <= machine.launch + move
 
     def is_frame(self, group: Group) -> bool:
-        """Return True if a group on a GPU consists only of pads: the latency of the read hides their tests."""
+        """Return True if a group on a GPU consists only of pads, which cost nothing beside the memory reads."""
         return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
     def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
@@ -173,7 +173,7 @@ class Absorber:
     updated: UpdatedArrays
 
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
-        """Merge groups where that is allowed, the last one first, and update ``group_of``."""
+        """Merge fusion groups into their readers where profitable, last group first; update ``group_of``."""
         for group in reversed(groups):
             reader = self._only_reader(group, group_of) if group.kind == "loop" else None
             if reader is None:
@@ -264,7 +264,7 @@ class Absorber:
         return moved and made is not None and read is not None and read > made
 
     def _repeated(self, group: Group, reader: Group) -> int:
-        """Return the scalar operations per element of the group that its reader repeats, estimated from sizes alone."""
+        """Return the scalar operations per element that a reader repeats if it recomputes ``group``."""
         cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]

@@ -53,12 +53,12 @@ def is_update(op: Op, kind: str, level: int) -> bool:
 
 
 def fuse(module: Module, options: Options) -> Module:
-    """Outline regions in every function; see the module docstring."""
+    """Outline fused regions in every function: the fusion pass."""
     return fuse_recorded(module, options, FusionRecord())
 
 
 def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
-    """Outline regions in every function, and add the decisions to ``record``."""
+    """Run the fusion pass and add its decisions to ``record``."""
     module = with_measured_work(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
@@ -72,7 +72,7 @@ def needs_buffer(
     ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: OperandViews, kind: str,
     level: int,
 ) -> set[Value]:  # fmt: skip
-    """Return the values that must exist in memory because of their readers; operands ``viewed`` are read in place.
+    """Return the values that must be stored in memory because some reader cannot compute them inline.
 
     ``kind`` is the kind of target, ``level`` the optimization level.
     """
@@ -270,7 +270,7 @@ class _Fuser:
         return sorted(groups, key=lambda group: group.number, reverse=True)
 
     def _behind(self, stack: list[Value]) -> set[Value]:
-        """Return the values of groups that the values in ``stack`` depend on, directly or through movement ops."""
+        """Return the values of groups on which the values in ``stack`` depend, also through movement ops."""
         made: set[Value] = set()
         seen: set[Value] = set()
         while stack:

@@ -119,7 +119,7 @@ class Outliner:
         return list(found)
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
-        """Return True if ``maker``, a movement op or small constant, is copied into the group that reads ``value``."""
+        """Return True if the movement op or small constant ``maker`` is duplicated in the group that reads it."""
         if maker in self.slices:
             return True
         if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
@@ -184,7 +184,7 @@ class Outliner:
 
 
 def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
-    """Reorder parameters so that values that ``update`` overwrites come first; other reads get extra parameters."""
+    """Reorder region parameters so that arrays overwritten by ``update`` come first, as in-place results need."""
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops

@@ -57,7 +57,7 @@ class Recomputer:
         self.overwritten = {value_before_movement(v, self.makers) for op in group_of for v in _overwritten(op)}
 
     def run(self, groups: Sequence[Group]) -> None:
-        """Copy values of ``groups``, the first one first, so that operands are copied before values that need them."""
+        """Duplicate cheap values of fusion ``groups`` in their readers, operands before users."""
         if self.absorber.budget.target.kind != "cuda":
             return
         for group in groups:
@@ -65,7 +65,7 @@ class Recomputer:
                 self._leave(group)
 
     def _leave(self, group: Group) -> None:
-        """Copy the ops of a group into the readers of its values, and drop the group if all its values are copied."""
+        """Duplicate the ops of a group in the readers of its values; drop the group if no value remains."""
         copied: dict[Group, list[Op]] = {}
         stays = False
         for v in [v for op in group.members for v in op.results]:
@@ -119,7 +119,7 @@ class Recomputer:
         return more <= size * (1 + len(readers))
 
     def _outside(self, ops: Iterable[Op]) -> set[Value]:
-        """Return the values outside of ``ops`` that these read, directly or through movement ops."""
+        """Return the values from outside that ``ops`` read, looking through movement ops."""
         inside = {*ops}
         found: set[Value] = set()
         seen: set[Value] = set()

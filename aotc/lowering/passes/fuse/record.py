@@ -48,7 +48,7 @@ class FusionRecord:
     absorbed: dict[Group, Group] = field(default_factory=dict)
 
     def about(self, group: Group) -> list[Verdict]:
-        """Return the verdicts about ``group`` and about all groups that it absorbed."""
+        """Return the recorded decisions about ``group`` and about all groups merged into it."""
         return [v for v in self.verdicts if self._last(v.region) is group]
 
     def _last(self, group: Group) -> Group:

@@ -62,7 +62,7 @@ class Spread:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the number of outputs of a phase along each dim, the same for all phases."""
+        """Return the number of outputs per phase along each spatial dim."""
         return tuple(-(-n // gap) for n, gap in zip(self.outputs, self.gaps))
 
 
@@ -114,7 +114,7 @@ def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list
 
 
 def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
-    """Return the phases of one run per spatial dim, as [N, outputs, phases, ..., C] with two axes for each dim."""
+    """Convolve one run of phases per spatial dim; return [N, outputs, phases, ..., C], two axes per dim."""
     x, sizes, counts = spread.pixels, spread.sizes, tuple(run.phases for run in runs)
     n, c, groups, rank = x.type.shape[0], static(spread.kernel.type.shape[-1]), spread.groups, len(runs)
     if any(run.taps == 0 for run in runs):

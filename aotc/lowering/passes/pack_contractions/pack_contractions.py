@@ -209,7 +209,7 @@ def _parts_along(x: Value, axis: int, b: Builder) -> Value:
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return the matmul ``op`` on operands as stored, without transposes before it.
+    """Return the matmul ``op`` reading operands as stored in memory, with transposes folded into its attributes.
 
     A transpose of a bound argument is left alone, as it runs once before calls; that of a constant is folded.
     """

@@ -100,7 +100,7 @@ QUAD_RATE = BlockSize(
 
 
 def _pays(op: Op, form: TileForm, cols: int, target: Target) -> bool:
-    """Return True if pixels as columns take much less time than output channels, including the reordered input."""
+    """Return True if tiles with pixels as columns are much faster than with output channels as columns."""
     lhs, rhs = op.operands
     *terms, outputs = rhs.type.shape
     pixels = static(op.result.type.shape[-2])

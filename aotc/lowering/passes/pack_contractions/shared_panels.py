@@ -55,7 +55,7 @@ def _rows(op: Op) -> Dim:
 
 
 def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
-    """Return a key that equal matrices share, or None: elements or the weight's name, and the ops applied to it."""
+    """Return a key shared by equal matrices: the array or weight, and the ops applied to it; None if unknown."""
     way: list[tuple[Any, ...]] = []
     weights = weights_of(function)
     while v not in weights:

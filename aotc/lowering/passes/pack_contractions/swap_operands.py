@@ -17,7 +17,7 @@ def swaps_matrix(op: Op) -> bool:
 
 
 def transposed_product(op: Op, b: Builder) -> Op:
-    """Return a ``matmul`` of the same operands whose result is the transpose of that of ``op``."""
+    """Return the ``matmul`` op that computes the transposed result of ``op``, with swapped operands."""
     *batch, m, n = op.result.type.shape
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
     made = (TensorType(op.result.type.dtype, (*batch, n, m)),)

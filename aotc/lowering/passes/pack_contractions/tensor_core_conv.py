@@ -105,7 +105,7 @@ def _has_patches(op: Op) -> bool:
 
 
 def _one_window_product(op: Op, b: Builder) -> Op | None:
-    """Return a convolution with one window and transposed operands as a matmul of the original operands, else None.
+    """Rewrite a convolution with a single window as a matmul, else return None.
 
     The gradient of a kernel of one tap has this form: its terms are images and pixels, in any order.
     """
@@ -171,7 +171,7 @@ class _OperandChanges:
 
 
 def _side_by_side(op: Op) -> _OperandChanges:
-    """Return the changes for a convolution of few channels: each window begins at a multiple of 16 bytes."""
+    """Return padding and channel changes that align each window of a few-channel convolution to 16 bytes."""
     taps, channels, _ = kernel_sizes(op)
     if not taps or not isinstance(channels, int):
         return _OperandChanges()
@@ -185,7 +185,7 @@ def _side_by_side(op: Op) -> _OperandChanges:
 
 
 def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
-    """Return ``op`` with the changes ``way``; without a builder, on placeholder values of the new types."""
+    """Return the convolution ``op`` after layout changes ``way``; without a builder only its types are computed."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
     if way.wide:

@@ -84,7 +84,7 @@ def _is_transposed(op: Op) -> bool | None:
 
 
 def _as_sum(op: Op, b: Builder) -> Value:
-    """Return a matmul with a vector as a multiplication with the matrix and a reduction."""
+    """Rewrite a matrix-vector product as a multiplication and a reduction."""
     dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
     right = shape[-2] == 1  # is the matrix the right operand?
     vector, matrix = op.operands if right else op.operands[::-1]
@@ -142,7 +142,7 @@ def _stored(op: Op, b: Builder) -> Op:
 
 
 def _by_terms(op: Op, b: Builder) -> Op:
-    """Return the matmul with contiguous terms in its constant or often read operands.
+    """Return the matmul with constant or often read operands laid out contiguously along k.
 
     One of two f32 operands may have the other order: if both do, the smaller one is transposed.
     """

@@ -20,7 +20,7 @@ class Maths:
         return scalar if type_.rank == 0 else self.b.broadcast(scalar, (), type_.shape)
 
     def size(self, n: Dim, type_: TensorType) -> Value:
-        """Return a tensor of integers filled with ``n``."""
+        """Return a tensor filled with the integer ``n``."""
         if isinstance(n, int):
             return self.filled(n, type_)
         return self.b.broadcast(self.b.make("dim", (), {"expr": n}, TensorType(type_.dtype)), (), type_.shape)

@@ -41,7 +41,7 @@ THREAD_SORT = Limit(
 
 
 def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return a ``sort`` or ``top_k`` on a GPU as sorts of runs, or None to leave it; see the module docstring."""
+    """Rewrite a GPU ``sort`` or ``top_k`` as parallel sorts of runs that are merged; None keeps the op."""
     if op.name == "sort" and op.results[0].type.rank:
         n = op.results[0].type.shape[op.attrs["dim"]]
         return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
@@ -71,7 +71,7 @@ MERGED_SORT = Limit(
 
 
 def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
-    """Return ``arrays`` sorted along their last dim."""
+    """Return ``arrays`` sorted along their last dim, as parallel sorts of runs that are merged."""
     n = arrays[0].type.shape[-1]
     width = sorted_width([v.type.dtype for v in arrays], target)
     keys = digit_keys(region, target)
@@ -120,7 +120,7 @@ KEPT_OF_RUN = Limit(
 
 
 def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the ``k`` largest elements of each row, and their indices."""
+    """Return the ``k`` largest elements of each row and their indices, by parallel sorts of runs."""
     (x,), k = op.operands, dim_of(op.attrs, "k")
     n = x.type.shape[-1]
     region = _descending(x.type.dtype, b)

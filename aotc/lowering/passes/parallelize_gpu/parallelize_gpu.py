@@ -21,7 +21,7 @@ from aotc.targets import Target
 
 
 def parallelize_gpu(module: Module, options: Options) -> Module:
-    """Rewrite the scatters and sorts of GPUs; see the module docstring."""
+    """Rewrite the scatters, sorts and SVDs of GPU functions into parallel forms."""
     return rewrite_on("cuda", module, options, _rule)
 
 

@@ -47,7 +47,7 @@ SERIAL_UPDATES = Limit(
 
 
 def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return the values that replace a scatter on a GPU, or None to leave it; see the module docstring."""
+    """Rewrite a GPU scatter so that its updates can run in parallel; None keeps the op."""
     if has_disjoint_updates(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
         return None
     if any(0 in v.type.shape for v in op.operands):
@@ -60,7 +60,7 @@ def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None
 
 
 def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return the scatter with updates that are combined in memory in any order, or None if that is not possible."""
+    """Rewrite a scatter as atomic updates in memory, if their order cannot change the result; else None."""
     name, dtype = combiner_op_name(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":

@@ -44,7 +44,7 @@ SUMMED_ROW = Limit(
 
 
 def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Return the value that replaces a scatter that adds rows of floats, or None; see the module docstring."""
+    """Rewrite a scatter that adds rows of floats as a sort by row and an order-independent exact sum; or None."""
     dtype = op.results[0].type.dtype
     if combiner_op_name(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
@@ -82,7 +82,7 @@ class _Sums:
         self.part = max(1 << self.bits // 2, SUMMED_PART.value)
 
     def added(self, x: Value, u: Value) -> Value:
-        """Return ``x`` with the updates added."""
+        """Return ``x`` with the floating-point updates added exactly, independent of their order."""
         b, m, key = self.b, self.m, self._sorted()
         row, number = self._row(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
         if self.count <= self.part:
@@ -112,7 +112,7 @@ class _Sums:
         return self.b.pad(last, none, {0: 1})
 
     def _sorted(self) -> Value:
-        """Return the row and the number of each update as one integer, sorted; dropped updates come last."""
+        """Return (row, update number) packed in one integer per update, sorted; dropped updates come last."""
         b, m, index = self.b, self.m, self.rows.index
         row = m.select(m("ge", index, 0), index, m.filled(self.many, index.type))
         wide = b.convert(row, self.dtype)

@@ -42,7 +42,7 @@ class _Mark(IntEnum):
 
 
 def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the values that replace a scatter: its updates are sorted; see the module docstring."""
+    """Rewrite a scatter as a sort of its updates by target, then one combination per run of equal targets."""
     n, op = op.attrs["inputs"], windows_last(op, b)
     rows = scatter_update_rows(op, b)
     index, numbers = _sorted(rows.index, target, b)
@@ -85,7 +85,7 @@ def _begins(index: Value, b: Builder) -> Value:
 
 
 def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
-    """Return, for each update, the combination of its run up to it."""
+    """Return the segmented scan of the updates: each one combined with its predecessors in the same run."""
     shape = updates[0].type.shape
     marks = begins if len(shape) == 1 else b.broadcast(begins, (0,), shape)
     ones, none = (1,) * len(shape), ((0, 0),) * (len(shape) - 1)
@@ -98,7 +98,7 @@ def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder
 
 
 def _joined(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
-    """Return the combiner of two adjacent parts of the updates, each with its mark."""
+    """Return the scan's combiner of two adjacent segments, each with a flag that marks a segment start."""
     types = [TensorType(v.type.dtype) for v in arrays]
     (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
     inner = Builder(b.names, loc=b.loc)

@@ -38,7 +38,7 @@ class UpdateRows:
         self, arrays: Sequence[Value], index: Value, updates: Sequence[Value], region: Region, b: Builder,
         apart: bool = False, in_runs: bool = False,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """Append a scatter of rows.
+        """Append a scatter of whole rows of updates.
 
         ``apart`` states that each row has at most one update, ``in_runs`` that updates to one row are adjacent.
         """
@@ -65,7 +65,7 @@ class UpdateRows:
         return b.make("gather", (x, index), attrs)
 
     def numbers(self, index: Value, b: Builder) -> Value:
-        """Return the number of each update, counted from 1."""
+        """Return 1, 2, 3...: the number of each update."""
         return Maths(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
 
     def last(self, index: Value, b: Builder) -> Value:
@@ -158,7 +158,7 @@ def _covered_dims(op: Op) -> int:
 
 
 def _starts(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Builder) -> dict[int, Value]:
-    """Return the start of the window of each update, by dims of the array."""
+    """Return the start index of each update's window, by dims of the array."""
     a, vector = op.attrs, op.attrs["index_vector_dim"]
     starts: dict[int, Value] = {}
     for k, d in enumerate(a["scatter_dims_to_operand_dims"]):

@@ -30,7 +30,7 @@ from aotc.vmfb.dtypes import kind_of, real_of
 
 
 def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Return the values that replace a singular value decomposition, or None to leave it; see the module docstring."""
+    """Rewrite a GPU singular value decomposition as an eigenvalue problem and matmuls; None keeps the op."""
     if op.attrs["routine"] not in SVDS or not fits_jacobi_block(op):
         return None
     (a,) = op.operands
@@ -55,7 +55,7 @@ def _adjoint(x: Value, b: Builder) -> Value:
 
 
 def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:
-    """Return the nonzero columns of ``vectors`` completed to orthonormal ones, to a basis if ``whole``."""
+    """Complete the nonzero columns of ``vectors`` to orthonormal columns, or to a basis if ``whole``."""
     *batch, count, size = vectors.type.shape
     rank, m = len(batch), Maths(b)
     factor, taus = _call("geqrf", (vectors,), {}, b)
