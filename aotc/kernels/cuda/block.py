@@ -37,7 +37,7 @@ class PhaseBarrier:
         self._changed = threading.Condition()
 
     def change(self, arrivals: int, size: int) -> None:
-        """Count ``arrivals`` threads as arrived, and expect ``size`` further bytes.
+        """Count ``arrivals`` threads as arrived at the barrier, and expect ``size`` further copied bytes.
 
         A negative size means arrived bytes.
         """
@@ -49,14 +49,14 @@ class PhaseBarrier:
                 self._changed.notify_all()
 
     def meet(self) -> None:
-        """Arrive, and wait for the end of the phase."""
+        """Arrive at the barrier and wait for the end of its phase."""
         with self._changed:
             parity = self._phase % 2
         self.change(1, 0)
         self.wait(parity)
 
     def wait(self, parity: int) -> None:
-        """Wait until the phase with this parity has ended; parity 1 of a new barrier has ended already."""
+        """Wait until the barrier's phase with this parity has ended; parity 1 of a new barrier has ended already."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._phase % 2 != parity, PATIENCE_SECONDS):
                 raise TimeoutError(f"a thread waits for ever for phase {self._phase}")
@@ -70,7 +70,7 @@ class Array:
     box: tuple[int, int]
 
     def part(self, column: int, row: int, *others: int) -> np.ndarray:
-        """Return the box at ``column`` and ``row``; elements outside of the array are 0."""
+        """Return the box of the array that a TMA copy at ``column`` and ``row`` reads; 0 outside of the array."""
         width, height = self.box
         found = np.zeros((height, width), self.elements.dtype)
         inside = self.elements[(*reversed(others),)][row : row + height, column : column + width]
@@ -89,7 +89,9 @@ class Patches:
     strides: tuple[int, ...]
 
     def part(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
-        """Return a box of pixels from ``place[1:]`` on, shifted by ``tap``, with channels from ``place[0]`` on."""
+        """Return the box of pixels that an im2col copy reads: from ``place`` (channel, then pixel) on, shifted by
+        ``tap``.
+        """
         channels, pixels = self.box
         first, *at = map(int, place)
         *extents, width = self.elements.shape[1:]
@@ -125,7 +127,7 @@ class Cluster:
         self._together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
 
     def meet(self) -> None:
-        """Wait for all threads of all blocks."""
+        """Wait for all threads of all blocks of the cluster (cluster barrier)."""
         self._together.wait()
 
     def abort(self) -> None:
@@ -199,7 +201,7 @@ class ThreadBlock:
             return known[key]
 
     def exchange(self, value: Any, count: int = WARP) -> list[Any]:
-        """Return ``value`` of each thread of the calling thread's warp, or with ``count`` 128 of its warpgroup."""
+        """Return the ``value`` that each thread of the caller's warp (or warpgroup, with ``count`` 128) passed."""
         meeting, first = self._groups[count][_HERE.thread // count], _HERE.thread // count * count
         self._registers[_HERE.thread] = value
         meeting.wait()
@@ -208,7 +210,7 @@ class ThreadBlock:
         return found
 
     def barrier(self, number: int, threads: int) -> PhaseBarrier:
-        """Return the barrier with a number; its phase ends after ``threads`` arrivals."""
+        """Return named barrier ``number``; its phase ends after ``threads`` arrivals."""
         return self.named.setdefault(number, PhaseBarrier(threads))
 
     def abort(self) -> None:
@@ -218,7 +220,7 @@ class ThreadBlock:
 
 
 def simulated_thread() -> Any:
-    """Return the simulated thread that runs this code: its ``block``, and its number ``thread`` in the block."""
+    """Return the simulated CUDA thread that runs the calling code: its ``block`` and its number ``thread``."""
     return _HERE
 
 
@@ -256,7 +258,7 @@ def simulate_kernel(
     module: ModuleType, make: Callable[[], Callable[..., None]], blocks: int, threads: int, shared: int,
     arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]], cluster: int = 1,
 ) -> None:  # fmt: skip
-    """Run a kernel in the simulator, one cluster of blocks after the other.
+    """Run a CUDA kernel's Python code in the simulator, one cluster of blocks after the other.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ class CudaKernel:
     launch: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
+        """Return the kernel's entry for the bundle manifest."""
         return {
             "name": self.name,
             "scratch": 0,
@@ -96,7 +96,7 @@ class Images:
     driver: tuple[int, ...] = ()
 
     def entry(self, segment: int) -> dict[str, Any]:
-        """Return the manifest's entry of the kernels in segment number ``segment``."""
+        """Return the manifest entry of these kernels; their code is segment number ``segment`` of the bundle."""
         return {"ptx": segment, "driver": list(self.driver)} if self.driver else {"cubin": segment}
 
 
@@ -104,7 +104,7 @@ def build_images(
     kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> Images:  # fmt: skip
-    """Compile ``kernels``; those in the cache are not compiled again.
+    """Compile GPU ``kernels`` to images; cached kernels are not compiled again.
 
     ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function. ``described``
     is the manifest of the variant without its kernels; the images are sealed with all of it.

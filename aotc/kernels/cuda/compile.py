@@ -47,12 +47,12 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
 
 
 def kernel_ptx(kernel: Kernel, target: Target) -> str:
-    """Return the PTX of ``kernel``, for people or for a driver."""
+    """Return the PTX of ``kernel``, for inspection or for compilation by the driver."""
     return nvvm.nvvm_ptx(kernel_texts(kernel, target), target.cpu)
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
-    """Return the image of ``kernel``, as the driver loads it."""
+    """Return the image of ``kernel`` (cubin or PTX) that the driver loads."""
     return image_of(kernel_texts(kernel, target), kernel.name, target)
 
 

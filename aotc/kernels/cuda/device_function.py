@@ -50,13 +50,13 @@ class DeviceFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Return the register types of the function's own parameters."""
+        """Return the register types of the parameters that follow the kernel's own."""
         vectors = [register_type(dtype) for _, dtype, count in self.vectors for _ in range(count)]
         return [*(register_type(dtype) for _, dtype in self.parameters), *vectors]
 
     @property
     def result(self) -> ir.Type:
-        """Return the register type of the function's value."""
+        """Return the register type of the returned value."""
         return register_type(self.value.dtype)
 
 
@@ -81,12 +81,12 @@ class LoadFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Return the register types of the function's own parameters."""
+        """Return the register types of the parameters that follow the kernel's own."""
         return [register_type(dtype) for _, dtype in self.parameters]
 
     @property
     def result(self) -> ir.Type:
-        """Return the register types of the results."""
+        """Return the register types of the loaded values."""
         return registers_type((load.dtype, count) for load, count in self.loads)
 
 
@@ -101,7 +101,7 @@ class _FunctionEmitter(CudaEmitter):
     _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never mutated
 
     def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
-        """Emit the function's value and return its register, or the struct of all values."""
+        """Emit the computation of a device function; return its register, or a struct of all results."""
         self._parts, self._count, self._inside = set(), 0, False
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
         given = iter(self.bind_kernel())

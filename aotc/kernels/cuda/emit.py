@@ -67,16 +67,16 @@ class CudaEmitter(LanesEmitter):
 
     @staticmethod
     def parameters(kernel: Kernel) -> list[ir.Type]:
-        """Return the LLVM types of the function's parameters."""
+        """Return the LLVM parameter types of the kernel's body function."""
         return [PTR] * (len(kernel.inputs) + len(kernel.outputs)) + [I64] * (len(kernel.dims) + 1)
 
     @staticmethod
     def indices(builder: ir.IRBuilder) -> NarrowIndices:
-        """Return the emitter of index expressions."""
+        """Return an emitter of index expressions for ``builder``."""
         return NarrowIndices(builder)
 
     def emit(self) -> None:
-        """Emit the whole body."""
+        """Emit the whole body of the kernel."""
         self._count, self._inside = block_threads(self.kernel), False
         self._parts: set[str] = set()
         super().emit()
@@ -170,7 +170,7 @@ class CudaEmitter(LanesEmitter):
             builder.store(shuffle_xor(builder, builder.load(at[0], typ=kind), mask), at[1])
 
     def _alloc(self, buffer: Buffer) -> None:
-        """Allocate memory of a thread, which includes scratch memory, or shared memory of the block."""
+        """Allocate a buffer: private memory of a thread (also for scratch), or shared memory of the block."""
         if buffer.space == "shared":
             self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
             return

@@ -61,7 +61,7 @@ def match_lane_bits(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Valu
 
 
 def sync_warp(builder: ir.IRBuilder) -> None:
-    """Wait for the threads of the warp, and make their writes visible."""
+    """Emit a warp barrier: wait for the threads of the warp, and make their writes visible."""
     call_intrinsic(builder, "llvm.nvvm.bar.warp.sync", VOID, [i32(_EVERYBODY)])
 
 
@@ -75,7 +75,7 @@ def read_special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
 
 
 def sync_grid(builder: ir.IRBuilder, counter: ir.Value) -> None:
-    """Wait for all threads of all blocks, and make their writes visible; ``counter`` is the address of the word."""
+    """Emit a grid barrier: wait for all threads of all blocks; ``counter`` is the address of its word."""
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
     one, transposed, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
     builder.cbranch(builder.icmp_unsigned("==", read_special_register(builder, "tid.x"), i32(0)), one, met)

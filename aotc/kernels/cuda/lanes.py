@@ -125,7 +125,7 @@ class LanesEmitter(BodyEmitter):
         return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
 
     def _pair_up(self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]) -> None:
-        """Compute bf16 values for two lanes at a time, and add them to the lanes' registers."""
+        """Emit bf16 arithmetic on packed pairs of two lanes, and record the lanes' registers."""
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
@@ -141,7 +141,7 @@ class LanesEmitter(BodyEmitter):
     def _word(
         self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
     ) -> ir.Value:
-        """Return the register that contains ``node`` for two lanes."""
+        """Return the packed register with the bf16 values of ``node`` for two lanes."""
 
         def of_both(value: Scalar) -> list[Any]:
             found = []
@@ -187,7 +187,7 @@ class LanesEmitter(BodyEmitter):
     def _flats(
         self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
-        """Return the flat index of each lane; empty if it depends on values that a lane computes."""
+        """Return the flat index that each lane accesses; empty if it depends on values computed per lane."""
         flat = flat_index(buffer, index)
         if buffer.space not in ("global", "shared") or not unknown.isdisjoint(s.name for s in symbols(flat)):
             return []
@@ -295,5 +295,5 @@ def _join(builder: ir.IRBuilder, values: list[ir.Value], piece: ir.IntType) -> i
 
 
 def fits(kind: ir.Type, count: int, vector: int) -> bool:
-    """Do ``count`` elements make one access of at most ``vector`` bytes?"""
+    """Return True if ``count`` elements make one vector access of at most ``vector`` bytes."""
     return count > 1 and _bits(kind) * count <= 8 * vector and _bits(kind) <= I64.width and _bits(kind) * count >= 16

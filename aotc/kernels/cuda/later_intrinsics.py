@@ -15,7 +15,7 @@ _TYPES = re.compile(r"(\.[if]\d+)+$")
 
 
 def add_intrinsic_body(function: ir.Function) -> None:
-    """Give the declared ``function`` a body if :data:`BODIES` has a row for it."""
+    """Define the LLVM intrinsic ``function``, which libNVVM lacks, if :data:`BODIES` has code for it."""
     emit = BODIES.get(function.name) or BODIES.get(_TYPES.sub("", function.name))
     if emit is None:
         return
@@ -40,7 +40,7 @@ def _pick(compare: str, symbol: str) -> Emit:
 
 
 def _extreme(name: str) -> Emit:
-    """Return the body of minimum or maximum: NaN if an operand is NaN, -0.0 below 0.0.
+    """Return LLVM code for minimum or maximum that propagates NaN and orders -0.0 below 0.0.
 
     PTX has it for f32 since sm_80.
     """
@@ -64,7 +64,7 @@ def _round(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _to_integer(signed: bool) -> Emit:
-    """Return the body of a conversion towards 0 that clamps and maps NaN to 0.
+    """Return LLVM code for a saturating float-to-integer conversion that maps NaN to 0.
 
     The machine only clamps to 32 or 64 bits.
     """

@@ -56,7 +56,7 @@ def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any],
 
 
 def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], PtxInstruction]:
-    """Return a decorator that attaches an instruction to its meaning.
+    """Return a decorator that attaches the PTX ``text`` to a Python function with the same meaning.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
 
 
 def emitted_by(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
-    """Return a decorator that attaches a meaning in Python to code that ``generate`` emits.
+    """Return a decorator that attaches the LLVM code that ``generate`` emits to its meaning in Python.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def emitted_by(typed: Callable[..., Any], generate: Callable[..., Any], text: st
 
 @ptx("div.s32 $0, $1, $2;", I32, I32, I32)
 def unsigned_quotient(a, b):
-    """Return ``a // b`` of non-negative numbers."""
+    """Return ``a // b`` of non-negative integers, without the code for negative ones."""
     return a // b
 
 

@@ -61,7 +61,7 @@ def _is_rounded(node: Scalar) -> bool:
 
 
 def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
-    """Return all scalars once, in topological order."""
+    """Return the scalars in the expressions ``roots``, each once, operands first."""
     found: dict[int, Scalar] = {}
     stack = list(roots)[::-1]
     while stack:

@@ -8,5 +8,5 @@ from aotc.kernels.emit.body import BodyEmitter
 
 
 def emit_tile(context: BodyEmitter, stmt: Tile) -> None:
-    """Refuse a tile statement."""
+    """Raise an error: register tiles are for CPUs only."""
     raise InternalError("kernels: a tile of the CPU's kind in a CUDA kernel")

@@ -143,7 +143,7 @@ class Handed(NamedTuple):
 
 
 def capsule_description(capsule: Any) -> Handed:
-    """Return the description of the array in a capsule.
+    """Return dtype, shape and device of the array in a DLPack capsule.
 
     The caller must keep the capsule alive while it uses the memory.
 

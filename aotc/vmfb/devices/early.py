@@ -101,7 +101,7 @@ def with_marks(
     nodes: Sequence[Node], slots: Mapping[int, int], written: Callable[[Command], Iterable[int]], table: int,
     states: int, shares: bool,
 ) -> tuple[list[Node], int]:  # fmt: skip
-    """Return a command buffer with marks, and the number of cells that it needs.
+    """Return a command buffer with commands that mark results as complete, and its number of cells.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _mark(number: int, table: int, predecessors: int) -> Command:
 def _marked_graph(
     graph: Graph, slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, state: int
 ) -> Graph:
-    """Return a graph in topological order, with a mark after the last writer of each slot.
+    """Return a graph with a marking command after the last writer of each result's slot.
 
     A mark waits for all writers of its slot. Inserting commands renumbers the others.
     """
@@ -184,7 +184,7 @@ def _marked_graph(
 
 
 def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int], added: int) -> Command | Control:
-    """Return a command whose successors, tiles and followers are renumbered, with the further successors ``more``."""
+    """Return a command with renumbered successors, to which ``more`` are added."""
     successors = [*(place[n] for n in command.successors), *more]
     if isinstance(command, Control):
         return Control(command.cell + added, command.predecessors, successors, command.nodes, command.at)
@@ -197,5 +197,5 @@ def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int
 
 
 def marks_for(results: int) -> Marks:
-    """Return a table of marks for ``results`` results, none of which is set."""
+    """Return a table of ``results`` completion marks, all cleared."""
     return (ctypes.c_int64 * (1 + results))(1)

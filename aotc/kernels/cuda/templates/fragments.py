@@ -79,17 +79,17 @@ def lane_column(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
 
 
 def line_offset(b: ir.IRBuilder, line: ir.Value) -> ir.Value:
-    """Emit the bytes before a line of a tile."""
+    """Emit the byte offset of a 128-byte line in a tile."""
     return times_power_of_two(b, line, LINE_BYTES)
 
 
 def piece_offset(b: ir.IRBuilder, piece: ir.Value) -> ir.Value:
-    """Emit the bytes before a piece of a line."""
+    """Emit the byte offset of a 16-byte piece in a line."""
     return times_power_of_two(b, piece, PIECE_BYTES)
 
 
 def word_offset(b: ir.IRBuilder, word: ir.Value) -> ir.Value:
-    """Emit the bytes before a word."""
+    """Emit the byte offset of a 4-byte word."""
     return times_power_of_two(b, word, WORD_BYTES)
 
 

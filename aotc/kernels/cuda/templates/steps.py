@@ -161,7 +161,7 @@ def zeros(count: int, dtype: str = "f32") -> Any:
 
 
 def swapped_operand_pair(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return ``(a, b)``, swapped if the instructions compute the transposed product.
+    """Return ``(a, b)``, or ``(b, a)`` if the kernel computes the transposed product.
 
     ``a`` belongs to operand A or to rows, ``b`` to operand B or to columns. The function is its own inverse.
     """
@@ -191,7 +191,7 @@ def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
-    """Return the partial matmul of a stage in simulated shared memory: ``rows`` rows of A, ``cols`` columns of B."""
+    """Return, in the simulator, the matmul of the operands of one stage in shared memory."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
     right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
@@ -199,7 +199,7 @@ def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) ->
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return the partial dot products of a stage in simulated shared memory, of pairs of rows of A and columns of B."""
+    """Return, in the simulator, the dot products of rows of A and columns of B over the terms of one stage."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, rows)
     right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
@@ -222,7 +222,7 @@ def operand_elements(
 
 @lru_cache(maxsize=2 * SIZES_REMEMBERED)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
-    """Return the offsets, in elements from the start of a stage, of all ``k`` of rows of A or columns of B.
+    """Return the element offsets, from the start of a stage, of rows of A or columns of B.
 
     ``which`` has the numbers of these rows or columns, as bytes of the dtype ``kind``.
     """
@@ -273,7 +273,7 @@ class StoreElements:
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
 
     def emit(self) -> None:
-        """Emit all chunks."""
+        """Emit the stores of all chunks of 32 columns, element by element through shared memory."""
         for first in range(0, len(self.sums) // GROUP_SUMS, LINE_GROUPS):
             self._put(first)
             assembly(self.b, BARRIER, NOTHING, [], [])
@@ -295,7 +295,7 @@ class StoreElements:
                 assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
     def _rows(self, begin: int) -> None:
-        """Loop over the rows of a chunk: each lane handles one column."""
+        """Emit the loop over the rows of a chunk: each lane stores one column."""
         b = self.b
         before = b.block
         loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
@@ -355,7 +355,7 @@ class StoreRows:
         )
 
     def emit(self) -> None:
-        """Emit all chunks, of 128 bytes of each row."""
+        """Emit the stores of all chunks (128 bytes of each row), in 16-byte pieces through shared memory."""
         groups, together = len(self.sums) // GROUP_SUMS, CHUNK // (GROUP * self.tiles.result_size)
         for first in range(0, groups, together):
             for n in range(min(together, groups - first)):
@@ -374,7 +374,7 @@ class StoreRows:
         return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
     def _stage(self, piece: int, group: int) -> None:
-        """Compute the lane's two columns of a group of 8, for both of its rows, and store them in the staging area."""
+        """Store a lane's two columns of a group of 8 in the staging area, for both of its rows."""
         b = self.b
         col = b.add(b.add(self.col, i32(GROUP * group)), times_power_of_two(b, self.quad, LANE_COLUMNS))
         for half in range(2):

@@ -52,7 +52,7 @@ class Keeper:
         return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Free the memory of an array on any thread; the driver waits until the GPU no longer uses the memory."""
+        """Free an array's memory from any thread, once the GPU no longer uses it."""
         self.gpu.free([address])
 
     def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
@@ -203,7 +203,7 @@ class CudaArray(DeviceArray):
 
     @property
     def ordinal(self) -> int:  # type: ignore[override]
-        """The number of the GPU."""
+        """Return the number of the GPU."""
         return self._type.ordinal
 
     @property
@@ -344,11 +344,11 @@ class EarlyArray(CudaArray):
 
     @property
     def read_only(self) -> bool:
-        """Return True: the running call may still read the memory."""
+        """Return True, because the running call may still read the memory."""
         return True
 
     def wait(self) -> CudaArray:
-        """Return this array at once: its elements are complete."""
+        """Return this array at once, because its elements are complete."""
         return self
 
     def _twin(self) -> CudaArray:

@@ -41,11 +41,11 @@ class GpuCommand:
         self.change: Change | None = None
 
     def record(self, recording: Recording, node: int) -> None:
-        """Store the graph and the node of this command."""
+        """Record this command's node in a CUDA graph, so that its parameters can be changed later."""
         self._node = recording, node
 
     def setter(self) -> Change:
-        """Create ``change``, only on demand: most recorded commands are never changed."""
+        """Create the function that updates this command's recorded node, on first use."""
         self.change = made = self._setter(*self._node)
         return made
 

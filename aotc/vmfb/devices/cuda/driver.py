@@ -220,7 +220,7 @@ class Gpu(GraphStream):
         return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
-        """Return the same GPU, modules and memory with a stream of its own."""
+        """Return a handle of the same GPU and modules with its own stream."""
         self.enter()
         other = copy(self)
         other._first, other._loops = self._first or self, None
@@ -291,7 +291,7 @@ class Gpu(GraphStream):
             call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
     def let_reach(self, other: Gpu) -> None:
-        """Enable direct copies between two GPUs if the hardware supports them."""
+        """Enable direct (peer) copies between two GPUs if the hardware supports them."""
         can = c_int()
         if other.ordinal != self.ordinal:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
@@ -327,11 +327,11 @@ class Gpu(GraphStream):
         return self.stream.value or 0
 
     def follow(self, stream: int) -> None:
-        """Let the stream wait for the current work of another stream, which may belong to another library."""
+        """Make the stream wait for the current work of another stream, also of another library."""
         self.link(self.handle, stream)
 
     def link(self, stream: int, other: int) -> None:
-        """Let a stream of any library wait for the current work of another one."""
+        """Make ``stream``, of any library, wait for the current work of ``other``."""
         event = self.take_event()
         self.enter()
         call("cuEventRecord", event, other)
@@ -345,7 +345,7 @@ class Gpu(GraphStream):
         call("cuEventSynchronize", event)
 
     def let_share(self, function: c_void_p, size: int) -> None:
-        """Allow ``size`` bytes of dynamic shared memory for the blocks of a kernel."""
+        """Allow blocks of a kernel to use ``size`` bytes of dynamic shared memory."""
         if size:
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
@@ -368,7 +368,7 @@ class Gpu(GraphStream):
 
     @property
     def loops(self) -> Loops:
-        """Return the state that loops on this stream need."""
+        """Return the stop flag and decision kernels for loops on this stream."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
@@ -378,16 +378,16 @@ class Gpu(GraphStream):
 
     @property
     def is_turning(self) -> bool:
-        """Return True if loops may be running on the stream."""
+        """Return True if a device-side loop may be running on the stream."""
         return self.stream.value in self._held.turning
 
     def note_loops(self) -> None:
-        """Record that the next graph contains loops."""
+        """Record that the next launched graph contains loops."""
         assert self.stream.value is not None
         self._held.turning.add(self.stream.value)
 
     def end_loops(self) -> None:
-        """Stop running loops, and wait for the stream."""
+        """Stop the stream's device-side loops, and wait for the stream."""
         if self.is_turning:
             self.has_ended_loops = True
             self.loops.end()

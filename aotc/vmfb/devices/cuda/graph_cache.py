@@ -97,7 +97,7 @@ class RecordedPrograms:
         return found
 
     def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        """Return programs for these addresses, cached, retargeted or new.
+        """Return programs recorded for these addresses: cached, moved from other addresses, or new.
 
         The pointer table must contain the addresses.
         """
@@ -141,7 +141,7 @@ class RecordedPrograms:
     def _moved(
         self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
-        """Retarget the programs ``found`` to other addresses; running calls are not affected."""
+        """Update the recorded graphs ``found`` to other addresses; running calls are not affected."""
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)

@@ -53,7 +53,7 @@ class _IdleMemory(NamedTuple):
     writer: Mark | None
 
     def is_of(self, mark: Mark) -> bool:
-        """Return True if no stream but that of ``mark`` may access the memory."""
+        """Return True if no stream other than that of ``mark`` may still access the memory."""
         return not self.users or (mark in self.users and len(self.users) == 1)
 
 
@@ -166,7 +166,7 @@ class LoadedGpu:
         return made
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Cache or free the memory of an array; any thread and the garbage collector may call this."""
+        """Return an array's memory to the cache, or free it; callable from any thread."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
         few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)

@@ -182,7 +182,7 @@ class CudaProgram:
         return steps
 
     def _graph(self, graph: Graph) -> Step:
-        """Return a step that runs a graph by direct launches, in an order that respects the edges."""
+        """Return the function that launches a graph's commands one by one, in an order that respects its edges."""
         if self._record:
             return self._recorded([graph])
         gpu = self._executable.gpu
@@ -196,7 +196,7 @@ class CudaProgram:
         return run_all
 
     def _recorded(self, nodes: Sequence[Node]) -> Step:
-        """Return a step that runs nodes as one graph."""
+        """Return the function that runs ``nodes`` as one CUDA graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
         rows: list[tuple[Command, GpuCommand, int]] = []
@@ -229,7 +229,7 @@ class CudaProgram:
         return run
 
     def _work(self, command: Command) -> GpuCommand | None:
-        """Return the GPU command of a dispatch or copy; None if there is nothing to do."""
+        """Return the GPU command of a dispatch or copy; None if it is empty."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY and command.places[1][0] == self._marks:

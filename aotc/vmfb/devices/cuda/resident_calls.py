@@ -60,7 +60,7 @@ class BoundArrays:
         return True
 
     def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
-        """Return the memory of all arguments of a call; ``buffers`` is that of the open ones."""
+        """Return the memory of all arguments of a call, given that of the unbound ones."""
         found = self._all.copy()
         for number, buffer in zip(self.open, buffers):
             found[number] = buffer
@@ -110,7 +110,7 @@ class ResidentCalls:
         self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], made: Sequence[Any],
         out: Sequence[Any] | None,
     ) -> None:  # fmt: skip
-        """Create a fast path for calls like one that has just been run.
+        """Create a fast path for calls with the same types as the call that has just run.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class ResidentCalls:
         self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, made, out is not None)
 
     def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
-        """Return bound arguments, by number, of a function with ``count`` arguments."""
+        """Return the bound arrays of a function with ``count`` arguments, as the fast path needs them."""
         return BoundArrays(arrays, count)
 
     def bind(
@@ -214,7 +214,7 @@ class ResidentCall:
     def _aimed(
         self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
-        """Return programs for addresses without cached programs; None if the call must take the general path."""
+        """Return recorded programs moved to the addresses of this call; None if the general path is required."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
         if not _are_apart(every, written, donated):

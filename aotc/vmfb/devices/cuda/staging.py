@@ -48,7 +48,7 @@ class _Stage:
             return self._threads
 
     def renew(self) -> None:
-        """Reset in a forked child, which has neither threads nor page-locked memory."""
+        """Reset the staging buffers in a forked child, which has neither threads nor page-locked memory."""
         self._threads = None
         self.idle.clear()
 
@@ -95,7 +95,7 @@ def download(gpu: Gpu, to: int, source: int, size: int) -> None:
 
 
 def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
-    """Run ``copy`` on blocks of ``size`` bytes, on several threads including this one."""
+    """Copy ``size`` bytes in blocks on several threads, including this one."""
     places = iter(range(0, size, STAGED_BLOCK))  # advancing it is atomic: a single operation of the interpreter
     count = min(COPIERS, usable_cores(), -(-size // STAGED_BLOCK)) - 1
     helpers: list[Future[None]] = [_STAGE.threads().submit(copy, places) for _ in range(count)]
@@ -123,7 +123,7 @@ class _Buffers:
         return self._rows[0][0]
 
     def used(self, after: Callable[[], None]) -> None:
-        """Record that a transfer of the current buffer was launched; ``after`` is called when it is complete."""
+        """Record that a transfer of the current staging buffer was launched; call ``after`` at its end."""
         row = self._rows.pop(0)
         self._rows.append(row)
         self._gpu.record(row[1])

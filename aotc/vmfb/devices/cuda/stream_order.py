@@ -18,7 +18,7 @@ CHANGES = count()  # incremented whenever the recorded state of some memory beco
 
 
 def change_counter() -> int:
-    """Return a counter that increases when memory used by a stream is written by another stream, or donated."""
+    """Return the number of times that memory in use by a stream was written by another stream, or donated."""
     return _LAST[0]
 
 
@@ -51,13 +51,13 @@ class Mark:
             self.handle = 0
 
     def lead(self, gpu: MarkedStream) -> None:
-        """Let a GPU's stream wait for the current work of this one."""
+        """Make a GPU's stream wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
                 gpu.follow(self.handle)
 
     def lead_stream(self, gpu: MarkedStream, stream: int) -> None:
-        """Let a stream of another library wait for the current work of this one, on the GPU."""
+        """Make a stream of another library wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
                 gpu.link(stream, self.handle)
@@ -121,13 +121,13 @@ class Tracked:
             writer.lead(gpu)
 
     def hand_over(self, gpu: MarkedStream, stream: int) -> None:
-        """Let a stream of another library wait for the accesses of all streams."""
+        """Make a stream of another library wait for all accesses to the memory."""
         for mark in tuple(self.users):
             mark.lead_stream(gpu, stream)
 
 
 def let_read(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
-    """Order a stream's subsequent reads of all this memory behind the last writes."""
+    """Make a stream wait for the last writes to all this memory before it reads."""
     mark = gpu.mark
     unread = [memory for memory in every if mark not in memory.users]
     if not unread:

@@ -33,7 +33,7 @@ class Recorded(Protocol):
     """Interface of an object with graphs recorded over working memory."""
 
     def forget(self) -> None:
-        """Drop the graphs."""
+        """Drop the recorded CUDA graphs of a plan."""
 
 
 # Growth factor of a stream working memory that was too small. With it, shapes that grow step by step do not allocate
@@ -120,7 +120,7 @@ class CallStreams:
         self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans with graphs, least recently used first
 
     def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
-        """Return the GPU whose memory contains a slot, or None for host memory."""
+        """Return the GPU whose memory contains slot ``slot``, or None for host memory."""
         space = self.spaces[layout.home(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
@@ -132,7 +132,7 @@ class CallStreams:
         self.busy = False
 
     def abandon(self) -> None:
-        """Stop loops and wait for all work, whose results nobody needs."""
+        """Stop all loops and wait for the GPUs, discarding the results."""
         for gpu in self.gpus:
             with suppress(CallError):
                 gpu.enter()
@@ -141,7 +141,7 @@ class CallStreams:
             self.wait()
 
     def note(self, call: Recorded) -> None:
-        """Record the use of a plan; evict the graphs of the least recently used one."""
+        """Mark a plan as recently used, and evict the recorded graphs of the least recently used one."""
         self.last = row = ref(call)
         self._recent[row] = None
         self._recent.move_to_end(row)
@@ -188,7 +188,7 @@ class StreamPool:
         self.session_lock = new_recursive_lock()
 
     def take(self) -> CallStreams:
-        """Return unused streams; wait if there are none and the limit is reached.
+        """Take unused streams from the pool; wait if the limit is reached and none is free.
 
         A signal handler that interrupts a call gets new streams instead: waiting for that call would deadlock.
         """
@@ -305,7 +305,7 @@ class StreamPool:
             workspace.take(size)
 
     def take_more(self, loaded: LoadedGpu, size: int, held: int, take: Callable[[], None]) -> None:
-        """Allocate ``size`` more bytes by ``take`` for a call that allocates step by step and has ``held`` bytes.
+        """Allocate ``size`` more bytes by ``take`` for a call that already has ``held`` bytes.
 
         Raises
         ------

@@ -171,7 +171,7 @@ class PlacedCall:
     # ------------------------------------------------------------ addresses
 
     def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
-        """Return programs for arguments and results that are all on the GPU; ``key`` identifies their ``addresses``."""
+        """Return recorded programs for arguments and results that are all on one GPU, at these ``addresses``."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
@@ -210,7 +210,7 @@ class PlacedCall:
         return tuple(addresses), shared
 
     def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
-        """Write the addresses of arenas, and of arrays in working memory, to the pointer table."""
+        """Write the addresses of arenas, and of temporary arrays, to the pointer table."""
         if self._laid == (kinds, self._streams.moves):  # unchanged since the last call, and memory has not moved
             return
         parts = self._parts.get(kinds)
@@ -228,7 +228,7 @@ class PlacedCall:
             self._call.slots[slot] = workspace.address + offset
 
     def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """Return the memory and the offset of each slot in working memory, and the bytes needed in each memory."""
+        """Return memory and offset of each slot in working memory, and the bytes needed per memory."""
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
         arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
@@ -254,7 +254,7 @@ class PlacedCall:
         return self._executable.out_of_memory(plan, own, arrays)
 
     def _take_arena(self) -> Arena | None:
-        """Return an arena in host memory followed by scratch memory; None if the CPU takes no part."""
+        """Allocate an arena and scratch memory on the host; None if the CPU does not take part."""
         layout, sizes = self._call.layout, (self._plan.arena, *self._plan.others)
         for space, (loaded, size) in enumerate(zip(self._streams.spaces, sizes, strict=True)):
             if not isinstance(loaded, LoadedGpu):

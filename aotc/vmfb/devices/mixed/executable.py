@@ -84,12 +84,12 @@ class PlacedExecutable:
 
     @property
     def gpu(self) -> cuda_driver.Gpu:
-        """The first GPU."""
+        """Return the first GPU."""
         return self.gpus[0].gpu
 
     @property
     def arenas(self) -> ArenaPool:
-        """The pool from which calls allocate host memory."""
+        """Return the pool from which calls allocate host memory."""
         return ARENAS if self.host is None else self.host.arenas
 
     def layout(self, entry: Mapping[str, Any]) -> Slots:

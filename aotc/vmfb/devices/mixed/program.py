@@ -108,7 +108,7 @@ class CallState:
         return self.slots[self.marks] + MARK_BYTES * (1 + number)
 
     def mark(self, number: int) -> None:
-        """Mark a result that the host has completed."""
+        """Mark a result as complete; for results that the host has written."""
         ctypes.c_int64.from_address(self.address_of_mark(number)).value = 1
 
 
@@ -133,7 +133,7 @@ class CallContext(Protocol):
 
     @property
     def arenas(self) -> ArenaPool:
-        """The pool from which calls allocate host memory."""
+        """Return the pool from which calls allocate host memory."""
 
     def streams(self) -> AbstractContextManager[CallStreams]:
         """Reserve streams for the caller."""
@@ -262,7 +262,7 @@ class PlacedProgram:
         return [slot for slot, _ in command.places[inputs:]]
 
     def _segment(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
-        """Return a step that runs nodes of one memory."""
+        """Return the function that runs consecutive nodes of one memory (host or a GPU)."""
         loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
@@ -297,7 +297,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ host accesses
 
     def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
-        """Yield the byte ranges of host memory that nodes access."""
+        """Yield the byte ranges of host memory that command buffer nodes access."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):

@@ -69,7 +69,7 @@ class Spaces:
         return str(self.parts[self.rows[number]["part"]]["kind"])
 
     def homes(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the number of the memory in which each argument and result of a function is.
+        """Return, for each argument and result of a function, the number of its memory.
 
         Raises
         ------

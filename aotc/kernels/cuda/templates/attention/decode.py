@@ -64,7 +64,7 @@ from aotc.kernels.cuda.templates.threads import BARRIER_BYTES, LANE_MASK, SUM_BY
 
 @cache
 def attention_texts(tiles: FewAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the LLVM IR of the kernel.
+    """Return the LLVM IR of the decode attention kernel (few queries per head, split-KV).
 
     It calls the device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
     """
@@ -110,7 +110,7 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
 
 
 def _together(tiles: FewAttention) -> Callable[..., None]:
-    """Return the device function by which a cluster merges the accumulators of all warps and stores the result."""
+    """Return the device function by which a cluster of blocks merges its accumulators and stores the result."""
     width, warps, cluster, threads, split = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.split
     pitch, tops, area, factor = (
         accumulator_pitch(tiles),
@@ -159,7 +159,7 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
 
 
 def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return two device functions of a warp: the start of its copies, and the loop over its keys.
+    """Return two device functions of a warp: prefetch of its first keys, and the loop over all its keys.
 
     A warp has ``iterations`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it:
     only its own lanes read it, so a warp barrier is enough.
@@ -239,7 +239,7 @@ def _queries(tiles: FewAttention) -> Callable[..., Any]:
 
 
 def _kernel(tiles: FewAttention) -> Callable[..., None]:
-    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
+    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
     ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
     (start, attend), put_together, put_down = _attender(tiles), _together(tiles), store_partial_softmax(tiles)

@@ -33,24 +33,24 @@ from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def accumulator_pitch(tiles: FewAttention) -> int:
-    """Return the pitch of accumulators in shared memory: the bytes between two rows."""
+    """Return the bytes between two rows of accumulators in shared memory."""
     return SUM_BYTES * (tiles.width + ROWS_APART)
 
 
 def row_maxima_offset(tiles: FewAttention) -> int:
-    """Return the offset of the rows' highest scores, after the accumulators; the sums of weights follow the scores."""
+    """Return the shared memory offset of the rows' maximum scores; the sums of weights follow them."""
     return ROWS * accumulator_pitch(tiles)
 
 
 @ptx("ex2.approx.ftz.f32 $0, $1;", FLOAT, FLOAT)
 def exp2_f32(x):
-    """Return 2 to the power of ``x``."""
+    """Return 2 to the power of the f32 ``x``, by the approximate instruction."""
     return np.exp2(np.float32(x))
 
 
 @ptx("max.f32 $0, $1, $2;", FLOAT, FLOAT, FLOAT)
 def max_f32(x, y):
-    """Return the maximum."""
+    """Return the larger of two f32."""
     return np.fmax(x, y)
 
 
@@ -122,7 +122,7 @@ def _generate_keep(context, builder, signature, arguments):
 
 @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, FLOAT), _generate_keep)
 def store_attention_element(pointers, dims, z, row, col, value):
-    """Call the epilogue for one element of the result."""
+    """Call the epilogue for one element of the attention result."""
     simulated_thread().block.functions[STORE](int(z), int(row), int(col), value)
 
 

@@ -46,7 +46,7 @@ from aotc.kernels.cuda.templates.threads import LANE_MASK, WARP_BITS, WARP_TILE
 
 @cache
 def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the LLVM IR of the kernel.
+    """Return the LLVM IR of the attention kernel with mma instructions (one warp per 16 queries).
 
     It calls the device functions of :mod:`.softmax_steps` and :mod:`.mma_steps`.
     """
@@ -76,7 +76,7 @@ def _queries(tiles: WarpAttention) -> Callable[..., Any]:
 
 
 def _kernel(tiles: WarpAttention) -> Callable[..., None]:
-    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
+    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants.
 
     Invariant of the loop: ``sums`` are the weighted values of all keys so far, relative to the maxima in ``known``.
     Copies follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.

@@ -102,7 +102,7 @@ COPIED_AT_ONCE = 8
 def _emit_each(
     b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
 ) -> None:
-    """Emit code for each of a thread's pieces by ``emit``: unrolled, or a loop if addresses would fill registers."""
+    """Emit the copies of a thread's 16-byte pieces by ``emit``: unrolled, or a loop to save registers."""
     if count <= COPIED_AT_ONCE:
         for n in range(count):
             emit(thread, n)
@@ -125,7 +125,7 @@ def _emit_each(
 
 
 def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
-    """Emit the copy of piece ``count`` of a thread."""
+    """Emit the asynchronous copy of 16-byte piece ``count`` of a thread."""
     source, start, pitch, to, first, n, there = lying
     place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
@@ -240,7 +240,7 @@ def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows:
 
 
 def products(tiles: AttentionTiles) -> Any:
-    """Return the device function that multiplies a warp's queries with the keys of a stage."""
+    """Return the device function that multiplies a warp's queries with a stage of keys: Q K^T."""
     count, stay = tiles.terms // 2, tiles.queries_stay
     kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, FRAGMENT_REGISTERS * tiles.steps)
 
@@ -282,11 +282,11 @@ class _ValueWords:
         self.pair, self.column = lane_column(b, lane), quad_row(b, lane)
 
     def columns(self, group: int, step: int) -> list[ir.Value]:
-        """Return the values of 8 terms in the columns of two groups: two registers of each."""
+        """Return the values of 8 terms in two groups of columns, as fragments of two registers each."""
         return [self._word(group + half, step, term) for half in range(2) for term in range(2)]
 
     def _word(self, group: int, step: int, term: int) -> ir.Value:
-        """Return the value of a term in a column of a group of 8; a chunk has four groups."""
+        """Return the register with the value of ``term`` in this lane's column of a group of 8 columns."""
         b = self.b
         line = b.add(self.pair, i32(term))
         chunk, own = divmod(group, LINE_WORDS // GROUP)
@@ -315,7 +315,7 @@ def _add_pair(
 
 
 def multiply_values(tiles: AttentionTiles) -> Any:
-    """Return the device function that adds packed weights times the values of a stage to a warp's accumulators."""
+    """Return the device function that adds softmax weights times a stage of values to the accumulators."""
     count, packed = tiles.width // 2, weight_registers(tiles)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
@@ -372,7 +372,7 @@ def _emit_rest(
     b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, warp: tuple[ir.Value, ir.Value, ir.Value],
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit the stores of softmax statistics: one lane of each quad stores those of its rows."""
+    """Emit the stores of softmax statistics, by one lane of each quad for the rows of that quad."""
     z, row, lane = warp
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, SUM_OF_ROW + half)

@@ -113,7 +113,7 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
 
 
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
-    """Return the first ``count`` elements of lines of a tile in shared memory; a chunk has ``height`` lines."""
+    """Return the first ``count`` elements of ``lines`` of a tile in simulated shared memory."""
     kind = dtype_in_python(dtype)
     at = np.arange(count) * kind.itemsize
     places = int(begin) + at // CHUNK * height * CHUNK + swizzled_tile_offset(np.asarray(lines)[:, None], at % CHUNK)
@@ -141,7 +141,7 @@ def _at_start(context, builder, signature, arguments):
 
 @emitted_by(lambda: STATE(), _at_start)
 def initial_softmax_statistics():
-    """Return the softmax statistics of rows before their first score."""
+    """Return the running maximum and sum of softmax rows before their first score."""
     return np.array([-np.inf if n < SUM_OF_ROW else 0 for n in range(STATE.count)], np.float32)
 
 
@@ -152,7 +152,7 @@ class RowMaths:
         self.b = builder
 
     def number(self, value: float) -> ir.Constant:
-        """Return an f32 constant."""
+        """Return an f32 constant as a register."""
         return ir.Constant(F32, float(np.float32(value)))
 
     def power(self, x: ir.Value) -> ir.Value:
@@ -164,11 +164,11 @@ class RowMaths:
         return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT, FLOAT, FLOAT], [x, y, z])
 
     def highest(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the maximum."""
+        """Return the larger of two f32."""
         return assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
 
     def other(self, x: ir.Value, mask: int) -> ir.Value:
-        """Return the value of ``x`` in lane ``l ^ mask``."""
+        """Return the value of ``x`` in lane ``l ^ mask`` (warp shuffle)."""
         kind = ir.FunctionType(F32, [F32, I32])
         return self.b.asm(kind, _SHUFFLE, "=f,f,r", [x, i32(mask)], side_effect=True)
 
@@ -245,7 +245,7 @@ TOP_CHAINS = 4
 
 
 def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
-    """Return the highest score of a row over the four lanes of its quad."""
+    """Return the maximum score of a row, reduced over the four lanes of its quad."""
     chains = scores[:TOP_CHAINS]
     for n, x in enumerate(scores[TOP_CHAINS:]):
         chains[n % TOP_CHAINS] = lane.highest(chains[n % TOP_CHAINS], x)
@@ -258,7 +258,7 @@ def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
 
 
 def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
-    """Return the base of a row's weights, the factor by which earlier sums shrink, and the function of a weight.
+    """Return the softmax base of a row, the rescale factor of earlier sums, and the function from score to weight.
 
     A score that is a scaled dot product is scaled by the fused multiply-add of the exponent. Other scores may be too
     large for that and are subtracted first.
@@ -340,7 +340,7 @@ def rescale_accumulators(tiles: AttentionTiles, last: bool = False) -> Any:
 
 
 def attention_scores(tiles: AttentionTiles, there: bool = False) -> Any:
-    """Return the device function that turns dot products into scores: minus infinity beyond the end of a row.
+    """Return the device function that scales and masks dot products; scores beyond a row's end are -inf.
 
     A score of minus infinity has weight 0, whatever the other scores: masks need no other treatment.
 

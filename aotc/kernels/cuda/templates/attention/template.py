@@ -23,7 +23,7 @@ _TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
 
 
 def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
-    """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
+    """Return the LLVM IR of an attention ``kernel`` by the template of its tiling, with device functions."""
     tiles = attention_tiles(kernel)
     template: Any = _TEMPLATES.get(type(tiles), attention_mma)
     texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
@@ -31,7 +31,7 @@ def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
 
 
 def _functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
-    """Yield the device functions that the template calls."""
+    """Yield the device functions of an attention kernel: scores, masks, operand offsets, epilogue."""
     z = (found.batch[0], "i64")
     row = (found.row[0], "i64")
     for name, extent in (("batch", found.batch[1]), ("rows", found.row[1]), ("terms", found.terms)):
@@ -74,7 +74,7 @@ def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
 
 
 def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
-    """Yield the device functions of the epilogue."""
+    """Yield the device functions of the epilogue, which store an element or row of the result."""
     axes = tuple((name, "i64") for name, _ in (found.batch, found.row, found.col))
     own = (*axes, (found.mean.var.name, "f32"))
     if not tiles.in_lines:

@@ -64,17 +64,17 @@ class AttentionTiles:
 
     @property
     def size(self) -> int:
-        """Return the bytes of an element of an operand."""
+        """Return the bytes of one element of queries, keys or values."""
         return ELEMENT_BYTES[self.operands]
 
     @property
     def result_size(self) -> int:
-        """Return the bytes of an element of the result."""
+        """Return the bytes of one element of the result."""
         return size_of(self.result)
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Return the number of threads per block."""
         raise NotImplementedError
 
     @property
@@ -124,17 +124,17 @@ class WarpgroupAttention(AttentionTiles):
 
     @property
     def consumers(self) -> int:
-        """Consumer warpgroups."""
+        """Return the number of warpgroups that compute; one more copies."""
         return self.rows // WARPGROUP_TILE
 
     @property
     def threads(self) -> int:
-        """Threads of a block: one warpgroup copies (the producer)."""
+        """Return the number of threads per block, including the warpgroup that copies (the producer)."""
         return WARPGROUP * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: queries, both ring buffers, two barriers for each stage and for the queries."""
+        """Return the bytes of shared memory: queries, two ring buffers, barriers of stages and queries."""
         ring = self.stages * (self.key_bytes + self.value_bytes)
         return SWIZZLE_BYTES + self.query_bytes + ring + BARRIER_BYTES * (2 * 2 * self.stages + 2)
 
@@ -159,33 +159,33 @@ class FewAttention(AttentionTiles):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the number of threads per block."""
         return WARP * self.warps
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage of a warp's ring buffer: keys, then values."""
+        """Return the bytes of a stage of a warp's ring buffer: keys, then values."""
         return self.key_bytes + self.value_bytes
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a warp's accumulators and of its rows' softmax statistics."""
+        """Return the bytes of a warp's accumulators and of the softmax statistics of its rows."""
         return accumulator_bytes(self.width)
 
     @property
     def queries(self) -> int:
-        """Offset of queries in shared memory: after the ring buffers, or after the accumulators that reuse these."""
+        """Return the shared memory offset of the queries: after ring buffers and accumulators, which share memory."""
         sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
         return max(self.warps * self.stages * self.stage_bytes, sums)
 
     @property
     def barriers(self) -> int:
-        """Offset of the barriers of the warps' stages."""
+        """Return the shared memory offset of the barriers of the warps' stages."""
         return self.queries + (self.query_bytes if self.queries_stay else 0)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory."""
+        """Return the bytes of shared memory of a block."""
         return SWIZZLE_BYTES + self.barriers + BARRIER_BYTES * self.warps * self.stages
 
 
@@ -203,20 +203,20 @@ class WarpAttention(AttentionTiles):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the number of threads per block."""
         return 2 * self.rows
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: keys, then values."""
+        """Return the bytes of a stage of the ring buffer: keys, then values."""
         return self.key_bytes + self.value_bytes
 
     @property
     def queries(self) -> int:
-        """Offset of queries in shared memory: after the ring buffer, which staging areas reuse at the end."""
+        """Return the shared memory offset of the queries: after the ring buffer."""
         return max(self.stages * self.stage_bytes, self.rows * CHUNK)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory."""
+        """Return the bytes of shared memory of a block."""
         return SWIZZLE_BYTES + self.queries + (self.query_bytes if self.queries_stay else 0)

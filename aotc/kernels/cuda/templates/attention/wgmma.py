@@ -88,7 +88,7 @@ VALUE_BARRIERS, QUERY_BARRIERS = 2 * BARRIER_BYTES, 4 * BARRIER_BYTES
 
 @cache
 def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the LLVM IR of the kernel; it calls the device functions that :mod:`.softmax_steps` names."""
+    """Return the LLVM IR of the attention kernel with wgmma instructions (warpgroups, Hopper)."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, OPERANDS), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
@@ -150,7 +150,7 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
 
 
 def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
-    """Return the device function of an iteration, which overlaps the matmuls of two stages with a softmax.
+    """Return the device function of one iteration: matmuls of two stages overlapped with one softmax.
 
     The matmuls are the last weights times values, and the queries times the next keys. Two groups of wgmma are in
     flight: scores, then values. The softmax of the scores runs while the values' products do. The accumulators are
@@ -339,7 +339,7 @@ ATTENTION_REGISTERS_OF_THREE = 160
 
 
 def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
+    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
     barriers = _places(tiles)[2]
     copy_tiles, attend = _copier(tiles), _attender(tiles)

@@ -90,7 +90,7 @@ def _one_by_one(
     b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
     ends: Sequence[ir.Value], by_rows: bool,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece, each from its own call of a device function."""
+    """Return the elements of a 16-byte piece, each by its own call of the operand's device function."""
     z, outer, inner = place
     kind, values = REGISTERS[tiles.sum][1], []
     for e in range(PIECE // tiles.size):
@@ -106,7 +106,7 @@ def _together(
     b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
     each: int,
 ) -> list[ir.Value]:  # fmt: skip
-    """Return the elements of a piece from one call, for a piece whose terms either all exist or all do not.
+    """Return all elements of a 16-byte piece from one call; its terms either all exist or all do not.
 
     The code has no branches, so that all loads are issued at once. Indices outside are clamped to the last piece, and
     the result is replaced by zeros.

@@ -76,13 +76,13 @@ class StorePieces:
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
 
     def first(self, ahead: int) -> list[ir.Value]:
-        """Emit the loads of the epilogue operands of the first ``ahead`` chunks, and return their registers."""
+        """Emit the loads of epilogue operands for the first ``ahead`` chunks of columns; return their registers."""
         if not self.pieces.held:
             return []
         return [value for chunk in range(ahead) for value in self._ahead(i32(chunk))]
 
     def emit(self, first: Sequence[ir.Value]) -> None:
-        """Emit all chunks; ``first`` has the operands of the first ones.
+        """Emit the epilogue and the stores of all chunks of columns; ``first`` has operands loaded earlier.
 
         The registers of operands form a queue of ``ahead`` chunks, in phi nodes. Each iteration consumes the front of
         the queue and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
@@ -125,7 +125,7 @@ class StorePieces:
         )
 
     def _put(self, chunk: ir.Value) -> None:
-        """Store the accumulators of a chunk in the staging area.
+        """Store the accumulators of a chunk of columns in the staging area in shared memory.
 
         A switch selects registers, which cannot be indexed.
         """
@@ -202,7 +202,7 @@ class StorePieces:
         return [b.sext(v, I64) for v in (self.z, *swapped_operand_pair(self.tiles, row, col))]
 
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
-        """Load the epilogue operands of a chunk; indices outside of the result are clamped to its last piece."""
+        """Load the epilogue operands of a chunk of columns; indices outside of the result are clamped."""
         b = self.b
         kind = registers_type(self.pieces.held)
         found: list[ir.Value] = []
@@ -283,7 +283,7 @@ class StorePieces:
         call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
 
     def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Load the accumulators of a piece from the staging area."""
+        """Load the accumulators of a 16-byte piece from the staging area."""
         b, width = self.b, self.pieces.width
         kind = REGISTERS[self.tiles.sum][1]
         letter, name, most = _READ[self.tiles.sum]

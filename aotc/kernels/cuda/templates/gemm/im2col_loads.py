@@ -54,7 +54,7 @@ def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
 
 
 def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any) -> tuple[list[Any], list[Any], Any]:
-    """Return the coordinates that a stage is copied from: channel, pixel, image, offset and number of the tap.
+    """Return the im2col coordinates of a stage: channel, pixel, image, and offset and number of the tap.
 
     Numbers are Python ints or emitted values.
     """

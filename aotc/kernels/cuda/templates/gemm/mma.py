@@ -37,7 +37,7 @@ def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
 
 
 def _kernel(tiles: WarpTiles) -> Callable[..., None]:
-    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba.
+    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants.
 
     Invariant: before iteration i, groups of copies up to stage i are complete, and the barrier has shown that no warp
     still reads the stage that is filled next. A group is committed in every iteration, even if it is empty, so that

@@ -85,7 +85,7 @@ def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[
 
 
 def operand_tiles(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
-    """Return the operands: source, whether contiguous along rows, lines of a tile, offset in a stage."""
+    """Return both operands A and B as (source, contiguous along rows?, lines of a tile, offset in a stage)."""
     return (tiles.a, tiles.a_by_rows, tiles.rows, 0), (tiles.b, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
 
 
@@ -214,7 +214,7 @@ class WarpProducts:
         return self._load(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
 
     def columns(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
-        """Return a lane's fragment of 16 columns of B: two registers of the first 8, and two of the others."""
+        """Return a lane's fragment of 16 columns of B: four registers, two for each 8 columns."""
         return self._load(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
 
     def _load(
@@ -305,7 +305,7 @@ class DoubleProducts(WarpProducts):
     def _load(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
-        """Load two terms of two rows 8 apart: of A ordered by term, of B by row."""
+        """Load a lane's f64 fragment: two terms of two rows that are 8 apart."""
         b = self.b
         start = b.add(first, i32(more))
         make = self._by_rows if by_rows else self._by_terms
@@ -326,7 +326,7 @@ class DoubleProducts(WarpProducts):
         return [b.extract_value(found, n) for n in range(2)]
 
     def _by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
-        """Load the terms from two lines. The swizzle of a line is its number without the lowest bit."""
+        """Load a lane's f64 terms from two swizzled lines of an operand that is contiguous along rows."""
         b, row = self.b, quad_row(self.b, self.lane)
         term = lane_column(b, self.lane)
         piece = b.xor(b.or_(i32(HALF_ROWS * DOUBLE_BYTES // PIECE * half), b.lshr(row, i32(1))), term)

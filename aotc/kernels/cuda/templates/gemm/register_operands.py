@@ -115,7 +115,7 @@ def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def empty_register_operand() -> Any:
-    """Return the device function that creates the registers of a warp before its first stage."""
+    """Return the device function that creates empty registers for the first operand."""
 
     def generate(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))

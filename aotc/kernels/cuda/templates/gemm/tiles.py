@@ -112,7 +112,7 @@ class ProductTiles:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps in which each lane stores its pieces of a chunk."""
+        """Return the number of 16-byte pieces that each lane stores per chunk of columns."""
         return ROWS * self.staged // (WARP * self.pieces.width)
 
     @property
@@ -173,12 +173,12 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def rows(self) -> int:
-        """Rows of a tile."""
+        """Return the number of rows of a tile."""
         return self.high if self.transposed else WARPGROUP_TILE * (self.parts if self.in_turn else self.consumers)
 
     @property
     def width(self) -> int:
-        """Return the n of the instruction: the columns of a tile, or its rows with swapped operands."""
+        """Return the n of the wgmma instruction: the columns of a tile, or its rows with swapped operands."""
         return self.high if self.transposed else self.cols
 
     @property
@@ -193,7 +193,7 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def ahead(self) -> int:
-        """Chunks whose epilogue operands are loaded before the matmul of a tile.
+        """Return the number of chunks whose epilogue operands are loaded before the matmul of a tile.
 
         A chunk has 16 rows of ``staged`` columns. The number is what fits the registers besides the accumulators, from
         1 to :data:`MOST_AHEAD`.
@@ -205,12 +205,12 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: one warpgroup copies (the producer)."""
+        """Return the number of threads per block, including the warpgroup that copies (the producer)."""
         return WARPGROUP * (self.consumers + 1)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the ring buffer, a staging area for each warp, two barriers for each stage."""
+        """Return the bytes of shared memory: ring buffer, staging area of each warp, barriers of stages."""
         barriers = 2 * BARRIER_BYTES * self.stages
         return SWIZZLE_BYTES + self.ring_bytes + barriers + self.consumers * WARPGROUP_WARPS * STAGING
 
@@ -251,12 +251,12 @@ class WarpTiles(ProductTiles):
 
     @property
     def rows(self) -> int:
-        """Rows of a tile."""
+        """Return the number of rows of a tile."""
         return self.warps_down * self.warp_rows
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the number of threads per block."""
         return WARP * self.warps_down * (self.cols // self.warp_cols)
 
     def swizzle(self, line: Any, by_rows: bool) -> Any:
@@ -272,5 +272,5 @@ class WarpTiles(ProductTiles):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the ring buffer, which the staging areas of the warps reuse at the end."""
+        """Return the bytes of shared memory: the ring buffer, which the epilogue's staging areas reuse."""
         return SWIZZLE_BYTES + max(self.ring_bytes, self.threads // WARP * STAGING)

@@ -177,7 +177,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
 
 
 def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
-    """Return the device function that locates a warp's part of a tile, and the extents, in instruction order."""
+    """Return the device function that computes a warp's position in the result from a tile's number."""
     transposed, i32 = tiles.transposed, types.int32
 
     @cuda.jit(device=True, inline="always")
@@ -242,7 +242,7 @@ COPY_REGISTERS = 40
 
 
 def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return the kernel; the attributes of ``tiles`` that it uses are constants to Numba."""
+    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
     arrivals = WARPGROUP_WARPS * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers

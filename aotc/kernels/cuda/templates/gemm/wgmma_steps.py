@@ -141,7 +141,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
 
 def store_tile(tiles: WarpgroupTiles) -> Any:
-    """Return the device function by which a warp stores its 16 rows of a tile, or of each part of one.
+    """Return the device function by which a warp stores its 16 rows of a result tile.
 
     The function takes the values that :func:`prefetch_epilogue` loaded.
     """

@@ -180,7 +180,7 @@ class GraphGpu(Protocol):
 
     @property
     def loops(self) -> LoopState:
-        """Return the state that loops on this stream need."""
+        """Return the stop flag and decision kernels for loops on this stream."""
 
     def load(self, image: bytes) -> c_void_p:
         """Load a module from PTX."""
@@ -206,38 +206,38 @@ class GraphMaker:
         self._gpu, self.handle = gpu, handle
 
     def launch(self, after: After, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Node:
-        """Run a kernel; ``table`` is an array of pointers to its parameters, whose values are copied now."""
+        """Add a kernel node; ``table`` is an array of pointers to its parameters, copied now."""
         node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
         for number, value in shape.attributes:
             call("cuGraphKernelNodeSetAttribute", node, number, byref((c_uint * 16)(*value)))
         return node
 
     def copy(self, after: After, to: int, source: int, size: int) -> Node:
-        """Copy on the GPU."""
+        """Add a node that copies ``size`` bytes on the GPU."""
         return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
 
     def signal(self, after: After, address: int) -> Node:
-        """Store 1 in a word of page-locked host memory."""
+        """Add a node that stores 1 in a word of page-locked host memory."""
         made = _Fill(address, 0, 1, 4, 1, 1)
         return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
 
     def join(self, after: After) -> Node:
-        """Add an empty node."""
+        """Add an empty node that waits for the nodes ``after``."""
         return self._add("cuGraphAddEmptyNode", after)
 
     def condition(self) -> int:
-        """Return a handle of the number on which a conditional node of this graph depends."""
+        """Return a new condition handle, on which a conditional node of this graph depends."""
         found = c_uint64()
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
 
     def continue_while(self, after: After, handle: int, flag: int) -> Node:
-        """Set the number of ``handle``: continue the loop if the byte at ``flag`` is not 0."""
+        """Add a node that continues the loop of ``handle`` if the byte at ``flag`` is not 0."""
         loops = self._gpu.loops
         return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
 
     def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
-        """Set the number of ``handle`` to the i32 at ``number``, or to the last of ``count`` if it is out of range."""
+        """Add a node that selects the branch of ``handle``: the i32 at ``number``, or the last one if out of range."""
         return self._decide(after, CHOSEN, handle, number, count - 1)
 
     def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
