@@ -145,7 +145,7 @@ def _make(const: int, terms: dict[Monomial, int]) -> Dim:
 
 
 def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
-    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``, for any form of ``x % d``."""
+    """Simplify ``k*d*(x // d) + k*(x % d)`` to ``k*x`` in a sum of terms."""
     for monomial, c in terms.items():
         atom = monomial[0] if len(monomial) == 1 else None
         if isinstance(atom, Call) and atom.fn in ("//", "%"):
@@ -261,7 +261,7 @@ def _multiplied(x: Interval, y: Interval) -> Interval:
 
 
 def _called(fn: str, x: Interval, y: Interval) -> Interval:
-    """Return the interval of ``fn`` (``//``, ``%``, ``max`` or ``min``) on a number in ``x`` and one in ``y``."""
+    """Return the interval of ``fn`` (``//``, ``%``, ``max``, ``min``) on operands in the intervals ``x`` and ``y``."""
     (a, b), (c, d) = x, y
     match fn:
         case "//" if c is not None and c > 0 and a is not None and a >= 0:
@@ -283,12 +283,12 @@ def _called(fn: str, x: Interval, y: Interval) -> Interval:
 
 
 def expr_of_atom(atom: Atom) -> Expr:
-    """Return the expression that is a single atom."""
+    """Return the dim expression that consists of a single atom (symbol or call)."""
     return Expr(0, (((atom,), 1),))
 
 
 def lone_atom(e: Dim) -> Atom | None:
-    """Return the atom if ``e`` is a single one, else None."""
+    """Return the atom (symbol or call) if ``e`` is a single one with factor 1, else None."""
     match e:
         case Expr(const=0, terms=(((atom,), 1),)):
             return atom
@@ -430,7 +430,7 @@ def is_static(shape: Iterable[Dim]) -> bool:
 
 
 def static(e: Dim) -> int:
-    """Return ``e`` as an int, for dims that the caller has checked to be numbers.
+    """Return the static dim ``e`` as an int; the caller has checked that it is one.
 
     Raises
     ------

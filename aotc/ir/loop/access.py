@@ -117,7 +117,7 @@ def is_any_test_loop(stmt: Stmt) -> bool:
 
 
 def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tuple[Stmt, ...]:
-    """Return ``body`` with every scalar replaced by ``new(scalar)``."""
+    """Rewrite every scalar expression of ``body`` by ``new``."""
 
     def changed(stmt: Stmt) -> Stmt:
         match stmt:
@@ -169,7 +169,7 @@ def names_in(stmt: Stmt) -> set[str]:
 
 
 def definitions_of(scalar: Scalar, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """Return ``body``, at whose end ``scalar`` is computed, without the definitions that ``scalar`` does not need."""
+    """Return the statements of ``body`` that ``scalar`` depends on, transitively."""
     needed, found = names_in(Let(Var("", scalar.dtype), scalar)), list[Stmt]()
     for stmt in reversed(body):
         if not isinstance(stmt, Let) or stmt.var.name in needed:
@@ -251,7 +251,7 @@ def _read_for(read: Access, write: Access) -> bool:
 
 
 def _apart(one: Access, other: Access) -> bool:
-    """Do two stores provably write different elements?"""
+    """Return True if two stores provably write different elements."""
     assert one.index is not None
     assert other.index is not None
     if _never_both(one, other):
@@ -347,7 +347,7 @@ class AccessWalker(ABC, Generic[Scope]):
 
     @abstractmethod
     def named(self, name: str, e: Dim, scope: Scope) -> Scope:
-        """Return the scope after a statement that binds ``name`` to the index expression ``e``."""
+        """Return the scope with ``name`` bound to the index expression ``e``."""
 
     @abstractmethod
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:

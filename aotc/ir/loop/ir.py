@@ -306,7 +306,7 @@ def calls_device_function(kernel: Kernel) -> bool:
 
 
 def is_letter(buffer: Buffer) -> bool:
-    """Is a library call's argument in ``buffer`` a character?"""
+    """Return True if a library call passes ``buffer`` as a character."""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 

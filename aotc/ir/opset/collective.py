@@ -108,7 +108,7 @@ def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
 
 
 def other_processes(attrs: Attrs) -> str:
-    """Return the reason why a single process cannot run a collective with these attributes, or "".
+    """Return why a single process cannot run a collective with these attributes; "" if it can.
 
     The single process has id 0. A collective in a group of process 0 alone returns its operand, whatever other groups
     exist. A pair of ``collective_permute`` with another id needs another process.

@@ -61,22 +61,22 @@ Constraints = Callable[[Types, Attrs, Types], Iterable[Constraint]]
 
 
 def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constraint]:
-    """Default of ``OpSpec.constraints``: any operand sizes are valid."""
+    """Yield no constraints, the default of ``OpSpec.constraints``: operands of all sizes are valid."""
     return ()
 
 
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Default of ``OpSpec.in_place``: no result overwrites an operand."""
+    """Return no operands, the default of ``OpSpec.in_place``: no result overwrites an operand."""
     return ()
 
 
 def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Default of ``OpSpec.terms``: no element of the result is a sum of several terms."""
+    """Return 1, the default of ``OpSpec.terms``: result elements are not sums of several terms."""
     return 1
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """``OpSpec.in_place`` for ops whose first result overwrites the first operand."""
+    """Return operand 0 for ``OpSpec.in_place``: the first result overwrites it."""
     return (0,)
 
 
@@ -191,7 +191,7 @@ def require_rule(condition: bool, message: str) -> None:
 
 
 def declared_type(given: Types, name: str) -> TensorType:
-    """Return the only type in ``given``, the result type that the caller states; a RuleError if it is missing."""
+    """Return the only result type that the caller states in ``given``; raise RuleError if missing."""
     require_rule(len(given) == 1, f"{name}: the result type must be given")
     return given[0]
 

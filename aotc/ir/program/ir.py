@@ -119,7 +119,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def split_at_host_reads(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
-    """Split ``steps`` where the host reads memory, into pairs: commands to submit together, then checks and binds."""
+    """Split ``steps`` where the host must read memory: (commands to submit, then checks and binds)."""
     cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
     for step in steps:
         if isinstance(step, Check | Bind):
@@ -171,7 +171,7 @@ GUARD_BYTES = 4096
 
 
 def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
-    """Return the offset of a new block of ``size`` bytes in memory with guards between blocks, and the new total.
+    """Return the offset of a block of ``size`` bytes after a guard gap, and the new total size.
 
     ``total`` are the bytes used so far. Both totals are 64 bytes less than whole pages, as in the runtime's guarded
     memory. A block ends as near to its guard as its alignment allows.
@@ -257,7 +257,7 @@ class Pieces:
     _known: dict[int, int] = field(default_factory=dict)
 
     def place(self, offset: int, size: int) -> int:
-        """Return the offset in the GPU's memory of the constant at ``offset`` in the blob; add it if it is new."""
+        """Return the offset in GPU memory of a constant of the blob; copy it there on first use."""
         if offset not in self._known:
             self._known[offset] = self.size
             self.rows.append((offset, size, self.size))

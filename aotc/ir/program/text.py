@@ -203,7 +203,7 @@ class _ProgramReader:
         raise ValueError(f"no step reads {line}")
 
     def several(self, text: str) -> tuple[Storage, ...]:
-        """Return the storages in a comma-separated list."""
+        """Parse a comma-separated list of storages."""
         return tuple(self.storages[name] for name in text.split(", ") if name)
 
 

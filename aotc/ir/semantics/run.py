@@ -128,7 +128,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
 
 
 def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
-    """Solve ``k * symbol + c == number`` and add the symbol to ``known``; return False for other forms of ``e``."""
+    """Solve ``k * symbol + c == number`` for the symbol, and record it in ``known``; return True on success."""
     if len(e.terms) != 1:
         return False
     (atom, *more), k = e.terms[0]

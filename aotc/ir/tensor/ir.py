@@ -77,7 +77,7 @@ class Op:
         return self.operands[len(self.results) :]
 
     def on(self, operands: tuple[Value, ...], regions: tuple[Region, ...]) -> Op:
-        """Return the op with ``operands`` and ``regions`` in place of its own; the same object if they are equal."""
+        """Return a copy of the op with other ``operands`` and ``regions``; the same object if nothing changes."""
         if operands == self.operands and regions == self.regions:
             return self
         return Op(self.name, operands, self.results, self.attrs, regions, self.loc)
@@ -104,7 +104,7 @@ class Region:
         return names
 
     def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
-        """Return the region with ``ops`` and ``results`` in place of its own; the same object if they are equal."""
+        """Return a copy of the region with other ``ops`` and ``results``; the same object if nothing changes."""
         made = tuple(ops)
         return self if made == self.ops and results == self.results else Region(self.params, made, results)
 
@@ -124,7 +124,7 @@ class Function:
     loc: Loc = UNKNOWN
 
     def doing(self, body: Region) -> Function:
-        """Return the function with ``body`` in place of its own; the same object if they are equal."""
+        """Return a copy of the function with another ``body``; the same object if nothing changes."""
         return self if body is self.body else replace(self, body=body)
 
 
@@ -142,7 +142,7 @@ class Module:
         return replace(self, functions={**self.functions, **changed})
 
     def has(self, *names: str) -> bool:
-        """Does any function of the module have an op of one of these names?"""
+        """Return True if the module contains an op of one of these names."""
         return any(not f.body.names.isdisjoint(names) for f in self.functions.values())
 
 

@@ -28,7 +28,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def hoist_products(module: Module, options: Options) -> Module:
-    """Hoist matmuls of loop-invariant arrays out of loops on GPUs, as one larger matmul before the loop."""
+    """Replace matmuls of one slice per loop iteration on GPUs by one matmul of the whole array before the loop."""
     return rewrite_on("cuda", module, options, _hoisted)
 
 

@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 
 def mark_concurrent(module: Module, options: Options) -> Module:
-    """Mark independent matmuls of one GPU with the attribute ``concurrent``, so that their tiles share it."""
+    """Annotate each matmul with the number of matmuls that a GPU computes at the same time."""
     home, kinds = op_targets(module, options)
     if "cuda" not in kinds:
         return module

@@ -34,7 +34,7 @@ from aotc.vmfb.dtypes import limits
 
 
 def split_rows(module: Module, options: Options) -> Module:
-    """Split reductions of long rows into parts that fit the cache, where that is cheaper."""
+    """Split reductions of long rows into parts, so that one pass computes both reductions of a softmax."""
     changed = {}
     for function in module.functions.values():
         forms = [form for form in long_row_forms(function.body, options) if form.part]

@@ -42,7 +42,7 @@ from aotc.options import Options
 
 
 def split_windows(module: Module, options: Options) -> Module:
-    """Split window reductions that repeat work, and long prefix scans, into cheaper steps."""
+    """Split windowed reductions that repeat work, and long prefix scans, into several cheaper steps."""
     home, _ = op_targets(module, options)
     return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
 

@@ -25,7 +25,7 @@ from aotc.targets import Target
 
 
 def unroll_loops(module: Module, options: Options) -> Module:
-    """Unroll short loops over large arrays on GPUs, so that their bodies fuse."""
+    """Unroll short elementwise loops on GPUs, so that they fuse into one kernel."""
     return rewrite_on("cuda", module, options, _unrolled)
 
 

@@ -56,7 +56,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def update_in_place(module: Module, options: Options) -> Module:
-    """Rewrite sums with mostly neutral arrays (pads, scatters) as in-place updates of the other operand."""
+    """Rewrite a sum of an array and a scattered or padded update as an in-place update of the array."""
     functions = {}
     for name, function in module.functions.items():
         function = sums_into_branches(update_slices(stack_in_place(function)))

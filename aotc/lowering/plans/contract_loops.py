@@ -56,7 +56,7 @@ class DepthwisePlan(RegionPlan):
 
 
 def plan_contract_loops(b: RegionBuilder) -> DepthwisePlan | ElementLoopsPlan:
-    """Return how a matmul or a convolution is computed without tiles.
+    """Choose the loops of a small matmul or convolution that is computed without tiles.
 
     On a CPU, float sums that are written out begin with 0.0 and add each product by an FMA, as tiles do.
     ``x0 * y0 + x1 * y1`` differs: LLVM may round either product, and -0.0 would stay -0.0.

@@ -94,7 +94,7 @@ def _narrow_width(extent: Dim) -> int:
 
 
 def _width(b: RegionBuilder, ops: Sequence[Op], kept: Sequence[int], rows: int, together: Sequence[int]) -> int:
-    """Return the columns per item: long pieces of rows, but enough items with enough elements for all cores."""
+    """Return the columns per grid item: long contiguous pieces, but enough items for all cores."""
     extent, elements = b.shape[kept[-1]], product(b.shape)
     others = product(b.shape[k] for k in kept[:-1] if k not in together)
     each = rows * sum(size_of(v.type.dtype) for op in ops for v in op.results)

@@ -37,7 +37,7 @@ class RowTiles:
 
     @property
     def most(self) -> int:
-        """Return the number of rows of the highest tile."""
+        """Return the largest number of rows of a tile."""
         return self.height + (self.tall != 0)
 
     def start(self, tile: Dim) -> Dim:
@@ -85,7 +85,7 @@ class RegisterTilePlan(RegionPlan):
 
 
 def plan_cpu_contract(b: RegionBuilder) -> RegisterTilePlan | DepthwisePlan | ElementLoopsPlan:
-    """Return how a CPU computes a region with a matmul or a convolution."""
+    """Choose register tiles or loops for a CPU region with a matmul or a convolution."""
     p = tiled_product(b.root)
     return plan_contract_loops(b) if p is None else _plan_tiles(b, b.root, p)
 

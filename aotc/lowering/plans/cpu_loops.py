@@ -141,7 +141,7 @@ def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], D
 def _segments_of(
     axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None], most: Limit
 ) -> list[For]:
-    """Return the loops over the segments of ``axis`` between ``cuts``, split again where tests inside still change."""
+    """Split a loop at ``cuts`` into segments in which padding and bounds tests have constant results."""
     loops: list[For] = []
     ends = len(cuts)
     pending: list[tuple[int, Dim]] = [] if cuts else [(0, axis.extent)]
@@ -197,7 +197,7 @@ def _rows_of_items(
 
 
 def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
-    """Return True if reads are nearer for neighbours along the last but one grid axis than along the last one.
+    """Return True if neighbours along the last but one grid axis read nearer memory than along the last.
 
     An example are pieces of rows that become rows, as in panels. Cache lines that two pieces share, and lines that the
     hardware prefetched, are then used at once.
@@ -254,7 +254,7 @@ def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
 
 
 def _changes(index: Dim, block: list[Stmt]) -> list[int]:
-    """Return the sorted values of ``index`` within its bounds at which tests in a block change."""
+    """Return the sorted index values at which a test in ``block`` changes its result."""
     low, high = bounds(index)
     found: set[int] = set()
     for s in scalars_in(s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)):

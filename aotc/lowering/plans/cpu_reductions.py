@@ -110,7 +110,7 @@ CpuReductionPlan = ColumnPlan | RowPlan | TransposedRowPlan | RowBlockPlan
 
 
 def plan_cpu_reduction(b: RegionBuilder) -> CpuReductionPlan:
-    """Return how a CPU computes a region with reductions."""
+    """Choose the loop structure of a CPU region with reductions: rows, columns, row blocks or transposed."""
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     if any(op.name == "transpose" for op in b.function.body.ops):
@@ -123,7 +123,7 @@ def plan_cpu_reduction(b: RegionBuilder) -> CpuReductionPlan:
 
 
 def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> CpuReductionPlan | None:
-    """Return a plan for operands that are not contiguous along the last reduced axis, or None if there is none.
+    """Return a plan that transposes operands first, if they are strided along the reduced axis; else None.
 
     It reduces along the contiguous axis of the operands, or transposes some rows first.
     """
@@ -207,7 +207,7 @@ PART_ROWS = BlockSize(
 
 
 def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowBlockPlan | None:
-    """Return the plan of rows that share an operand, or None if one row at a time is as good."""
+    """Return a plan that reduces several rows together because they share an operand; else None."""
     stages, target = b.row_stages(), b.target
     if results_along_rows(b) or len(stages.loops) != 1:
         return None
@@ -301,7 +301,7 @@ def _rows_of_one_item(b: RegionBuilder, kept: Sequence[int], inner: Sequence[tup
 
 
 def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
-    """Return True if rows are so short that vectors along them do not help.
+    """Return True if rows are so short that their reduction is fully unrolled.
 
     LLVM vectorises odd numbers of cheap elements by itself.
     """

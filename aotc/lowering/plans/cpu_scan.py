@@ -42,7 +42,7 @@ SCAN_CHUNK = BlockSize(
 
 
 def plan_chunks(op: Op, lanes: int) -> ChunkScanPlan:
-    """Return the plan of a scan of ``lanes`` neighbours; a chunk has about the square root of the elements."""
+    """Choose the chunks of a prefix scan of ``lanes`` neighbours: about the square root of its length."""
     scan = scan_of(op)
     assert scan is not None
     n = op.results[0].type.shape[scan.dim]

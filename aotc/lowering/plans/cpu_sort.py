@@ -55,7 +55,7 @@ MERGED_ROW = Limit(
 
 
 def plan_cpu_sort(b: RegionBuilder) -> RadixSortPlan | MergeSortPlan:
-    """Return a radix sort if the comparator has keys and rows are not short; otherwise a merge sort."""
+    """Choose radix sort or merge sort for a CPU: radix if the comparator has keys and rows are not short."""
     op = b.the_op("sort")
     keys = sort_keys(op.regions[0]) if op.results[0].type.rank else None
     if keys is not None:
@@ -145,7 +145,7 @@ SELECTION_SPARE = BlockSize(
 
 
 def plan_cpu_top_k(b: RegionBuilder) -> InsertionPlan | SelectionPlan:
-    """Return an insertion for a small k, a selection for larger ones."""
+    """Choose the CPU algorithm of ``top_k``: insertion for a small k, selection for a larger one."""
     op = b.the_op("top_k")
     top, n, size = dim_of(op.attrs, "k"), op.operands[0].type.shape[-1], INSERTED_BLOCK.value
     if INSERTED.holds(top) or INSERTED_ROW.holds(n):
@@ -155,12 +155,12 @@ def plan_cpu_top_k(b: RegionBuilder) -> InsertionPlan | SelectionPlan:
 
 
 def plan_gpu_top_k(b: RegionBuilder) -> InsertionPlan:
-    """Return the insertion by one thread per row."""
+    """Return the GPU plan of ``top_k``: insertion by one thread per row."""
     return InsertionPlan(INSERTED_BLOCK.value, vectorized=False)
 
 
 def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
-    """Return True if a CPU loads the elements of a block as vectors, and compares them as integers."""
+    """Return True if a CPU can compare the elements of a top-k block as integer vectors."""
     (x,) = op.operands
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
     if not _is_whole(x.type.dtype):
@@ -173,7 +173,7 @@ def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
 
 
 def first_tested_element(n: Dim, begin: Dim, size: int) -> Dim:
-    """Return the first element of the test for the block from ``begin`` on; a test covers ``size`` elements.
+    """Return the first element that the vectorized top-k test of a block compares.
 
     The test of the last block begins before it, so that all tests have the same size.
     """

@@ -47,7 +47,7 @@ TURNED_ELEMENTS = BlockSize(
 def plan_blocks(
     b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
 ) -> TransposedLoopPlan | None:
-    """Return the plan of a region whose element ``trial`` computes; None if it has no transposed reads, or too many.
+    """Return the blocks of a region with transposed reads; None if it has none, or too many.
 
     ``is_copy`` is True for a region that copies one operand without computation.
     """
@@ -97,7 +97,7 @@ def _part(extent: Dim, line: int) -> int:
 
 
 def transposed_line_length(extent: int, line: int) -> int:
-    """Return ``line`` or half of it if it divides ``extent``, else 0."""
+    """Return ``line`` or half of it, whichever divides ``extent``, else 0."""
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 
 

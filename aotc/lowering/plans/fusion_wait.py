@@ -30,7 +30,7 @@ class Share:
 
     @property
     def wall(self) -> float:
-        """Return the nanoseconds of the region if it has all workers that it can use."""
+        """Return the wall time of a region in nanoseconds with all the workers it can use."""
         return self.nanoseconds / self.workers
 
 
@@ -40,7 +40,7 @@ def own_nanoseconds(ops: Iterable[Op], target: Target) -> float:
 
 
 def region_share(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
-    """Return the share of a region of the given kind and iteration space."""
+    """Return the time of a region and the number of workers that can share it."""
     return Share(nanoseconds, min(_items(anchors, kind), ORDER_WORKERS.value))
 
 
@@ -57,7 +57,7 @@ def _items(anchors: Anchors | None, kind: str) -> int:
 
 
 def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target) -> str:
-    """Return the reason why a region should not absorb ``op``, or an empty string.
+    """Return why a region should not fuse ``op`` (it would delay parallel work), or an empty string.
 
     Fusion saves a launch, its synchronization, and the write and read of the result of ``op``. Waiting costs the
     difference between ``own`` after ``others`` and all of them at once. The op is absorbed if that is not more.

@@ -61,7 +61,7 @@ class SharedTilePlan(RegionPlan):
 
     @property
     def elements(self) -> int:
-        """Return the elements in shared memory: the sums, and a slice of each operand with ``SLICE_PAD`` per line."""
+        """Return the number of elements in shared memory: accumulators and a padded slice of each operand."""
         return self.rows * self.cols + self.depth * (self.rows + self.cols + 2 * SLICE_PAD)
 
     @property
@@ -71,7 +71,7 @@ class SharedTilePlan(RegionPlan):
 
 
 def plan_gpu_contract(b: RegionBuilder) -> TensorCorePlan | SharedTilePlan | DepthwisePlan | ElementLoopsPlan:
-    """Return a plan: tensor cores if they have a tiling, blocks of threads if the matmul fills them, else loops."""
+    """Choose tensor cores, shared-memory tiles or loops for a GPU matmul or convolution."""
     op, dtype = b.root, sum_dtype(b.root)
     plan = _plan_tensor_cores(b)
     if plan is not None:
@@ -107,7 +107,7 @@ SMALL = SharedTilePlan(16, 16, 1, 1, 16)  # needs less than 4 KiB of shared memo
 
 
 def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> SharedTilePlan | None:
-    """Return the largest block that leaves enough blocks to occupy the GPU; None for one thread per element.
+    """Return the largest thread block that still occupies the GPU; None for one thread per element.
 
     Sums and slices of the block, with elements of ``size`` bytes, fit in shared memory.
     """

@@ -71,7 +71,7 @@ def is_depthwise(op: Op) -> bool:
 
 
 def window_of(op: Op, target: Target) -> Window | None:
-    """Return the window of a ``conv`` whose input the TMA copies by windows, or None if it is computed otherwise.
+    """Return the im2col window of a ``conv`` whose input the TMA copies, or None.
 
     8-bit weights must be stored with their terms contiguous. If the taps along the last spatial dim are adjacent in
     memory, their channels can be *merged*: copied as the channels of a single tap. That is done if it at least halves
@@ -100,7 +100,7 @@ def window_of(op: Op, target: Target) -> Window | None:
 
 
 def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
-    """Return True if lines of both operands start at multiples of 16 bytes and are long enough for the copies."""
+    """Return True if the TMA can copy both operands: lines start at multiples of 16 bytes and are long."""
     _, channels = window.copied
     width = static(shape[-1])
     step = window.strides[-1] if window.merged else 1

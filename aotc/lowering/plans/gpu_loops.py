@@ -112,7 +112,7 @@ def _is_flat(body: Sequence[Stmt]) -> bool:
 
 
 def lane_places(order: str, thread: Dim, extents: Sequence[Dim], lanes: int, items: Dim) -> Callable[[Dim], Index]:
-    """Return the function from a thread's lane to the indices of the lane's element, in loops of ``extents``."""
+    """Return the function from a lane of a thread to the indices of its element."""
     match order:
         case "neighbours":
             return lambda u: delinearize(thread * lanes + u, extents)
@@ -137,7 +137,7 @@ def _order(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit, lanes: int)
 
 
 def _are_side_by_side(body: Sequence[Stmt], u: Dim, lanes: int) -> bool:
-    """Return True if every array is accessed at adjacent, aligned elements by the lanes, or at the same one."""
+    """Return True if a thread's lanes access adjacent, aligned elements of every array (vector accesses)."""
     ((((lane,), _),),) = (u.terms,)  # type: ignore[union-attr]
     assert isinstance(lane, Sym)
     for a in accesses(tuple(body)):

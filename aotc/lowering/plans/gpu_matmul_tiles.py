@@ -216,14 +216,14 @@ PRODUCT_MEMORY = Estimate(
 
 
 def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
-    """Return True if a matmul of this size is large enough for tensor cores; sizes that only a call knows are."""
+    """Return True if a matmul is large enough for tensor cores; symbolic sizes count as large."""
     if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
         return False
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
 
 
 def is_worth_transposing(operand: TensorType, times: Dim) -> bool:
-    """Return True if an operand of TF32 or i8 is transposed first, as its rows run along the result, not the terms.
+    """Return True if a TF32 or i8 operand is faster with a transposition to k-contiguous order first.
 
     ``times`` is the number of rows of the other operand: the more there are, the sooner a transpose pays.
     """
@@ -262,7 +262,7 @@ def best_tiling(
 
 
 def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
-    """Return the rows whose tiles are not larger than needed: no smaller tile of their kind covers the matmul.
+    """Drop tilings that are larger than needed: a smaller tile of their kind also covers the matmul.
 
     Padding in a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
     64 x 128, and 7.5 us in tiles of 64 x 64. Tiles of 16 rows are only for right operands ``widened`` in them.

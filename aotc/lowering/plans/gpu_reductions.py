@@ -73,7 +73,7 @@ class GpuColumnPlan(ReductionPlan):
 
 
 def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuColumnPlan:
-    """Return a plan: groups of threads if rows are contiguous, columns if those are, else a thread per row."""
+    """Choose thread groups per row, blocks of columns, or a thread per row for a GPU reduction."""
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     stages = b.row_stages()
@@ -124,7 +124,7 @@ def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], grou
 def row_reads(
     b: RegionBuilder, stages: RowStages, reduced: Sequence[int], stored: Sequence[Value]
 ) -> dict[tuple[Value, Index], list[int]]:
-    """Return the input elements that vary along a row, with the numbers of the loops that read them."""
+    """Return the inputs that vary along a row, with the numbers of the loops that read each."""
     e = b.trial_elements()
     values = {buffer.name: v for v, buffer in b.buffers.items()}
     names = {s.name for k in reduced for s in symbols(b.anchors.space[k])}
@@ -201,7 +201,7 @@ def _plan_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuC
 
 
 def _threads_across(outer: Dim, work: Dim, columns: Dim, width: int, size: int) -> int:
-    """Return the threads of a block along columns: no more than needed, and fewer if there are few blocks."""
+    """Return the threads of a block along columns: fewer if columns or blocks are few."""
     across = COLUMN_THREADS.value
     while isinstance(columns, int) and across > 1 and across // 2 * width >= columns:
         across //= 2

@@ -50,7 +50,7 @@ class RowGroup(RegionPlan):
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Return the number of threads per block."""
         return self.group * self.rows
 
 
@@ -59,7 +59,7 @@ ALONE = RowGroup(1, 1, 1, 0)
 
 
 def row_group(stages: RowStages, target: Target) -> RowGroup:
-    """Return the threads that share a row: one if rows are tiny or not along the last axis."""
+    """Choose the number of GPU threads that share a row: one for tiny or strided rows."""
     anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
     kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]

@@ -34,7 +34,7 @@ class RowScanPlan(RegionPlan):
 
 
 def plan_gpu_scan(b: RegionBuilder) -> RowScanPlan | ColumnScanPlan | ChunkScanPlan:
-    """Return a scan by blocks where it pays and fits shared memory; otherwise each thread has a scan of its own."""
+    """Choose a prefix scan by thread blocks where it fits shared memory, else one thread per scan."""
     op = b.the_op("reduce_window")
     scan = scan_of(op)
     assert scan is not None

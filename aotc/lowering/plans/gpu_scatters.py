@@ -63,7 +63,7 @@ CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks fo
 
 
 def plan_gpu_scatter(b: RegionBuilder) -> ScatterPlan:
-    """Return a parallel scatter if updates are disjoint, combine atomically, or are sorted into runs."""
+    """Choose how a GPU scatters: disjoint updates, atomic updates, or runs of sorted updates."""
     op = b.the_op("scatter")
     if not is_parallel_scatter(op):
         return plan_serial_scatter(op, 1)

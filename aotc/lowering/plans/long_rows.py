@@ -40,7 +40,7 @@ class RowForm:
 
 
 def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
-    """Yield the decision for each long row of ``region`` itself, not of its nested regions.
+    """Yield the split decision for each long row reduced in ``region``, without nested regions.
 
     A row is long if its two reductions do not fit the fast memory of a worker, or if there are too few rows for all
     workers.
@@ -70,7 +70,7 @@ LEAST_PART = BlockSize(
 
 
 def _form(row: LongRow, target: Target) -> RowForm | None:
-    """Return the decision about ``row``, or None if the row fits a worker and there are enough rows for all workers.
+    """Return the split decision for a long row, or None if it fits the cache and rows occupy all workers.
 
     Parts pay if they save a read of the row from memory or occupy idle workers. They cost a second ``exp`` of each
     element if its result is also read by another op: the exponential was taken with the maximum of the part.

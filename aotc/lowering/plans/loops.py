@@ -20,5 +20,5 @@ LOOP_PLANNERS: dict[str, Callable[[RegionBuilder, Emit], AnyLoopPlan]] = {
 
 
 def plan_elements(b: RegionBuilder) -> AnyLoopPlan:
-    """Return the loops of a region of kind loop or window."""
+    """Choose the loops of an elementwise or windowed region."""
     return LOOP_PLANNERS[b.target.kind](b, window_element_emitter(b, b.trial_elements()))

@@ -89,7 +89,7 @@ def _converts_integers(op: Op, form: TileForm) -> bool:
 
 
 def is_transposed(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
-    """Return True if a ``matmul`` with few columns is computed with swapped operands, as one with few rows.
+    """Return True if a ``matmul`` with few columns is computed transposed, with swapped operands.
 
     With many columns per tile, most of a tile would be padding. ``constant`` is True if only the right operand is known
     before a call, so that it can be transposed in advance.
@@ -114,7 +114,7 @@ def _lanes(form: TileForm, target: Target) -> int:
 
 
 def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
-    """Return how a CPU computes a ``matmul``.
+    """Choose how a CPU computes a ``matmul``: packed panels, operands in place, or loops.
 
     Parameters
     ----------

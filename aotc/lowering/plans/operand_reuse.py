@@ -54,7 +54,7 @@ class Reads:
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
     def at(self, here: Index) -> list[Load]:
-        """Return the loads for one term, with the anchor at ``here``."""
+        """Return the loads of one reduction step at index ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
             for x in operands_at(self.b, self.e, op, here):
@@ -63,7 +63,7 @@ class Reads:
         return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
 
     def share(self, k: int, wide: Sequence[int]) -> bool:
-        """Return True if an operand varies along all the axes ``wide``, and is constant along ``k``."""
+        """Return True if an operand varies along all axes ``wide`` and is constant along ``k``: rows can share it."""
         long = [j for j in wide if self.b.shape[j] != 1]
         return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
 
@@ -82,7 +82,7 @@ class Reads:
         return [x for x, at in alone if any(self._moves(at, j) for j in long)]
 
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
-        """Return prefetches of the elements of ``streams`` that a term reads, with the anchor at ``here``.
+        """Return the prefetches of large operands ``streams`` for a reduction step at index ``here``.
 
         An index that the term itself computes, such as that of a gather, cannot be prefetched.
         """
@@ -99,7 +99,7 @@ class Reads:
         return axis is not None and axis_coefficient(at, axis) != 0
 
     def nearest(self) -> int | None:
-        """Return the axis along which the loads with most axes are contiguous, and others contiguous or constant."""
+        """Return the axis along which most loads are contiguous."""
         axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := single_axis(s)) is not None]
         steps = [{k: axis_coefficient(at, axis) for k, axis in axes} for at in self.loads]
         moving = [len([k for k, step in each.items() if step != 0]) for each in steps]

@@ -46,7 +46,7 @@ class OperandViews:
 
 
 def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, level: int) -> OperandViews:
-    """Return the operands of matmuls and attention among ``ops`` that ``target`` reads without storing them first.
+    """Return the matmul and attention operands that ``target`` reads in place, through movement ops.
 
     ``results`` are the results of the region with ``ops``; ``level`` is the optimization level.
     """
@@ -146,7 +146,7 @@ WIDENED_PERCENT = Limit(
 
 
 def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool:
-    """Return True if a matmul of ``rows`` rows computes its right operand in its tiles, from far fewer stored bytes.
+    """Return True if register tiles convert the right operand themselves, from fewer stored bytes.
 
     Such an operand consists of elementwise and movement ops on smaller arrays, e.g. on quantized integers and their
     scales, or on 16-bit floats. Constants that one number fills do not count as arrays.
@@ -191,7 +191,7 @@ def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
 
 
 def _is_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
-    """Return True if the templates can copy the source of ``chain`` directly in place of ``v``.
+    """Return True if a GPU template can copy the source of movement ops ``chain`` directly, instead of ``v``.
 
     The index of an element of ``v`` is followed backward through ``chain``. In the source, it must be an affine view
     with contiguous lines that start at multiples of 16 bytes.

@@ -37,7 +37,7 @@ class RegionWork:
 
     @property
     def share(self) -> int:
-        """Return the fused work in percent of the separate work, rounded up."""
+        """Return the fused region's work in percent of the work of separate kernels."""
         return -(-100 * self.fused // self.apart) if self.apart else 100 * (1 + self.fused)
 
     @property
@@ -89,16 +89,16 @@ class Evaluations:
         return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
 
     def at(self, index: Index) -> Place:
-        """Return the place for an ``index`` of the iteration space."""
+        """Return the evaluation place for an index of the iteration space."""
         return Place(index, self.cuts and index[-1:] == (self._innermost,))
 
     def anchored(self, value: Value) -> Place | None:
-        """Return the place at which the anchors put ``value``, or None."""
+        """Return the place at which the region's anchors evaluate ``value``, or None."""
         index = self.anchors.index.get(value) if self.anchors else None
         return None if index is None else self.at(index)
 
     def places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
-        """Return those of ``values`` to which the anchors assign an index, with their places."""
+        """Return the ``values`` with a fixed evaluation index, each with its place."""
         return [(v, place) for v in values if (place := self.anchored(v)) is not None]
 
     def count(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
@@ -128,7 +128,7 @@ class Evaluations:
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
     def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
-        """Return the place at which ``op``, itself at ``place``, reads an operand, and the number of indices there."""
+        """Return the place at which ``op`` reads operand ``number``, and how many indices it reads there."""
         v = op.operands[number]
         if op.name == "reduce_window":
             domain *= estimated_dim(product(dims_of(op.attrs, "window")))
@@ -163,7 +163,7 @@ def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]
 
 
 def _keeps_last(op: Op) -> bool:
-    """Return True if the last index of the operand is that of the result plus an offset."""
+    """Return True if ``op`` reads its operand contiguously: the last index is only offset."""
     source, result = op.operands[0].type.shape, op.results[0].type.shape
     match op.name:
         case "slice":
@@ -229,7 +229,7 @@ def combiner_work(op: Op) -> int:
 
 
 def work_apart(ops: Iterable[Op]) -> int:
-    """Return the scalar operations of ``ops`` if each is a kernel of its own."""
+    """Return the scalar operations of ``ops`` if each one is a separate kernel."""
     total = 0
     for op in ops:
         if op.name == "reduce":

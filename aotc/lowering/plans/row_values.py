@@ -70,7 +70,7 @@ def results_along_rows(b: RegionBuilder) -> dict[Value, Buffer]:
 
 
 def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
-    """Return trial statements of one step along a row: the operands of all reductions, and all results."""
+    """Return trial statements of one step along a row, for analysing its memory accesses."""
     e, trial = b.trial_elements(), list[Stmt]()
     e.enter(trial)
     reductions = [op for loop in stages.loops for op in loop.ops]
@@ -87,7 +87,7 @@ def row_trial(b: RegionBuilder, stages: RowStages) -> list[Stmt]:
 
 
 def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt]) -> Groups:
-    """Return the reduced axes of each loop, merged as far as all addresses in ``trial`` allow."""
+    """Return the reduced axes grouped into loops: neighbours merge if all addresses in ``trial`` allow."""
     return tuple(mergeable_axes(b.anchors.space, b.shape, reduced, buffer_addresses(trial)))
 
 
@@ -104,7 +104,7 @@ def stored_values(
 
 
 def _last_reader(b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]) -> Value | None:
-    """Return the result, of the size of ``kept``, that the last loop reading ``kept`` stores; None unless unique.
+    """Return the result in whose memory ``kept`` can be stored, because its storing loop reads it last; or None.
 
     The value can then use the result's memory in the meantime, and the nearest cache has only a row and its result.
     """

@@ -51,7 +51,7 @@ class WiderWeights:
                 self._visit(inner)
 
     def are_computed(self, v: Value, roots: Iterable[Value]) -> bool:
-        """Return True if readers compute ``v`` from ``roots``: it is wider, cheap, and fused by all readers."""
+        """Return True if readers compute ``v`` from smaller ``roots`` instead of loading it."""
         known = list(roots)
         return self._is_wider(v, known) and self._is_cheap(v, known) and self._is_fused(v)
 
@@ -87,7 +87,7 @@ class WiderWeights:
         return all(self._region.get(v) is region and self._fuses(op, v) for op, region in self._readers.get(v, ()))
 
     def _fuses(self, op: Op, v: Value) -> bool:
-        """Return True if ``op`` computes its operand ``v`` as it reads it, or passes it on to readers that all do."""
+        """Return True if ``op`` computes its operand ``v`` inline while reading it."""
         match op.name:
             case "reduce":
                 return True
@@ -106,7 +106,7 @@ class WiderWeights:
         return False
 
     def _product_fuses(self, op: Op, v: Value) -> bool:
-        """Return True if a matmul on a GPU reads the sources of ``v`` and widens them itself."""
+        """Return True if a GPU matmul reads the narrow sources of ``v`` and converts them itself."""
         if self.home(op).kind != "cuda":
             return False
         rows, columns = op.result.type.shape[-2:]

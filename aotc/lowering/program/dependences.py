@@ -61,7 +61,7 @@ class Memory:
         return self._cover(static(s.offset), static(s.offset) + s.size) if s.size else []
 
     def _cover(self, begin: int, end: int) -> list[_Span]:
-        """Return spans that cover exactly the bytes from ``begin`` to ``end``."""
+        """Split the recorded spans so that some of them cover exactly the bytes from ``begin`` to ``end``."""
         self._cut(begin)
         self._cut(end)
         at = bisect_left(self.begins, begin)

@@ -28,16 +28,16 @@ class Program:
         self._known: dict[Dim, int] = {}
 
     def op(self, name: str, *operands: object) -> None:
-        """Append an instruction."""
+        """Append a VM instruction."""
         self.code.append([BY_NAME[name].opcode, *operands])
 
     def register(self) -> int:
-        """Return a new register."""
+        """Allocate a new VM register."""
         self.registers += 1
         return self.registers - 1
 
     def bind(self, symbol: Dim, register: int) -> None:
-        """Record that ``register`` contains the value of a dim."""
+        """Record that VM register ``register`` contains the dim ``symbol``."""
         self._known[symbol] = register
 
     def knows(self, *dims: Dim) -> bool:
@@ -49,7 +49,7 @@ class Program:
         return symbol in self._known
 
     def value(self, e: Dim) -> int:
-        """Return a register with the value of ``e``."""
+        """Return a VM register with the value of the dim ``e``; append instructions if necessary."""
         found = self._known.get(e)
         if found is None:
             found = self._known[e] = self._compute(e)
@@ -85,7 +85,7 @@ class Program:
         return out
 
     def binary(self, name: str, a: int, b: int) -> int:
-        """Return a new register with the result of an instruction of two operands."""
+        """Append a binary VM instruction; return its result register."""
         out = self.register()
         self.op(name, out, a, b)
         return out

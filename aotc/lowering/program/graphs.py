@@ -43,12 +43,12 @@ def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
 
 
 def split_into_graphs(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
-    """Divide a list of steps into graphs, and loops and branches that run alone."""
+    """Split steps into command graphs, and loops and branches that run alone."""
     return [steps] if _overlap(steps, edges, costs) else cut(steps)
 
 
 def cut(steps: Run) -> list[Run]:
-    """Divide a list of steps into runs of launches and copies of one memory, and single loops and branches."""
+    """Split steps at loops, branches and changes of memory space."""
     runs: list[Run] = []
     for step in steps:
         if runs and not is_control(step) and not is_control(runs[-1][0]) and not _begins_graph(step, runs[-1]):
@@ -204,7 +204,7 @@ OVERLAP_PERCENT = Limit(
 
 
 def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
-    """Return True if loops and branches end sooner as commands of one graph than one after the other."""
+    """Return True if loops and branches finish earlier as commands of one graph than serially."""
     if len(steps) < 2 or not any(map(is_control, steps)) or not _has_executor(costs.target):
         return False
     runs = cut(steps)

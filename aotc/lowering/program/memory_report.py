@@ -37,12 +37,12 @@ class FunctionMemory:
     buffers: tuple[tuple[str, str, Dim, Dim, int, int], ...]
 
     def entry(self) -> dict[str, int | None]:
-        """Return the entry for the manifest."""
+        """Return the memory figures as an entry of the bundle manifest."""
         return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
 
 
 def function_memory(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
-    """Return the memory of a function whose storages have offsets in ``arenas`` bytes of each space."""
+    """Return the memory of a call of a function: arena bytes, scratch bytes, and the buffers in the arena."""
     steps = list(walk(program.steps))
     makers: dict[Storage, str] = {}
     places: dict[Storage, None] = {}
@@ -88,7 +88,7 @@ def _row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim
 
 
 def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
-    """Return name, space, type and bytes of the local buffers of a kernel.
+    """Return (name, space, type, bytes) of each local buffer of a kernel.
 
     With ``threads_alone`` each thread is a worker of its own, as on a GPU: scratch is then private.
     """

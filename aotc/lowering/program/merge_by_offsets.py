@@ -53,7 +53,7 @@ class ReadRows:
 def merge_by_offsets(
     kernels: Mapping[str, Kernel], programs: Mapping[str, Buffered]
 ) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
-    """Return ``kernels``, and the ``programs`` that launch them, with readers of equal parts merged."""
+    """Merge kernels that differ only in the offset of the rows they read; the offset becomes a parameter."""
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels.values():
         alike.setdefault(_signature(kernel), []).append(kernel)
@@ -81,7 +81,7 @@ def _differ(kernels: Sequence[Kernel]) -> bool:
 
 
 def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """Return the kernels that become equal to another one if they read parts, with the offsets of their inputs."""
+    """Return the kernels that become equal if they read rows through an offset, with these offsets."""
     groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
     originals: dict[Kernel, set[Kernel]] = {}
     for kernel in kernels:
@@ -121,7 +121,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
 
 
 def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
-    """Return the rows of ``buffer`` that ``loads`` read; None if these are all or unknown."""
+    """Return the rows of ``buffer`` that ``loads`` read; None if they read all rows or unknown ones."""
     axis = next((k for k, n in enumerate(buffer.shape) if n != 1), None)
     if axis is None or not all(isinstance(n, int) for n in buffer.shape) or not prod(buffer.shape):
         return None
@@ -166,7 +166,7 @@ class _RowReader:
 
 
 def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]) -> tuple[Step, ...]:
-    """Return ``steps`` with launches of the ``chosen`` kernels at their offsets; recursive over nested loops."""
+    """Return ``steps`` with launches of merged kernels at their offsets."""
     found: list[Step] = []
     for step in steps:
         match step:

@@ -95,7 +95,7 @@ class _Flattener(Renamer):
 
 
 def _flattened(kernel: Kernel) -> Kernel:
-    """Return ``kernel`` with arrays flattened to one axis, where that reduces the number of divisors."""
+    """Return ``kernel`` with arrays flattened to one axis where that saves integer divisions."""
     before: Counter[str] = Counter()
     after: Counter[str] = Counter()
     items = _items(kernel)
@@ -270,7 +270,7 @@ class _Sizes:
     known: dict[str, Row] = field(default_factory=dict)
 
     def text(self, row: Row) -> str:
-        """Return the text for numbers ``row``, one per kernel: a number, or an expression of arguments, new or old."""
+        """Return the text of a number in a merged kernel: a constant, or an expression of size arguments."""
         if len(set(row)) == 1:
             return str(row[0])
         whole = gcd(*row)

@@ -96,12 +96,12 @@ class Scheduler:
         self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
-        """Return the command buffer of ``steps``, none of which may be a step of the host program."""
+        """Encode ``steps`` as a command buffer; they may not contain steps of the host program."""
         code = encode(self._nodes(steps))
         return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations, self.locs)
 
     def operand(self, value: Dim) -> int:
-        """Return the operand word of a number that may depend on the call."""
+        """Return the operand word for a number: a constant, or a parameter of the call."""
         if not isinstance(value, Expr):
             return abi.constant(int(value))
         if value not in self.parameters:
@@ -192,7 +192,7 @@ class Scheduler:
 
 
 def _join(commands: Sequence[abi.Command | abi.Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
-    """Set the successors, followers and tile edges of ``commands``, which run in ``order``."""
+    """Set successors, followers and tile edges of ``commands`` that run in ``order``."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]
     followers: list[list[int]] = [[] for _ in commands]

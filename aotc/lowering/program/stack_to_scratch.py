@@ -37,7 +37,7 @@ def _bytes(buffer: Buffer) -> int:
 
 
 def _moved(node: Any, moved: Mapping[str, Buffer]) -> Any:
-    """Return a part of a kernel with buffers replaced by name."""
+    """Return part of a kernel with its buffers replaced by name."""
     match node:
         case Buffer():
             return moved.get(node.name, node)

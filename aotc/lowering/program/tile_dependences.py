@@ -70,7 +70,7 @@ class TileEdges:
     _last_met: LastMet = field(default_factory=lambda: cache(last_met))
 
     def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
-        """Return the dependences of each command of a graph; ``before`` are those on whole commands."""
+        """Return the dependences of each command: on whole commands, or on tiles where that starts earlier."""
         ancestors: list[int] = []  # bit sets
         begun: list[int] = []  # commands that are done when a command begins
         ended: list[int] = []  # commands that are done when it ends
@@ -124,7 +124,7 @@ class TileEdges:
         return tile if tile and begins_early(earlier, later, tile, self.costs) else None
 
     def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
-        """Return the edge between items that is valid for all sizes, or one between groups of items, or None."""
+        """Return a tile edge that is valid for all symbolic sizes, or None."""
         (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
             one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
@@ -163,7 +163,7 @@ def _blocks(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> B
 
 
 def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
-    """Return, for each block of the later command, the end of the last earlier block that accesses a common byte.
+    """Return, for each later block, the end of the last earlier block that accesses a common byte.
 
     The array of the later command, whose bytes are ``b``, begins ``away`` bytes behind that of the earlier one.
     """
@@ -178,7 +178,7 @@ def needs(
     earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
     last: LastMet = last_met,
 ) -> np.ndarray | None:  # fmt: skip
-    """Return how many items of ``earlier`` each block of ``later`` needs, or None if that is not known.
+    """Return, for each block of ``later``, the number of items of ``earlier`` it depends on; None if unknown.
 
     ``one`` and ``other`` are the blocks of the two commands; ``last`` computes what :func:`last_met` does.
     """
@@ -273,7 +273,7 @@ def _is_static(step: Step) -> TypeGuard[Launch]:
 
 
 def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
-    """Return the least line that is nowhere below the needs of blocks that end at ``later_edges``."""
+    """Return the lowest linear bound (a tile edge) that is nowhere below the needs of ``later``'s blocks."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
     times, over = of // common, items // common

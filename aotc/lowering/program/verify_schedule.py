@@ -67,7 +67,7 @@ _Pair: TypeAlias = tuple[Sequence[Command | Control], Sequence[Part]]
 
 
 def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
-    """Pair each graph with its steps; raise ValueError for commands or steps without counterpart."""
+    """Match each graph of a command buffer with its steps; raise ValueError for a mismatch."""
     rest: list[Part] = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
     for node in nodes:
         count = len(node.commands) if isinstance(node, Graph) else 1
@@ -164,7 +164,7 @@ class _ScheduleCheck:
             yield f"{step_title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
     def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
-        """Yield an error for two commands that access a common byte, one of them writing, without an order."""
+        """Yield an error for each unordered pair of commands with a data race."""
         before = _ancestors(graph)
         rows = [row for n, step in enumerate(steps) for row in self._bytes(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
@@ -199,7 +199,7 @@ class _ScheduleCheck:
 
 
 def _ancestors(graph: Sequence[Command | Control]) -> list[int]:
-    """Return, for each command, a bit set of the commands that are done when it begins.
+    """Return, for each command of a graph, the bit set of its transitive predecessors.
 
     A command that waits for tiles of another begins while that runs, and ends after it.
     """

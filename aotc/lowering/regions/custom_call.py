@@ -38,13 +38,13 @@ class CustomCall:
 
     @property
     def symbol(self) -> str:
-        """The name of the function in the kernel library."""
+        """Return the symbol of the function in the kernel library."""
         facts = repr((self.name, sorted(self.attributes.items()), self.operands, self.results))
         plain = re.sub(r"\W", "_", self.name)
         return f"{PREFIX}{plain}_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
     def entry(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
+        """Return the custom call's entry for the bundle manifest."""
         rows = {"operands": self.operands, "results": self.results}
         plain = {key: [list(pair) for pair in pairs] for key, pairs in rows.items()}
         return {"symbol": self.symbol, "name": self.name, "attributes": dict(self.attributes), "answers": True, **plain}
@@ -57,7 +57,7 @@ def custom_call_of(function: Function) -> CustomCall | None:
 
 
 def describe_custom_call(op: Op) -> CustomCall:
-    """Return the custom call of an op; a configuration that is not a dictionary becomes its one attribute."""
+    """Return the :class:`CustomCall` of an op; a non-dictionary configuration becomes its only attribute."""
     config = op.attrs["config"]
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
@@ -68,7 +68,7 @@ CALL_WORK = Estimate(16, "scalar operations counted per array element of a custo
 
 
 def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
-    """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
+    """Lower a custom call: pass all operands, results and their sizes; aliased results start as copies.
 
     A word after the sizes counts attempts. The call is repeated until the function stores -1 there: a function in
     Python may end by an exception before its first instruction (from a signal handler, say), which is not reported.
@@ -98,7 +98,7 @@ def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffe
 
 
 def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
-    """Call the user's function for GPUs with the addresses of its elements, its rows, or all of its arrays.
+    """Lower a custom call to the user's GPU function, called per element, per row or once for whole arrays.
 
     The kernel has one statement for the call; :mod:`aotc.kernels.cuda.users_function` writes the code around it.
     """

@@ -28,12 +28,12 @@ from aotc.lowering.regions.common.library_call import LibraryCall
 
 
 def lower_block_dft(b: RegionBuilder, plan: BlockDftPlan) -> Kernel:
-    """Lower to a block of threads per signal."""
+    """Lower a ``dft`` to one block of GPU threads per signal."""
     return _BlockDft(b, plan).kernel()
 
 
 def lower_thread_dft(b: RegionBuilder, plan: ThreadDftPlan) -> Kernel:
-    """Lower to a thread per block of neighbouring signals."""
+    """Lower a ``dft`` to one GPU thread per group of neighbouring signals."""
     return _ThreadDft(b, plan).kernel()
 
 
@@ -78,7 +78,7 @@ class _BlockDft(_Dft):
         self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
 
     def kernel(self) -> Kernel:
-        """Return the kernel."""
+        """Return the kernel with one thread block per signal."""
         last = len(self.steps) - 1
         body: list[Stmt] = [Alloc(x) for x in self.held] if last else []
         for number, stage in enumerate(self.steps):
@@ -148,7 +148,7 @@ class _ThreadDft(_Dft):
         ]
 
     def kernel(self) -> Kernel:
-        """Return the kernel."""
+        """Return the kernel with one thread per group of signals."""
         last = len(self.steps) - 1
         body: list[Stmt] = []
         for pair in self.scratch[: min(last, 2)]:
@@ -191,7 +191,7 @@ class _ThreadDft(_Dft):
 
 
 def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
-    """Return the kernel whose items call the function of the transform."""
+    """Lower a ``dft`` to calls of a vectorized FFT function on the CPU."""
     attrs, (x, table), (out,) = b.the_op("dft").attrs, b.inputs, b.outputs
     n, stride = prod(attrs["radices"]), product(x.shape[attrs["axis"] + 1 :])
     rows = RowBlocks(x.shape, attrs["axis"], plan.most)

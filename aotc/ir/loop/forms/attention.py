@@ -105,7 +105,7 @@ class LoopAttention:
 
     @property
     def terms(self) -> Dim:
-        """Return the end of the loop over keys, for the row with most keys.
+        """Return the number of keys of the row with most keys.
 
         The keys' buffer may have another extent, as its dims may be merged: ``batch * terms``.
         """
@@ -116,12 +116,12 @@ class LoopAttention:
 
     @property
     def causal(self) -> bool:
-        """Does the end of the loop over keys depend on the row, or on the head?"""
+        """Return True if the number of keys depends on the row or the head, as with a causal mask."""
         return self.term[1] != self.terms
 
     @property
     def scale(self) -> float:
-        """Return the factor if the score is just a scaled dot product, else 0."""
+        """Return the factor by which the dot product is scaled; 0 if the score is another formula."""
         match self.score:
             case Apply(fn="mul", args=(Load(buffer=total), Const(value=float(factor)))) if total == self.total:
                 return factor if factor > 0 else 0.0
@@ -149,7 +149,7 @@ class LoopAttention:
 
 
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
-    """Return the bytes of shared memory of a block, for elements of ``size`` bytes.
+    """Return the bytes of shared memory of a GPU block for attention by ``tiling``.
 
     Keys and values are stored in rows of whole 128-byte chunks. Warpgroups also store their queries and the barriers of
     both ring buffers there. In the decoding template each warp has a ring buffer, which accumulators reuse at the end.

@@ -33,7 +33,7 @@ class FftStage:
 
 
 def fft_stages(radices: tuple[int, ...]) -> list[FftStage]:
-    """Return the passes for ``radices``."""
+    """Return the stages of an FFT whose butterflies have ``radices``."""
     n, s, table = prod(radices), 1, 0
     passes = []
     for radix in radices:
@@ -86,7 +86,7 @@ class Transform(TextRecord):
 
     @property
     def plane(self) -> int:
-        """Return the number of elements of ``work`` for the real (or imaginary) parts.
+        """Return the elements of one plane (all real or all imaginary parts) of the work array.
 
         It includes padding, as the last vector may extend beyond the last point.
         """
@@ -94,7 +94,7 @@ class Transform(TextRecord):
 
     @property
     def work(self) -> int:
-        """Return the number of elements of ``work``: real and imaginary planes, to read and to write."""
+        """Return the elements of the work array: real and imaginary planes, for reading and for writing."""
         return 2 * min(len(self.radices) - (not self.real), 2) * self.plane
 
     @property

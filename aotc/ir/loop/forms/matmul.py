@@ -57,7 +57,7 @@ class View:
 
     @property
     def by_rows(self) -> bool:
-        """Is the operand contiguous along the rows of A, or the columns of B?"""
+        """Return True if the operand is contiguous along the rows of A (columns of B), not along k."""
         return self.depth != 1
 
     @property
@@ -67,19 +67,19 @@ class View:
 
     @property
     def in_lines(self) -> bool:
-        """Is the operand contiguous along one axis, in lines that start at multiples of 16 bytes?"""
+        """Return True if the operand consists of contiguous lines that start at multiples of 16 bytes."""
         count = 16 // size_of(self.buffer.dtype)
         dense = self.outer == 1 if self.by_rows else True
         forward = self.pitch != 0 and _is_forward(self.pitch)
         return dense and forward and is_multiple_dim(self.pitch, count) and is_multiple_dim(self.start, count)
 
     def in_pieces(self, outer: Dim, depth: Dim) -> bool:
-        """Is each piece either inside or outside of an operand of ``outer`` by ``depth`` elements, never partly?"""
+        """Return True if each 16-byte piece is entirely inside or entirely outside of the operand."""
         across = outer if self.by_rows else depth
         return self.in_lines and is_multiple_dim(across, 16 // size_of(self.buffer.dtype))
 
     def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
-        """Return ``start`` as a sum: the constant offset, and value, stride and extent of each coordinate of the batch.
+        """Return the operand's start as a constant offset plus value, stride and extent of each batch coordinate.
 
         None if ``start`` is not such a sum.
         """
@@ -147,7 +147,7 @@ class LoopProduct:
     epilogue: tuple[Stmt, ...]
 
     def view(self, right: bool = False) -> View | None:
-        """Return the strided layout of A, or of B; None if the operand is computed or has another form."""
+        """Return the strided memory layout of A, or of B if ``right``; None for computed operands."""
         scalar, (outer, _) = (self.right, self.col) if right else (self.left, self.row)
         if not isinstance(scalar, Load):
             return None
@@ -162,7 +162,7 @@ class LoopProduct:
         return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
 
     def gathered(self, right: bool = False) -> Gathered | None:
-        """Return the offset of an element of A, or B, if the operand has contiguous pieces along k; else None."""
+        """Return the offset of A (B if ``right``) where it has contiguous pieces along k; else None."""
         inside, load = split_select(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
@@ -253,7 +253,7 @@ def _together(left: str, right: str) -> str:
 
 
 def unwidened_operand(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
-    """Return an operand before it is widened and rounded, and its dtype for tensor cores; None for other forms."""
+    """Return a matmul operand before its conversion to the sum's dtype, and its dtype for tensor cores; or None."""
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
     def named(x: Scalar) -> Scalar:

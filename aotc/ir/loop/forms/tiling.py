@@ -51,13 +51,13 @@ class Window(TextRecord):
 
     @property
     def copied(self) -> tuple[tuple[int, ...], int]:
-        """Return the taps per dim that are copied separately, and the channels of each."""
+        """Return the taps per dim that need separate copies, and the channels of each copy."""
         if self.merged:
             return (*self.taps[:-1], 1), self.taps[-1] * self.channels
         return self.taps, self.channels
 
     def slices(self, depth: int) -> int:
-        """Return the number of slices in one part of the contraction: each has up to ``depth`` channels of one tap."""
+        """Return the number of k-slices of a convolution: each has up to ``depth`` channels of one tap."""
         taps, channels = self.copied
         return prod(taps) * -(-channels // depth) // self.parts
 
@@ -152,7 +152,7 @@ class Tiling(TextRecord):
 
     @property
     def is_ping_pong(self) -> bool:
-        """Do two warpgroups alternate between tiles?"""
+        """Return True if two warpgroups alternate between tiles, so that one computes while one stores."""
         return isinstance(self.template, Wgmma) and self.template.ping_pong
 
     @property

@@ -44,7 +44,7 @@ SUMMED_ROW = Limit(
 
 
 def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
-    """Rewrite a scatter that adds rows of floats as a sort by row and an order-independent exact sum; or None."""
+    """Rewrite a scatter that adds rows of floats as a sort by row and sums in a fixed order; or None."""
     dtype = op.results[0].type.dtype
     if combiner_op_name(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
@@ -82,7 +82,7 @@ class _Sums:
         self.part = max(1 << self.bits // 2, SUMMED_PART.value)
 
     def added(self, x: Value, u: Value) -> Value:
-        """Return ``x`` with the floating-point updates added exactly, independent of their order."""
+        """Return ``x`` with the float updates added in their order, the same in every call."""
         b, m, key = self.b, self.m, self._sorted()
         row, number = self._row(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
         if self.count <= self.part:

@@ -30,7 +30,8 @@ from aotc.vmfb.dtypes import kind_of, real_of
 
 
 def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Rewrite a GPU singular value decomposition as an eigenvalue problem and matmuls; None keeps the op."""
+    """Rewrite a GPU singular value decomposition so that Jacobi's method in one block computes it; None keeps the op.
+    """
     if op.attrs["routine"] not in SVDS or not fits_jacobi_block(op):
         return None
     (a,) = op.operands

@@ -95,7 +95,7 @@ CpuAttentionPlan = DecodeAttentionPlan | BlockedAttentionPlan | AttentionByRowsP
 
 
 def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
-    """Return how a CPU computes a region around ``attention``.
+    """Choose the algorithm, block sizes and split-KV parts of an attention region on a CPU.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class DecodeBlocks(RegionPlan):
     digits: int = 0
 
     def bytes(self, depth: int, columns: int) -> int:
-        """Return the bytes of scratch memory of a worker."""
+        """Return the bytes of scratch memory per worker for decode attention."""
         rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
         numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
         numbers += self.digits * (depth + self.terms + size_of("i32") * columns)
@@ -108,12 +108,12 @@ class ScoreBlocks(RegionPlan):
 
     @property
     def group(self) -> int:
-        """Return the number of terms of a sum that are adjacent in the operands of a tile."""
+        """Return the number of adjacent terms along k that a register tile multiplies at once."""
         return 2 if self.pairs else 1
 
     @property
     def dtype(self) -> str:
-        """Return the dtype that tiles multiply."""
+        """Return the dtype in which register tiles multiply keys and values."""
         return "bf16" if self.pairs else self.wide
 
     @property
@@ -122,7 +122,7 @@ class ScoreBlocks(RegionPlan):
         return form_of_operands(self.dtype, self.dtype)
 
     def bytes(self, depth: int) -> int:
-        """Return the bytes of scratch memory of a worker, with the copies of the keys and values of a block."""
+        """Return the bytes of scratch memory per worker, including copies of a block of keys and values."""
         scores = self.rows * (self.terms + 2 * self.tile_terms)
         copies = (self.terms + 2 * self.tile_terms) * depth + (self.terms + 1) * self.columns + self.rows * depth
         copies += self.rows * (self.terms + 1) if self.pairs else 0
@@ -185,7 +185,7 @@ def split_kv_parts(op: Op, target: Target) -> int:
 
 
 def takes_pairs(types: Types, attrs: Attrs, depth: int, result: str, target: Target) -> bool:
-    """Return True if both matmuls use instructions that multiply pairs of bf16.
+    """Return True if both attention matmuls use instructions that multiply pairs of bf16.
 
     All operands and the result must be bf16, so the weights may be rounded to bf16 as well. A matrix unit does not
     count, as its tiles cannot read weights in the layout that attention produces.
@@ -288,7 +288,7 @@ LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT
 
 
 def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> DecodeBlocks:
-    """Return the blocks for few rows.
+    """Return the block sizes of attention with few query rows (decoding).
 
     A grid item processes several heads together (``whole_axes``), unless the number of rows is symbolic.
     """

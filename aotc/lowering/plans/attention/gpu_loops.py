@@ -37,7 +37,7 @@ class _Loops:
         self.at_row = sym(self.row, 0, sizes.rows)
 
     def lower(self) -> Kernel:
-        """Return the kernel, without its tiling."""
+        """Return the attention kernel as loops, before a tiling is chosen."""
         s = self.sizes
         body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
         body += [Store(self.top, (), _number(-math.inf)), Store(self.whole, (), _number(0))]
@@ -90,7 +90,7 @@ class _Loops:
         return x
 
     def _terms(self) -> list[Stmt]:
-        """Return the statements for one term."""
+        """Return the statements for one key."""
         s = self.sizes
         term, d = sym(self.term, 0, s.terms), sym(self.d, 0, s.depth)
         inner = self.e.new_block()

@@ -112,7 +112,7 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
 
 
 def are_copyable(found: LoopAttention, tiling: Tiling) -> bool:
-    """Return True if the template of ``tiling`` can copy the operands: contiguous lines, aligned to 16 bytes."""
+    """Return True if the template can copy the operands asynchronously: contiguous lines, aligned to 16 bytes."""
     views = found.views()
     if isinstance(tiling.template, MmaAttention):
         return all(view is not None and view.in_lines for view in views[1:])

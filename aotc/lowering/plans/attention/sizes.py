@@ -64,7 +64,7 @@ class AttentionSizes:
         return attention_shared(tiling, self.depth, self.width, self.size)
 
     def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
-        """Return the dims of an operand in the order batch, row, last; without ``rows`` batch, term, last."""
+        """Return an operand's dims in the order batch, row (or key), last."""
         if self.grouped == ABSENT:
             return dims
         *batch, line, last = dims
@@ -100,7 +100,7 @@ def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
 
 
 def _offset(attrs: Attrs) -> Dim | None:
-    """Return the causal offset, or None if there is no causal mask or if a masked term could have weight.
+    """Return the causal offset of attention, or None without a usable causal mask.
 
     A masked term has no weight if the fill is ``-inf``, or so low that every row surely has a higher score.
     """

@@ -55,7 +55,7 @@ class RotatedColumns(RegionPlan):
 
     @property
     def count(self) -> int:
-        """Return the number of columns in memory; if ``given`` is odd, the last one is padding of zeros."""
+        """Return the number of columns in memory: ``given`` rounded up to even, padded with zeros."""
         return 2 * self.pairs
 
     @property
@@ -65,7 +65,7 @@ class RotatedColumns(RegionPlan):
 
     @property
     def vector(self) -> int:
-        """Return the elements that a thread loads at once."""
+        """Return the number of elements that a thread loads at once."""
         return max(GPU_ALIGNMENT // self.size, 1)
 
     def padded(self, rows: int) -> int:
@@ -100,7 +100,7 @@ JACOBI_LANE_BYTES = BlockSize(
 
 
 def jacobi_layout(given: int, rows: int, size: int, more: int) -> RotatedColumns:
-    """Return the layout with as many threads per pair as hold the columns in registers, or a warp."""
+    """Choose the threads per column pair of a Jacobi iteration, so that columns fit in registers."""
     lanes = LEAST_LANES
     while lanes < WARP and rows * size > lanes * JACOBI_LANE_BYTES.value:
         lanes *= 2

@@ -54,7 +54,7 @@ class BlockCholeskyPlan(RegionPlan):
 
     @property
     def mirrored(self) -> tuple[int, int, int]:
-        """Return the shape of the shared buffer for the tiles of all warps; rows begin in different banks."""
+        """Return the shape of the shared tiles that transpose the triangle, padded against bank conflicts."""
         return self.block.threads // WARP, self.mirror, self.mirror + 1
 
 
@@ -79,7 +79,7 @@ MIRROR_BYTES = BlockSize(
 
 
 def plan_gpu_cholesky(b: RegionBuilder) -> BlockCholeskyPlan | CholeskyPlan:
-    """Return a block for a matrix that is not small and fits its shared memory, else one thread."""
+    """Choose a thread block or one thread per matrix for a GPU Cholesky factorization."""
     dtype = b.outputs[0].dtype
     if not THREAD_TRIANGLE.holds(b.outputs[0].shape[-1]):
         mirror = max(MIRROR_BYTES.value // size_of(dtype), WARP // 4)  # more elements than a warp has threads
@@ -94,7 +94,7 @@ SOLVED_COLUMNS = BlockSize(32, "right-hand sides per GPU block of a triangular s
 
 
 def plan_gpu_solve(b: RegionBuilder) -> BlockSolvePlan | PieceSolvePlan:
-    """Return a block for a matrix that is not small and fits its shared memory, else one thread."""
+    """Choose a thread block or one thread per matrix for a GPU triangular solve."""
     dtype, (left, n, _) = b.outputs[0].dtype, solved_sizes(b)
     if not THREAD_TRIANGLE.holds(n):
         plan = BlockSolvePlan(_block(dtype), SOLVED_COLUMNS.value)

@@ -25,7 +25,7 @@ FACTOR_ROWS = Limit(
 
 
 def plan_cpu_cholesky(b: RegionBuilder) -> CholeskyPlan:
-    """Return a plan: loops for small matrices, LAPACK for large ones, both if the size is symbolic."""
+    """Choose loops, LAPACK or both for a CPU Cholesky factorization, by the matrix size."""
     return CholeskyPlan(_loop_rows(b.outputs[0].shape[-1], FACTOR_ROWS))
 
 
@@ -83,7 +83,7 @@ FEW_SOLVED_ROWS = Limit(
 
 
 def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
-    """Return a plan: loops over pieces for few unknowns or right-hand sides, BLAS for many."""
+    """Choose loops or BLAS for a CPU triangular solve, by the number of unknowns and right-hand sides."""
     left, n, others = solved_sizes(b)
     transposed = not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
     pieces = plan_pieces(left, transposed)
@@ -95,7 +95,7 @@ def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
 
 
 def solved_sizes(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
-    """Return whether unknowns are in columns, the number of unknowns, and the number of right-hand sides."""
+    """Return (unknowns are in columns, number of unknowns, number of right-hand sides) of a triangular solve."""
     *_, rows, columns = b.outputs[0].shape
     left = b.the_op("triangular_solve").attrs["left_side"]
     return (True, rows, columns) if left else (False, columns, rows)
@@ -105,5 +105,5 @@ SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular so
 
 
 def plan_pieces(left: bool, transposed: bool = False) -> PieceSolvePlan:
-    """Return the plan of items with several right-hand sides if inner loops run along these, else with one."""
+    """Choose one or several right-hand sides per grid item of a triangular solve."""
     return PieceSolvePlan(SOLVE_COLUMNS.value if left or transposed else 1, transposed)

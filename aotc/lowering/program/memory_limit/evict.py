@@ -36,7 +36,7 @@ def evict_at_peak(
     function: Function, functions: Functions, kernels: Kernels, finder: Callable[[Function], SpaceOf], costs: Costs,
     space: int, spills: bool, suffix: str,
 ) -> Function | None:  # fmt: skip
-    """Return ``function`` with less memory at the peak of memory ``space``, or None if nothing helps.
+    """Rewrite ``function`` to need less memory at the peak in ``space``; None if nothing helps.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def fit_memory(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories,
     bufferize: Bufferize, costs: Costs, limit: int,
 ) -> Function:  # fmt: skip
-    """Return a function with its ops in an order that uses less memory.
+    """Reorder a function's ops to use less memory; for a memory limit, also recompute or move values.
 
     With a ``limit`` (bytes for each memory; 0: none), values are also recomputed or, from a GPU, moved to host memory.
     An order that alternates between memories more often is used only to keep the limit.
@@ -98,13 +98,13 @@ class _Form:
         self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
 
     def over(self, limit: int) -> list[int]:
-        """Return the numbers of memories of which calls use more than ``limit``; the runtime checks symbolic sizes."""
+        """Return the numbers of the memories in which this version of the function exceeds ``limit``."""
         if any(isinstance(size, Expr) for size in self.taken):
             return []
         return [n for n, size in enumerate(self.taken) if static(size) > limit]
 
     def excess(self, limit: int) -> int:
-        """Return by how many bytes calls exceed ``limit`` over all memories."""
+        """Return the bytes by which this version of the function exceeds ``limit``, over all memories."""
         return sum(static(self.taken[n]) - limit for n in self.over(limit))
 
 
@@ -124,7 +124,7 @@ NAMED_BUFFERS = 5
 
 
 def _too_much(limit: int, form: _Form) -> CompileError:
-    """Return the error for an exceeded limit: by how much, and the values alive at the peak."""
+    """Return the error for an exceeded memory limit, with the values alive at the peak."""
     steps = form.steps
     made: dict[Storage, str] = {}
     for step in walk(steps.steps):

@@ -90,7 +90,7 @@ class Alive:
         return self.only >= 0 and self.space(v) != self.only
 
     def inside(self, region: Region) -> Alive:
-        """Return the model of a region of an op."""
+        """Return the live-range model of a nested region."""
         return Alive(region, self.functions, self.kernels, self.space, only=self.only)
 
     def is_view(self, op: Op) -> bool:
@@ -118,7 +118,7 @@ class Alive:
         return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
 
     def worst(self, ops: Sequence[Op]) -> int:
-        """Return the position of the op at the peak."""
+        """Return the position of the op at which most memory is alive."""
         alive = list(self._alive(ops))
         return alive.index(max(alive))
 
@@ -176,7 +176,7 @@ def _ordered(region: Region, functions: Functions, kernels: Kernels, space: Spac
 
 
 def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
-    """Return the ops that each op must follow: the producers of its operands, and others by order constraints.
+    """Return, for each op, the ops that must run before it: producers, and other order constraints.
 
     Ops at which the host reads memory are barriers. Ops with effects keep their order. Readers of an operand precede
     the op that overwrites it.

@@ -45,7 +45,7 @@ Pairs = tuple[tuple[int, int], ...]
 def exchange_buffers(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories
 ) -> Function:
-    """Return ``function`` with buffer roles in loops that swap large states in a branch, if this copies less.
+    """Rewrite loops that swap large states so that buffers swap roles instead of being copied.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class _Exchanger:
     names: Names
 
     def run(self, function: Function) -> Function:
-        """Return ``function`` with roles of buffers, inner loops first."""
+        """Return ``function`` with buffers that swap roles in its loops, inner loops first."""
         done: set[Value] = set()
         while len(done) < EXCHANGED_LOOPS:
             loops = [op for op in walk(function.body) if op.name == "while" and op.results]
@@ -208,7 +208,7 @@ class _Exchanger:
     # --- rewriting ---
 
     def _exchanged(self, function: Function, loop: Op, swap: _Swap) -> tuple[Function, Op]:
-        """Return ``function`` with roles of the buffers of ``loop``, and the new loop.
+        """Return ``function`` with buffers that swap roles in ``loop``, and the new loop.
 
         The results are right for any roles after an iteration; ``swap.sides`` only decides which copies remain.
         """

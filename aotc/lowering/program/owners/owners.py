@@ -79,11 +79,11 @@ class Owners:
     _checked: int = -1  # the point of the last check
 
     def of(self, value: Value) -> BufferOwner:
-        """Return the owner of a value."""
+        """Return the owner (set of values that share memory) of a value."""
         return self._owners[self.ranges.root(value)]
 
     def together(self, a: Value, b: Value) -> bool:
-        """Return True if two values have the same memory."""
+        """Return True if two values share memory."""
         return self.of(a) is self.of(b)
 
     def result(self, number: int) -> BufferOwner:
@@ -118,7 +118,7 @@ class Owners:
         self._merge()
 
     def _merge(self) -> None:
-        """Merge the owners of tied values where that is possible.
+        """Merge the owners of values that should share memory, where live ranges allow it.
 
         Function results come first, because they determine which arguments may be written; then copies, by cost.
         """

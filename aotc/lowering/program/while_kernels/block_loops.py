@@ -66,7 +66,7 @@ LOOP_BLOCK_BYTES = Limit(
 
 
 def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
-    """Return the kernel for one block, or None if the loop is too large."""
+    """Return a ``while`` loop as one kernel of one GPU block, or None if the loop is too large."""
     inner = kernels_in(loop.op, loop.kernels)
     closed = is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners)
     if not inner or not closed or not all(map(runs_in_block, inner)):
@@ -159,7 +159,7 @@ class TeamLoopWriter(LoopWriter):
         return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop whose iterations are distributed over the threads."""
+        """Return a loop whose iterations are distributed over the threads of the block."""
         raise NotImplementedError
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:

@@ -34,13 +34,13 @@ class Places(Protocol):
         """Return memory from which a value can be read."""
 
     def fresh(self, value: Value) -> Storage:
-        """Return new memory for a value."""
+        """Allocate new memory for a value."""
 
     def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies an array."""
 
     def touch(self, *storages: Storage) -> None:
-        """Begin a step that reads or writes ``storages``."""
+        """Begin a step, and extend the live ranges of the ``storages`` that it accesses."""
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
         """Extend the lifetimes of values that a loop reads, and of ``kept``, back to step ``begin``."""

@@ -61,7 +61,7 @@ class BarrierPlacer:
     count: int = 0
 
     def block(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        """Return statements with barriers between them."""
+        """Insert grid barriers between statements that conflict across threads."""
         found: list[Stmt] = []
         for stmt in body:
             match stmt:
@@ -107,7 +107,7 @@ class BarrierPlacer:
 
 
 def _of(stmt: Stmt) -> _Touched:
-    """Return the accesses of a statement to memory shared by all threads."""
+    """Return a statement's accesses to memory that all threads share."""
     items = item_loop(stmt)
     item = sym(items.var, 0, items.end) if items is not None else None
     sets: dict[tuple[bool, bool], set[str]] = {(w, o): set() for w in (False, True) for o in (False, True)}

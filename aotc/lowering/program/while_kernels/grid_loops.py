@@ -71,7 +71,7 @@ LOOP_STAGE_BYTES = BlockSize(
 
 
 def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel | None:
-    """Return the kernel for all blocks, or None if the loop is too large, or has unsuitable kernels."""
+    """Return a ``while`` loop as one kernel with grid barriers, or None if too large or unsuitable."""
     inner = kernels_in(loop.op, loop.kernels)
     closed = is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
     if not inner or not closed or not all(_runs_in_grid(k) for k in inner):

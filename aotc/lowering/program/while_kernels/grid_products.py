@@ -156,7 +156,7 @@ class GridProduct:
         self.acc = Buffer(self._var("acc"), self.dtype, (threads, tile.thread_rows, tile.thread_cols), "private")
 
     def write(self) -> list[Stmt]:
-        """Return the loop over all tiles."""
+        """Return the loop over all tiles of a matmul inside a grid loop."""
         t, (batch, down, right) = self.tile, self.extents
         z, row, col = delinearize(sym(self._var("b"), 0, batch * down * right), self.extents)
         first, start = row * t.rows, col * t.cols

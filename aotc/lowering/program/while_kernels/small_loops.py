@@ -216,21 +216,21 @@ class LoopWriter:
         return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        """Return the buffer of a carried value: private memory, or that of the result ``out`` if the value is large."""
+        """Return the buffer of a loop-carried value: private memory, or that of the result for a large value."""
         return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
 
     def put(self, value: Value, place: Buffer) -> Buffer:
-        """Store ``value``, and all values with the same owner, in ``place``."""
+        """Store ``value``, and all values that share its memory, in the buffer ``place``."""
         self.memory[value] = self.places[self.owners.of(value)] = place
         return place
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
-        """Write a copy of whole buffers of equal shape."""
+        """Emit a copy between whole buffers of equal shape."""
         self.count += 1
         copy_buffers(block, source, target, f"_{self.count}")
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
-        """Write a kernel's whole grid; ``where`` maps the names of its parameters to memory."""
+        """Emit a dispatched kernel's whole grid inline; ``where`` maps its parameters to memory."""
         self.count += 1
         block += inline_kernel(kernel, where, f"_{self.count}")
 
@@ -247,10 +247,10 @@ class LoopWriter:
         return only_element(self.memory[value])
 
     def enter(self, block: list[Stmt]) -> None:
-        """Write statements before a loop."""
+        """Emit the statements before a loop; overridden by writers with barriers."""
 
     def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
-        """Write a loop."""
+        """Emit a loop of the kernel."""
         block.append(While(tuple(test), continue_while, tuple(step)))
 
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
@@ -271,7 +271,7 @@ class LoopWriter:
         return made
 
     def region(self, region: Region, block: list[Stmt]) -> None:
-        """Write the ops of ``region``."""
+        """Emit the ops of ``region``."""
         for op in region.ops:
             match op.name:
                 case "dispatch":
@@ -295,7 +295,7 @@ class LoopWriter:
         self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
 
     def move(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
-        """Write a parallel copy of whole buffers."""
+        """Emit copies of whole buffers that act as if all ran at once."""
         def saved(source: Buffer) -> Buffer:
             return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
 
@@ -353,7 +353,7 @@ def _bounded(
 
 
 def only_element(buffer: Buffer) -> Load:
-    """Return the load of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
+    """Return the load of a one-element buffer of any rank."""
     return Load(buffer, (0,) * len(buffer.shape))
 
 

@@ -67,7 +67,7 @@ def _at(size: Dim, values: Mapping[str, int]) -> Dim:
 
 
 def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
-    """Return the values that an iteration computes, except its state and in-place updates of that."""
+    """Return the values that an iteration computes, apart from the loop state and its in-place updates."""
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
     outside = {v for r in op.regions for v in captured(r)} | {o.result for o in inner if o.name == "constant"}

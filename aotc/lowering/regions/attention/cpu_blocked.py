@@ -44,17 +44,17 @@ from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
 
 
 def lower_decode_attention(b: RegionBuilder, plan: DecodeAttentionPlan) -> Kernel:
-    """Lower a region around ``attention`` of few rows."""
+    """Lower a region around ``attention`` with few query rows (decoding) to one kernel for CPUs."""
     return _kernel(b, plan.blocks.rows, lambda at, part, _: _decode_rows(b, plan, at, part), plan.blocks.whole_axes)
 
 
 def lower_blocked_attention(b: RegionBuilder, plan: BlockedAttentionPlan) -> Kernel:
-    """Lower a region around ``attention`` to blocks of scores."""
+    """Lower a region around ``attention`` to a CPU kernel that computes blocks of scores (flash attention)."""
     return _kernel(b, plan.blocks.rows, _Attention(b, b.the_op("attention"), plan).item)
 
 
 def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kernel:
-    """Lower a region around ``attention`` to two variants; a call selects one by its number of rows."""
+    """Lower a region around ``attention`` to two variants, decode and blocked, selected by the row count."""
     op, few, many = b.the_op("attention"), plan.few, plan.many
     rows = axes(tuple(v.type for v in op.operands), op.attrs)[1]
 
@@ -77,7 +77,7 @@ Item = Callable[[Index, Dim, Dim], list[Stmt]]
 
 
 def _kernel(b: RegionBuilder, rows_at_once: int, item: Item, whole_axes: Sequence[int] = ()) -> Kernel:
-    """Return the kernel whose grid items are ``item(head, part of the terms, block of rows)``."""
+    """Return the kernel with grid items ``item(head, range of keys, block of query rows)``."""
     op = b.the_op("attention")
     batch, rows, terms, depth, columns = axes(tuple(v.type for v in op.operands), op.attrs)
     outer = [n for a, n in enumerate(batch) if a not in whole_axes]
@@ -105,7 +105,7 @@ class _Attention(AttentionBlocks):
     """Emitter of the kernel of one ``attention``."""
 
     def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
-        """Return the statements that compute a block of rows."""
+        """Return the statements of one grid item: attention for a block of query rows."""
         blocks = self.blocks
         body: list[Stmt] = []
         self.at, self.row = at, block * blocks.rows
@@ -144,7 +144,7 @@ class _Attention(AttentionBlocks):
         body += [] if self.single else [self._for("r", self.blocks.rows, row)]
 
     def _all_blocks(self, body: list[Stmt]) -> None:
-        """Emit the loop over blocks of terms: first causally unmasked ones, then the others if they have weight."""
+        """Emit the loop over blocks of keys: causally unmasked blocks first, then the others."""
         blocks, causal = self.blocks, dims_of(self.op.attrs, "causal")
         if self.single:
             self._block(body, 0, self.terms)
@@ -182,7 +182,7 @@ class _Attention(AttentionBlocks):
         block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(count)),)))
 
     def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the computation of ``count`` terms from term ``first`` on."""
+        """Emit attention for ``count`` keys from key ``first`` on."""
         blocks = self.blocks
         body += self._copy(self.keys, 1, self.depth, first, count)
         body += self._tiles(first, count)
@@ -208,7 +208,7 @@ class _Attention(AttentionBlocks):
         return [self._for("i", terms[0], line, terms[1])]
 
     def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
-        """Write the scaled, biased and masked score, and the maximum of its row."""
+        """Emit one score, scaled, biased and masked, and update the maximum of its row."""
         attrs, place = self.op.attrs, self._at(t, r)
         x: Scalar = Load(self.scores, place)
         row, term = self.row + r, first + t

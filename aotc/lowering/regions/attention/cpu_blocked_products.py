@@ -75,7 +75,7 @@ class AttentionBlocks(AttentionItem):
     # --- operands ---
 
     def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
-        """Return the layout in which tiles read keys or values: their own, or a copy of a block."""
+        """Return the layout of keys or values for register tiles: as stored, or copied block by block."""
         blocks, copied = self.blocks, self.plan.copies_keys if number == 1 else self.plan.copies_values
         if not copied:
             view = self._view(number)
@@ -136,7 +136,7 @@ class AttentionBlocks(AttentionItem):
         return (t + self.blocks.tile_terms, r)
 
     def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the tiles of a block's scores.
+        """Return the register tiles that compute a block of scores.
 
         If keys are read in place, the last tile overlaps the previous one, so that no tile reads beyond the keys.
         """
@@ -171,7 +171,7 @@ class AttentionBlocks(AttentionItem):
         return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
 
     def _sums(self, first: Dim, count: Dim) -> For:
-        """Return the matmul of a block's weights and values; with a single block its sums are the result."""
+        """Return the matmul of a block's softmax weights and values."""
         blocks, values, g = self.blocks, self.values, self.blocks.group
         out, weights = self.acc if self.single else self.part, self.weights
         begin, a_row, a_step = blocks.tile_terms * blocks.rows, 1, blocks.rows

@@ -67,7 +67,7 @@ class AttentionItem:
 
     @property
     def part_terms(self) -> Dim:
-        """Return the number of terms of a part; the last part may have fewer."""
+        """Return the number of keys per split-KV part; the last part may have fewer."""
         return ceildiv(self.terms, self.parts)
 
     def _buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:

@@ -29,7 +29,7 @@ class AttentionRows(AttentionProducts):
     """Emitter of a grid item of few rows."""
 
     def item(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
-        """Return the statements for all rows of the adjacent heads, at an index of the other batch axes."""
+        """Return the statements of one grid item: attention for all query rows of some adjacent heads."""
         others = iter(at)
         self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
         body: list[Stmt] = [Alloc(x) for x in self.buffers]
@@ -48,7 +48,7 @@ class AttentionRows(AttentionProducts):
         body += self._each(self._begin)
 
     def _begin(self, block: list[Stmt], at: Index) -> None:
-        """Write the start of a row: its query, widened, and cleared sums."""
+        """Emit the start of a query row: load and widen the query, clear the sums."""
         query, dims, zero = self.op.operands[0], self.op.attrs["q_dims"], self._number(0)
         row = self.row + at[-1]
         block.append(Store(self.top, at, self._number(-math.inf)))
@@ -64,7 +64,7 @@ class AttentionRows(AttentionProducts):
         self._results(block, at[-1], [Load(x, at) for x in (self.top, self.total)], self.acc, at)
 
     def _blocks(self, body: list[Stmt]) -> None:
-        """Write the loop over blocks of terms; with a mask, blocks with an allowed term come first."""
+        """Emit the loop over blocks of keys; with a mask, blocks with an allowed key come first."""
         size = self.blocks.terms
         blocks = (self.part_terms + (size - 1)) // size
         if not self.several:

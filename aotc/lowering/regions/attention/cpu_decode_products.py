@@ -22,7 +22,7 @@ class AttentionProducts(AttentionSeen):
     """Emitter of the matmuls of few queries."""
 
     def _ahead(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
-        """Return prefetches of a key or value that is multiplied later, by ``least`` terms or more."""
+        """Return prefetches of a key or value that will be multiplied ``least`` or more keys later."""
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         size = size_of(value.type.dtype)
         after = (0, self.plan.keys_ahead, self.plan.values_ahead)[number]
@@ -44,7 +44,7 @@ class AttentionProducts(AttentionSeen):
     # --- scores ---
 
     def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the scores of ``count`` terms from term ``first`` on."""
+        """Emit the scores of ``count`` keys from key ``first`` on."""
         form = self.plan.key_form
         if form is None:
             body += self._keys(lambda b, at: b.extend(self._dots_by_terms(at, first, count)))
@@ -57,7 +57,7 @@ class AttentionProducts(AttentionSeen):
         loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
 
     def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim) -> list[Stmt]:
-        """Return the tile of the queries that share a head's keys and the keys of some terms of a block."""
+        """Return the register tile of dot products: queries that share a head's keys, times some keys."""
         key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], form.group
         x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
         assert isinstance(x, Load)
@@ -73,7 +73,7 @@ class AttentionProducts(AttentionSeen):
         )]  # fmt: skip
 
     def _dots_by_terms(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the scores of a head whose key elements are not adjacent, in vectors of terms."""
+        """Return the scores of a head whose keys are strided in memory, vectorized over keys."""
         queries = [(*index, *own, r) for own, r in self.queries]
 
         def clear(block: list[Stmt], t: Dim) -> None:
@@ -91,7 +91,7 @@ class AttentionProducts(AttentionSeen):
     # --- values ---
 
     def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the weighted values of ``count`` terms from term ``first`` on, added to the sums."""
+        """Emit the addition of the weighted values of ``count`` keys to the sums."""
         row = self._view(2).outer if self.plan.value_columns else None
 
         def sums(block: list[Stmt], at: list[Dim]) -> None:
@@ -123,7 +123,7 @@ class AttentionProducts(AttentionSeen):
         return [self._for("j", self.columns // cols, tile)]
 
     def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
-        """Add the weighted values of some terms (numbered in the block, and in all) to the sums of each query."""
+        """Emit the addition of the weighted values of some keys to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
 
         def head(body: list[Stmt], index: Index) -> None:

@@ -59,7 +59,7 @@ class AttentionIntegers(AttentionRows):
     # --- numbers of some bytes ---
 
     def _steps(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
-        """Write the step of a row of ``x``, and return its inverse.
+        """Emit the quantization scale of a row of ``x``; return its inverse.
 
         The bits of non-negative floats are ordered like their values, and below those of infinity. Any other row is
         odd: it is multiplied as floats.
@@ -89,7 +89,7 @@ class AttentionIntegers(AttentionRows):
     def _write_digits(
         self, block: list[Stmt], digits: Buffer, sums: Buffer, at: Index, size: Dim, number: Callable[[Dim], Scalar]
     ) -> None:
-        """Write the digits of a query's integers, and the sums of digits.
+        """Emit the quantized query as 8-bit digits, and the sums of its digits.
 
         A digit is a byte of the integer after adding 128 in each place, less 128.
         """
@@ -128,7 +128,7 @@ class AttentionIntegers(AttentionRows):
         self, body: list[Stmt], odd: Buffer, count: Dim, at_once: int,
         some: Callable[[list[Stmt], Index, Dim], None], one: Callable[[list[Stmt], Dim], None],
     ) -> None:  # fmt: skip
-        """Write the loops over terms, ``at_once`` together unless a row is odd, and over heads of keys."""
+        """Emit loops over keys (``at_once`` per iteration unless a row is odd) and over key heads."""
         name, begin, t = self.b.fresh("n"), self.b.fresh("n"), self.b.fresh("t")
         most = self.blocks.terms // at_once
         groups = Apply("select", (self._is_fine(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
@@ -195,7 +195,7 @@ class AttentionIntegers(AttentionRows):
         super()._block(body, first, count)
 
     def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
-        """Write the weights of a row, and their digits.
+        """Emit the softmax weights of a row, quantized to 8-bit digits.
 
         Adding 2 ** 23 to an f32 leaves a whole number in its low bits.
         """
@@ -251,7 +251,7 @@ class AttentionIntegers(AttentionRows):
         block.append(self._for("j", self.columns // cols, tile))
 
     def _add_sums(self, block: list[Stmt], at: Index) -> None:
-        """Write the sums of a block, added to those of the blocks before."""
+        """Emit the addition of a block's integer sums to those of earlier blocks."""
         step = Load(self.w_step, at)
 
         def add(inner: list[Stmt], c: Dim) -> None:

@@ -68,7 +68,7 @@ class AttentionSeen(AttentionItem):
         return self._over(self.heads, make)
 
     def _over(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
-        """Return the loops over batch axes around ``make(block, index)``, which reads operands at that index."""
+        """Return loops over the batch axes around ``make(block, index)``."""
 
         def level(block: list[Stmt], index: Index) -> None:
             if len(index) < len(axes):
@@ -95,7 +95,7 @@ class AttentionSeen(AttentionItem):
         return self._element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
 
     def _copy_factors(self, first: Dim, count: Dim) -> list[Stmt]:
-        """Return the loops that copy the scales of a block's terms, so that those of one head are contiguous."""
+        """Return the loops that copy the scales of a block of keys, contiguous per head."""
         found: list[Stmt] = []
         for name, buffer in self.factors.items():
 
@@ -165,7 +165,7 @@ class AttentionSeen(AttentionItem):
         return self._over(axes, rows)
 
     def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
-        """Return the statements that request the masked blocks, if they have weight in some row."""
+        """Return the statements that also request fully masked blocks, if some row needs them."""
         once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
 
         def ask(block: list[Stmt], at: Index) -> None:
@@ -188,7 +188,7 @@ class AttentionSeen(AttentionItem):
         block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
 
     def _elsewhere(self, wanted: Buffer) -> list[Stmt]:
-        """Return the statements that test again, with the score of the first allowed term of all parts."""
+        """Return the test for keys allowed in other split-KV parts, by the score of the first allowed key."""
         body = self.e.new_block()
         place, found = self._own("place", "i64"), self.b.fresh("found")
 

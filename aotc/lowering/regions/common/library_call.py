@@ -36,32 +36,32 @@ class LibraryCall:
         return buffer
 
     def letter(self, value: str) -> None:
-        """Pass a character."""
+        """Append a character argument."""
         buffer = self.memory("u8", ())
         self.before.append(Store(buffer, (), Const(ord(value), "u8")))
         self.args.append((buffer, ()))
 
     def number(self, value: Dim) -> None:
-        """Pass an integer; equal integers share their memory, because routines only read it."""
+        """Append an integer argument; equal integers share memory, since routines only read them."""
         if value not in self._numbers:
             buffer = self._numbers[value] = self.memory("i64", ())
             self.before.append(Store(buffer, (), IndexScalar(value)))
         self.args.append((self._numbers[value], ()))
 
     def scalar(self, value: Const) -> None:
-        """Pass a number of the element type."""
+        """Append a number of the element type as an argument."""
         buffer = self.memory(value.dtype, ())
         self.before.append(Store(buffer, (), value))
         self.args.append((buffer, ()))
 
     def status(self) -> Buffer:
-        """Pass a status word, and return it for the caller to check."""
+        """Append the status word (LAPACK's ``info``) as an argument; return it for checks."""
         buffer = self.memory("i64", ())
         self.args.append((buffer, ()))
         return buffer
 
     def integers(self, out: Buffer, head: Index, is_input: bool) -> None:
-        """Pass integers that are i32 in the model: convert them after the call, and before it if ``is_input``."""
+        """Append integer arguments that are i32 in the model: converted around the call."""
         single = len(out.shape) == len(head)
         count = 1 if single else out.shape[-1]
         wide = self.memory("i64", (maximum(count, 1),))
@@ -76,18 +76,18 @@ class LibraryCall:
         self.args.append((wide, (0,)))
 
     def copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
-        """Pass a copy of ``source[head]``."""
+        """Append a copy of the matrix ``source[head]`` as an argument."""
         buffer = self.memory(source.dtype, shape)
         body = loops_over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
         self.before += body
         self.args.append((buffer, (0,) * len(shape)))
 
     def external(self, function: str | Transform) -> ExternalCall:
-        """Return the call itself."""
+        """Return the statement that calls the library function."""
         return ExternalCall(function, tuple(self.args))
 
     def statements(self, function: str | Transform) -> list[Stmt]:
-        """Return all statements in order."""
+        """Return the statements of the whole call: allocations, arguments, the call, conversions."""
         return [*self.before, self.external(function), *self.after]
 
 

@@ -61,7 +61,7 @@ class _Panels:
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
     def in_panel(self, i: Dim) -> Dim:
-        """Return row ``i`` of a panel that is not the last one."""
+        """Return the row number of row ``i`` of a panel other than the last one."""
         return i if mod(self.n, self.each) == 0 else minimum(i, self.n - 1)
 
     def substitute(self, t: Dim) -> list[Stmt]:
@@ -77,7 +77,7 @@ class _Panels:
         self, left: Callable[[Dim, Dim], Scalar], right: Callable[[Dim, Dim], Scalar], inner: Dim,
         cell: Callable[[Dim, Dim], Index], inside: Callable[[Dim, Dim], list[Scalar]], out: Buffer,
     ) -> list[Stmt]:  # fmt: skip
-        """Return the update of a tile of ``out`` by a matmul.
+        """Return the update of a tile of ``out`` by a small matmul.
 
         It subtracts ``sum(left(r, u) * right(r, v) for r < inner)`` from each ``out[cell(u, v)]``.
         """
@@ -129,12 +129,12 @@ class _Factor(_Panels):
         self.failed = Buffer(b.fresh("failed"), "i1", (1,), "shared")
 
     def allocate(self) -> list[Stmt]:
-        """Return the allocations; a barrier precedes the first step that could fail."""
+        """Return the allocations of shared buffers and the barrier before the first step that could fail."""
         begin = For("z", 0, 1, (Store(self.failed, (0,), Const(False, "i1")),), "thread")
         return [*map(Alloc, (self.own, self.diagonal, self.inverse, self.failed)), begin, Barrier()]
 
     def statements(self) -> list[Stmt]:
-        """Return the loop over panels."""
+        """Return the loop over panels of a blocked Cholesky factorization."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
         steps = [*self._diagonal(begin), Barrier()]
@@ -203,7 +203,7 @@ class _Factor(_Panels):
         return self.thread_loop([For(c, begin + self.each + self.t, self.n, column, step=self.threads)])
 
     def _rest(self, end: Dim) -> Stmt:
-        """Subtract the panel that ends at ``end`` from the trailing upper triangle, in one tile per thread.
+        """Emit the trailing update: subtract the panel that ends at ``end``, one tile per thread.
 
         Rows of tiles are taken in pairs (first and last, and so on): all pairs have the same number of tiles.
         """
@@ -249,7 +249,7 @@ def _guarded(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
 def solve_in_block(
     b: RegionBuilder, plan: BlockSolvePlan, head: Index, matrix: Coefficient, forward: bool, others: tuple[Dim, Dim]
 ) -> list[Stmt]:
-    """Return the statements that solve for a range of right-hand sides.
+    """Return the statements that solve a triangular system for a range of right-hand sides.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class _Solve(_Panels):
         return (*self.head, self.place(s), c) if self.left else (*self.head, c, self.place(s))
 
     def statements(self) -> list[Stmt]:
-        """Return the loop over panels."""
+        """Return the loop over panels of a blocked triangular solve."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
         steps = [self._diagonal(begin), Barrier(), self._inverses(), Barrier(), self._unknowns(begin), Barrier()]
@@ -331,7 +331,7 @@ class _Solve(_Panels):
         return self.thread_loop([If(conjunction_of_tests(exists), tuple(body))] if exists else body, self.count)
 
     def _rest(self, begin: Dim) -> Stmt:
-        """Subtract the panel's unknowns from later equations, in tiles of equations and right-hand sides."""
+        """Emit the update of later equations by the panel's unknowns, in tiles."""
         end = begin + self.each
         wide = self.count // self.side
         p = self.b.fresh("p")

@@ -74,7 +74,7 @@ class Jacobi(Rotations):
         self.own = c.own(c.real)
 
     def whole(self) -> list[Stmt]:
-        """Return the body of the kernel: the allocations of all buffers, then the statements."""
+        """Return the kernel's body: allocations of all buffers, then the statements."""
         c = self.c
         least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
         largest = self._over_all(self.scale, self._largest_parts, "max", least)
@@ -86,7 +86,7 @@ class Jacobi(Rotations):
     # --- what is turned ---
 
     def given(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element of the matrix."""
+        """Return the load of an element of the input matrix."""
         return self.c.element(column, row)
 
     def diagonal(self) -> Scalar | None:
@@ -131,7 +131,7 @@ class Jacobi(Rotations):
         self._by_elements(block, each)
 
     def _over_all(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
-        """Return the reduction by ``how`` over ``least`` and the threads' ``look``; of sums, the square root."""
+        """Return the reduction of the threads' values ``look`` by ``how``; for sums, the square root of it."""
         c = self.c
 
         def begin(block: list[Stmt]) -> None:
@@ -151,7 +151,7 @@ class Jacobi(Rotations):
         ]  # fmt: skip
 
     def _start(self, block: list[Stmt]) -> None:
-        """Append the initial values: the shifted diagonal, rows of 0, and below them the identity."""
+        """Append the initial matrix of the Jacobi iteration: shifted diagonal, zero rows, identity below."""
         c, more, pitch = self.c, self.diagonal(), self.held.pitch
         if more is not None:
             name = self.b.fresh("j")
@@ -183,15 +183,15 @@ class Jacobi(Rotations):
     # --- results ---
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append a thread's part of two sums for a column: its value to ``x2``, its squared length to ``y2``."""
+        """Append a thread's part of the two sums from which a column's value is computed."""
         raise NotImplementedError
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
-        """Return the value of a column from its two sums."""
+        """Return a column's eigenvalue or singular value from its two sums."""
         raise NotImplementedError
 
     def _numbers(self) -> Stmt:
-        """Return the loop that computes the value of each column."""
+        """Return the loop that computes the eigenvalue or singular value of each column."""
         c = self.c
 
         def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
@@ -215,7 +215,7 @@ class Jacobi(Rotations):
         return self.times(Load(self.w, (j, i)), Load(self.unit, (j,)))
 
     def _ranks(self, block: list[Stmt]) -> None:
-        """Append the rank of each value: the number of values that come before it. NaN keeps its position."""
+        """Append the sorted position of each value: the count of values before it; NaN keeps its position."""
         c, before = self.c, "gt" if self.descending else "lt"
         own, others = self.b.fresh("j"), self.b.fresh("k")
         j, k = sym(own, 0, self.n), sym(others, 0, self.n)
@@ -234,7 +234,7 @@ class Jacobi(Rotations):
         self.e.enter(block)
 
     def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
-        """Append the stores of the vectors of ``column`` as number ``to``."""
+        """Append the stores of the vectors of ``column`` at sorted position ``to``."""
         raise NotImplementedError
 
     def _results(self) -> list[Stmt]:
@@ -273,7 +273,7 @@ class _Eigen(Jacobi):
         return c.element(column, row) if self.lower else conj(c.element(row, column))
 
     def given(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element of the Hermitian matrix, from the triangle that is stored."""
+        """Return an element of the Hermitian input matrix, from its stored triangle."""
         c = self.c
         here = comparison_call("ge", IndexScalar(row), IndexScalar(column))
         return Apply("select", (here, self._below(column, row), conj(self._below(row, column))), c.dtype)

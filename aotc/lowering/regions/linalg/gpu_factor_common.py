@@ -22,12 +22,12 @@ Join = Callable[[Sequence[Scalar], Sequence[Scalar]], Sequence[Scalar]]
 
 
 def binary_call(name: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a binary function of two scalars of one dtype."""
+    """Return the scalar expression ``name(x, y)`` for operands of one dtype."""
     return Apply(name, (x, y), x.dtype)
 
 
 def comparison_call(name: str, x: Scalar, y: Scalar) -> Scalar:
-    """Return a comparison of two scalars of one dtype."""
+    """Return the comparison ``name(x, y)`` of scalars of one dtype."""
     return Apply(name, (x, y), "i1")
 
 
@@ -46,11 +46,11 @@ class Columns:
     # --- buffers ---
 
     def own(self, dtype: str = "") -> Buffer:
-        """Return a buffer with one scalar per thread."""
+        """Allocate a buffer with one scalar per thread."""
         return self._computed(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
 
     def shared(self, dtype: str = "") -> Buffer:
-        """Return a buffer with one scalar for all threads."""
+        """Allocate a buffer with one scalar shared by all threads of the block."""
         return self._computed(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
 
     def _computed(self, buffer: Buffer) -> Buffer:
@@ -58,15 +58,15 @@ class Columns:
         return buffer
 
     def whole(self, body: Sequence[Stmt]) -> list[Stmt]:
-        """Return statements after the allocations that they need."""
+        """Return ``body`` preceded by the allocations of its buffers."""
         return [*map(Alloc, self.made), *body]
 
     def place(self, column: Dim, row: Dim) -> Index:
-        """Return the index of an element of the matrix."""
+        """Return the buffer index of the matrix element at ``column`` and ``row``."""
         return (*self.head, column, row)
 
     def element(self, column: Dim, row: Dim) -> Scalar:
-        """Return an element of the matrix."""
+        """Return the load of the matrix element at ``column`` and ``row``."""
         return Load(self.out, self.place(column, row))
 
     def number(self, of: Buffer, extent: Dim) -> Dim:
@@ -74,21 +74,21 @@ class Columns:
         return sym(self.e.bind(Load(of, (0,)), "n").name, 0, extent)
 
     def mine(self, buffer: Buffer) -> Scalar:
-        """Return the thread's scalar."""
+        """Return the load of the thread's own scalar in ``buffer``."""
         return Load(buffer, (self.t,))
 
     def keep(self, buffer: Buffer, value: Scalar) -> Stmt:
-        """Return the store of the thread's scalar."""
+        """Return the store of the thread's own scalar to ``buffer``."""
         return Store(buffer, (self.t,), value)
 
     def zero(self, dtype: str = "") -> Scalar:
-        """Return 0."""
+        """Return the constant 0 of ``dtype``."""
         return constant_scalar(0, dtype or self.dtype)
 
     # --- loops ---
 
     def by_threads(self, fill: Fill, count: int = 0) -> Stmt:
-        """Return the loop over the first ``count`` threads, or all."""
+        """Return a loop over the first ``count`` threads of the block, or all of them."""
         block = self.e.new_block()
         fill(block)
         return For("t", 0, count or self.threads, tuple(block), "thread")
@@ -126,7 +126,7 @@ class Columns:
     def among_lanes(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
     ) -> list[Stmt]:
-        """Return a butterfly reduction: every lane of a warp gets the joined values ``held`` of all lanes.
+        """Return a butterfly reduction by ``join``: every lane of a warp gets the result over all lanes.
 
         Only ``last`` neighbouring lanes take part, and of these every ``first``-th, if given.
         """
@@ -144,7 +144,7 @@ class Columns:
         return found
 
     def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
-        """Return a reduction after which every lane of a warp has the sum over all lanes."""
+        """Return a warp reduction by addition: every lane gets the sum over all lanes."""
         return self.among_lanes([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
 
     def size(self, x: Scalar) -> Scalar:

@@ -87,7 +87,7 @@ class Rotations:
         return binary_call("mul", x, self.wide(factor))
 
     def wide(self, x: Scalar) -> Scalar:
-        """Convert a real scalar to the dtype of the matrix."""
+        """Convert a real scalar to the (possibly complex) dtype of the matrix."""
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
     def summed(self, *held: Buffer) -> list[Stmt]:
@@ -97,7 +97,7 @@ class Rotations:
         )
 
     def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
-        """Return a loop over the threads of the block, masked by the condition ``there`` of their group."""
+        """Return a loop over the threads of the block, masked by their group's condition ``there``."""
         inner = self.e.new_block()
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
@@ -162,7 +162,7 @@ class Rotations:
         return some
 
     def _take_places(self, block: list[Stmt]) -> None:
-        """Append the initial pair of each group.
+        """Append the assignment of an initial column pair to each group of lanes.
 
         All columns but the last are on a circle, the last is in its centre. Group ``k`` has the columns ``k`` positions
         before and behind a mark, which moves around the circle.
@@ -301,7 +301,7 @@ class Rotations:
         self.in_vectors(block, self.rows, each)
 
     def _write(self, block: list[Stmt]) -> None:
-        """Append the store of a group's rotated columns; columns in memory are rotated here."""
+        """Append the store of a group's rotated columns to memory."""
         c, held, bind = self.c, self.held, self.e.bind
         columns = self._columns()
         inner = self.e.new_block()

@@ -25,32 +25,32 @@ from aotc.lowering.regions.linalg.lapack import each_matrix
 
 
 def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
-    """Lower ``getrf`` column by column."""
+    """Lower ``getrf`` (LU factorization) column by column."""
     return _by_blocks(b, lambda head: lu_with_pivots(b, head, plan))
 
 
 def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
-    """Lower ``getrf`` by panels."""
+    """Lower ``getrf`` (LU factorization) panel by panel."""
     return _by_blocks(b, lambda head: PivotPanels(b, head, plan).statements())
 
 
 def lower_householder(b: RegionBuilder, plan: HouseholderPlan) -> Kernel:
-    """Lower ``geqrf``."""
+    """Lower ``geqrf`` (QR factorization by Householder reflectors)."""
     return _by_blocks(b, lambda head: qr_by_reflectors(b, head, plan))
 
 
 def lower_reflector_product(b: RegionBuilder, plan: ReflectorProductPlan) -> Kernel:
-    """Lower ``orgqr``."""
+    """Lower ``orgqr`` (the matrix Q from Householder reflectors)."""
     return _by_blocks(b, lambda head: product_of_reflectors(b, head, plan))
 
 
 def lower_eigen(b: RegionBuilder, plan: EigenPlan) -> Kernel:
-    """Lower ``syevd``."""
+    """Lower ``syevd`` (eigenvalues and eigenvectors of Hermitian matrices)."""
     return _by_blocks(b, lambda head: eigen_statements(b, head, plan))
 
 
 def lower_singular(b: RegionBuilder, plan: SingularPlan) -> Kernel:
-    """Lower ``gesdd`` and ``gesvd``."""
+    """Lower ``gesdd`` and ``gesvd`` (singular value decomposition)."""
     return _by_blocks(b, lambda head: svd_statements(b, head, plan))
 
 

@@ -52,7 +52,7 @@ class _Pivots:
         self.pivot, self.failed = c.shared("i64"), c.shared("i32")
 
     def statements(self) -> list[Stmt]:
-        """Return all statements with their allocations."""
+        """Return all statements of a column-wise LU factorization, with their allocations."""
         c, k = self.c, sym(self.name, 0, self.count)
         start = c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
         steps = [*self._search(k), *self._column(k), BLOCK_BARRIER, self._others(k), BLOCK_BARRIER]
@@ -113,7 +113,7 @@ class _Pivots:
         return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
 
     def _others(self, k: Dim) -> Stmt:
-        """Return the row swap in the other columns, and the update of the columns behind ``k``."""
+        """Return the row swap in the other columns, and the trailing update by column ``k``."""
         c = self.c
 
         def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:

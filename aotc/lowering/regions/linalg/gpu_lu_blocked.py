@@ -76,7 +76,7 @@ class PivotPanels:
             self.numbers, self.triangle, self.top = held("numbers"), held("triangle"), held("top")
 
     def statements(self) -> list[Stmt]:
-        """Return all statements with their allocations."""
+        """Return all statements of a blocked LU factorization, with their allocations."""
         c, name = self.c, self.b.fresh("g")
         panels = -(-self.count // self.each)
         begin = sym(name, 0, panels) * self.each
@@ -154,7 +154,7 @@ class PivotPanels:
         block.append(If(conjunction_of_tests(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
 
     def _show(self, block: list[Stmt], k: Dim) -> None:
-        """Append the copy of the pivot row to shared memory, and record its position."""
+        """Append the copy of the pivot row to shared memory and the record of its position."""
         c, bind = self.c, self.e.bind
         found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
         if self.tall > WARP:
@@ -175,7 +175,7 @@ class PivotPanels:
         block.append(If(comparison_call("eq", c.mine(self.place), p), tuple(shown)))
 
     def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
-        """Append the swap of the pivot row into position ``k``, and the update of the rows behind it."""
+        """Append the row swap for pivot ``k``, and the update of the rows below it."""
         c, t, bind = self.c, self.t, self.e.bind
         place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
         other = Apply("select", (comparison_call("eq", place, _i32(k)), p, place), "i32")
@@ -258,7 +258,7 @@ class PivotPanels:
         block.append(For(name, 0, self.each, tuple(inner)))
 
     def _others(self, begin: Dim) -> list[Stmt]:
-        """Return the loop over the columns outside the panel."""
+        """Return the loop that updates the columns outside of the panel."""
         c, name = self.c, self.b.fresh("v")
         row, group = mod(c.t, self.tall), c.t // self.tall
 

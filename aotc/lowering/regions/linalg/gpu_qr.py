@@ -91,7 +91,7 @@ class _Householder(_Reflectors):
         self.held = c.shared()
 
     def statements(self) -> list[Stmt]:
-        """Return all statements with their allocations."""
+        """Return all statements of the Householder QR factorization, with their allocations."""
         k = sym(self.name, 0, self.count)
         behind = self.applied(k, lambda: conj(Load(self.held, (0,))))
         steps = [*self._norm(k), *self._reflector(k), BLOCK_BARRIER, behind, BLOCK_BARRIER]
@@ -185,11 +185,11 @@ class _ProductOfReflectors(_Reflectors):
         self.count = self.taus.shape[-1]
 
     def tau(self, k: Dim) -> Scalar:
-        """Return the factor of reflector ``k``."""
+        """Return the scalar ``tau`` of reflector ``k``."""
         return Load(self.taus, (*self.head, k))
 
     def statements(self) -> list[Stmt]:
-        """Return all statements with their allocations."""
+        """Return all statements that multiply the reflectors, with their allocations."""
         c, k = self.c, self.count - 1 - sym(self.name, 0, self.count)
         steps = [self.applied(k, lambda: self.tau(k)), BLOCK_BARRIER, self._column(k), BLOCK_BARRIER]
         loop = For(self.name, 0, self.count, tuple(steps))

@@ -23,7 +23,7 @@ class Mirror:
         self.tiles = ceildiv(self.n, self.side)
 
     def allocate(self) -> Stmt:
-        """Return the allocation of the tiles."""
+        """Return the allocation of the transposition tiles in shared memory."""
         return Alloc(self.held)
 
     def up(self) -> list[Stmt]:

@@ -30,7 +30,7 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
-    """Lower a routine over a batch of matrices to calls."""
+    """Lower a LAPACK routine to one library call per matrix of the batch, on the CPU."""
     op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
     problem = Problem(tuple(v.type for v in op.operands), options)

@@ -112,7 +112,7 @@ TRIDIAGONAL_WORK = Estimate(20, "scalar operations counted per row and right-han
 
 
 def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
-    """Lower the op to a kernel: the template of this module, with the names and sizes of this op."""
+    """Lower a tridiagonal solve to a kernel, from a text template with this op's sizes."""
     out = b.outputs[0]
     *batch, n, m = out.shape
     if n == 0 or m == 0:
@@ -128,7 +128,7 @@ def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
 
 
 def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
-    """Return the template's text with the types and sizes of an op filled in."""
+    """Return the kernel's text with an op's types and sizes filled into the template."""
     real = real_of(dtype)
     facts = np.finfo(to_numpy(real))
     whole = real == dtype

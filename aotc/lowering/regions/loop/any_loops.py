@@ -18,7 +18,7 @@ from aotc.lowering.regions.loop.gpu_transpose import tiles_by
 
 
 def any_loops_by(b: RegionBuilder, e: Elements, plan: AnyLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops of a plan; ``emit(block, index)`` adds the statements of one element, by ``e``."""
+    """Return the grid and loop nest of an elementwise plan; ``emit`` adds the statements of one element."""
     match plan:
         case LoopPlan():
             return loops_by(b, plan, emit)

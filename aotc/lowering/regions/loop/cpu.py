@@ -14,13 +14,13 @@ from aotc.lowering.plans.cpu_loops import LoopPlan
 
 
 def lower_loops(b: RegionBuilder, plan: LoopPlan) -> Kernel:
-    """Lower to one loop nest over the elements."""
+    """Lower an elementwise region to one loop nest on the CPU."""
     grid, body = loops_by(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
 def loops_by(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops of a plan; ``emit(block, index)`` adds the statements of one element."""
+    """Return the grid and loop nest of a CPU plan; ``emit(block, index)`` adds the statements of one element."""
     axes = make_axes(b.shape, plan.axes)
     if not axes:
         alone: list[Stmt] = []

@@ -26,13 +26,13 @@ from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_places
 
 
 def lower_thread_loops(b: RegionBuilder, plan: ThreadLoopPlan) -> Kernel:
-    """Lower to a thread per element or per some elements."""
+    """Lower an elementwise region to a GPU thread per element or per few elements."""
     grid, body = threads_by(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
 def threads_by(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops of a plan; ``emit(block, index)`` adds the statements of one element."""
+    """Return the grid and thread loops of a GPU plan; ``emit(block, index)`` adds one element's statements."""
     merged = make_axes(b.shape, plan.axes)
     if not merged:
         alone: list[Stmt] = []

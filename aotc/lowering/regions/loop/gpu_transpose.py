@@ -30,14 +30,14 @@ from aotc.lowering.plans.thresholds import BLOCK_THREADS
 
 
 def lower_gpu_transpose(b: RegionBuilder, plan: GpuTransposePlan) -> Kernel:
-    """Lower to tiles that pass through shared memory."""
+    """Lower an elementwise region that transposes to tiles that pass through shared memory."""
     e = b.elements()
     grid, body = tiles_by(b, e, plan, window_element_emitter(b, e))
     return b.kernel(grid, body, b.cost())
 
 
 def tiles_by(b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops of a plan; ``emit(block, index)`` adds the statements of one element, by ``e``."""
+    """Return the grid and tile loops of a transposing GPU plan; ``emit`` adds one element's statements."""
     return _TransposedTiles(b, e, plan, emit).loops()
 
 

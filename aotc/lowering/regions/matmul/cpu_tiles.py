@@ -70,7 +70,7 @@ class _Tiles:
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
     def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
-        """Write a tile of rows and its epilogue, whose code tiles of different heights share."""
+        """Emit a register tile of rows and its epilogue, shared by tiles of different heights."""
         rows, start = self.rows, self.rows.start(tile)
         if rows.ragged is not None:
             self._ragged(block, outer, panel, start, rows.ragged)
@@ -137,7 +137,7 @@ class _Tiles:
     def _one(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
-        """Emit one tile of ``height`` rows, which begins ``done`` rows after row ``start``."""
+        """Emit one register tile of ``height`` rows from row ``start + done`` on."""
         p, shape = self.p, self.op.result.type.shape
         row = start + done
         own = self.copy

@@ -31,7 +31,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 def lower_shared_tiles(b: RegionBuilder, plan: SharedTilePlan) -> Kernel:
-    """Lower a matmul or convolution in tiles of blocks of threads."""
+    """Lower a matmul or convolution to GPU tiles in shared memory, without tensor cores."""
     return _Blocks(b, plan).lower()
 
 
@@ -48,7 +48,7 @@ class _Blocks:
         self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
 
     def lower(self) -> Kernel:
-        """Return the kernel."""
+        """Return the matmul kernel with shared-memory tiles."""
         p, s = self.p, self.shape
         extents = (*p.batch, (p.m + (s.rows - 1)) // s.rows, (p.n + (s.cols - 1)) // s.cols)
         grid = product(extents)
@@ -87,7 +87,7 @@ class _Blocks:
         return (For("i", 0, self.shape.thread_rows, (inner,), "unroll"),)
 
     def _stage(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
-        """Copy a slice of both operands to shared memory; beyond the end of k it is 0."""
+        """Emit the copy of a k-slice of both operands to shared memory; 0 beyond the end of k."""
         p, s = self.p, self.shape
         lhs, rhs = self.op.operands
 

@@ -17,7 +17,7 @@ from aotc.lowering.regions.loop.any_loops import any_loops_by
 
 
 def lower_element_loops(b: RegionBuilder, plan: ElementLoopsPlan) -> Kernel:
-    """Lower to one element at a time."""
+    """Lower a matmul or convolution to scalar loops, one result element at a time."""
     e = b.elements()
     emit = contraction_element(b, e, plan.is_unrolled, plan.from_zero)
     return _kernel(b, *any_loops_by(b, e, plan.loops, emit))

@@ -88,7 +88,7 @@ class _RowBlocks(Rows):
         ]
 
     def _some(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
-        """Write the loop over some rows at a time, and the stores of their results."""
+        """Emit the loop over blocks of rows reduced together, and the stores of their results."""
         places = [there for _, _, there in self._places(at, rows)]
         self.e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
@@ -163,7 +163,7 @@ class _RowBlocks(Rows):
     # --- in parts ---
 
     def _in_parts(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-        """Write the sums of an item in parts: each part of all its rows, with a vector for each sum.
+        """Emit the reductions of an item in parts along the rows, with a vector accumulator per row.
 
         The shared operand is copied for each part, so that it stays in the L1 cache, whatever its length and layout.
         """
@@ -237,7 +237,7 @@ class _RowBlocks(Rows):
         self, places: Sequence[tuple[int, int, Index]], rows: list[Dim], begin: Dim, vectors: Sequence[Accumulators],
         lane: Dim,
     ) -> tuple[list[Stmt], list[Stmt]]:  # fmt: skip
-        """Return the loads of the sums of ``rows`` into vectors, and the stores of the vectors back."""
+        """Return the loads of vector accumulators for ``rows``, and their stores back."""
         few = len(places) // len(rows)
         loads: list[Stmt] = []
         stores: list[Stmt] = []

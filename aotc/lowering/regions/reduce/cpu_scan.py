@@ -83,7 +83,7 @@ class _Scan:
         return self.rows.place(position, v)
 
     def _step(self, e: Elements, step: Dim, first: bool) -> For:
-        """Add an element to the chunk's own scan, and store it combined with the result of earlier chunks."""
+        """Emit a step of a prefix scan: add an element to the chunk's scan, and store it with earlier chunks."""
         block = e.new_block()
         v = self._lane()
         at, slot = self._place(step, v), self._slot(v)

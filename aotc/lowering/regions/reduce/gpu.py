@@ -85,7 +85,7 @@ class _GroupRows(Rows):
         self.held: dict[Buffer, tuple[Value, Index]] = {}  # input elements by the registers that hold them
 
     def lower(self) -> Kernel:
-        """Return the kernel."""
+        """Return the reduction kernel with a group of threads per row."""
         b, plan = self.b, self.threads
         outer = make_axes(b.shape, [(k,) for k in self.kept])
         extents = [a.extent for a in outer]
@@ -101,7 +101,7 @@ class _GroupRows(Rows):
     # --- what stays from one loop to the next ---
 
     def _keep(self) -> None:
-        """Emit the allocation of values that loops share: in registers, or in shared memory if rows are long."""
+        """Emit the allocation of row values that several loops share: registers, or shared memory."""
         b, threads = self.b, self.threads
         shape = (threads.threads, threads.steps * threads.width)
         for v in self.stored:
@@ -191,7 +191,7 @@ class _GroupRows(Rows):
         self._steps(block, element, few, "unroll" if chained else "lanes")
 
     def _fetch(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
-        """Return a function that loads an element of the inputs that stay in registers."""
+        """Return a function that loads an input element for registers that persist between loops."""
 
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
@@ -260,7 +260,7 @@ class _GroupRows(Rows):
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
     def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
-        """Emit the combination of the threads' results: every thread of a group gets the result of the whole row."""
+        """Emit the reduction across threads: every thread of a group gets the result of the row."""
         plan, t = self.threads, self.thread
         others = self._buffers(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]

@@ -69,7 +69,7 @@ class _Columns:
         return {op: made(op) for op in self.ops}
 
     def lower(self) -> Kernel:
-        """Return the kernel."""
+        """Return the reduction kernel over blocks of columns."""
         extents = [*(a.extent for a in self.outer), (self.columns + (self.block - 1)) // self.block]
         grid = product(extents)
         *self.at, column = delinearize(grid_item(grid), extents)

@@ -54,7 +54,7 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
 
 
 def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
-    """Lower a scatter of sorted updates: the threads of a run's first update apply the run in order."""
+    """Lower a scatter of sorted updates: the threads of a run's first update apply the whole run in order."""
     op = b.the_op("scatter")
     size = updated_elements(op)
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]

@@ -51,7 +51,7 @@ class Word:
         return unsigned_key(e, self.value(values), self.ascending)
 
     def short_key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
-        """Return the key of ``values`` if no value is replaced by another."""
+        """Return the key of ``values`` without special cases for replaced values."""
         return self.key(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
 
 
@@ -147,7 +147,7 @@ class RadixSort:
         }
 
     def allocate(self) -> list[Stmt]:
-        """Return the allocations and initial values."""
+        """Return the allocations of counters and buffers, with initial values."""
         found = (self.second, *((self.begun, self.some) if self.source else ()))
         made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
         return [*made, *(Store(x, (), _FALSE) for x in found)]
@@ -241,7 +241,7 @@ class RadixSort:
         return [Store(self.total, (), i64_literal(0)), For(str(z), 0, RADIX, tuple(each))]
 
     def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
-        """Order by the bytes of a key."""
+        """Emit the radix sort passes over the bytes of a key."""
         d = sym(self.b.fresh("digit"), 0, word.bytes)
         block = self.e.new_block()
         rows, targets = self.row(), self.row(swapped=True)

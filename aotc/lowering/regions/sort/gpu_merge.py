@@ -47,17 +47,17 @@ ReadOne = Callable[[int, Dim], Scalar]
 
 
 def lower_block_sort(b: RegionBuilder, plan: BlockSortPlan) -> Kernel:
-    """Sort runs in blocks."""
+    """Lower ``sort_runs`` to a GPU block that sorts a run in shared memory."""
     return _BlockSort(b, plan).kernel()
 
 
 def lower_merged_pairs(b: RegionBuilder, plan: MergedPairPlan) -> Kernel:
-    """Merge pairs of sorted runs."""
+    """Lower a GPU merge of pairs of sorted runs."""
     return _Runs(b).merged_pairs(plan.each)
 
 
 def lower_merged_runs(b: RegionBuilder, plan: MergedRunPlan) -> Kernel:
-    """Merge several sorted runs."""
+    """Lower a GPU merge of several sorted runs per row."""
     return _Runs(b).merged()
 
 
@@ -334,7 +334,7 @@ class _BlockSort(_Runs):
         return [If(conjunction_of_tests(tests), tuple(block))] if tests else block
 
     def _level(self, levels: int) -> list[Stmt]:
-        """Return the merge of pairs of runs, truncated to ``keep`` elements."""
+        """Return one merge level: pairs of runs merged and cut to ``keep`` elements."""
         e, body = self.e, self.e.new_block()
         w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
         cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)

@@ -19,7 +19,7 @@ from aotc.lowering.plans.gpu_sort import CountedRunPlan, comparator_operands
 
 
 def lower_counted_runs(b: RegionBuilder, plan: CountedRunPlan) -> Kernel:
-    """Sort rows by counting."""
+    """Lower a GPU sort of rows by counting, for each element, the elements before it."""
     return _CountedSort(b, plan).kernel()
 
 
@@ -40,7 +40,7 @@ class _CountedSort:
         self.count = Buffer(b.fresh("count"), "i32", (self.threads,), "private")
 
     def kernel(self) -> Kernel:
-        """Return the kernel."""
+        """Return the kernel that sorts rows by counting."""
         rows, blocks = product(self.lead), ceildiv(self.n, WARP)
         *self.head, block = delinearize(grid_item(rows * blocks), (*self.lead, blocks))
         self.base = block * WARP

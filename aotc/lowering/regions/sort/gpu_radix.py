@@ -48,12 +48,12 @@ DIGIT_BITS = 8
 
 
 def lower_digit_counts(b: RegionBuilder, plan: DigitCountPlan) -> Kernel:
-    """Lower ``digit_counts``: count the digits of each part."""
+    """Lower ``digit_counts``, the histogram step of a GPU radix sort."""
     return _DigitCounts(b, "digit_counts", plan.threads).kernel(plan.adjacent)
 
 
 def lower_digit_sort(b: RegionBuilder, plan: DigitSortPlan) -> Kernel:
-    """Lower ``digit_sort``: order elements by a digit."""
+    """Lower ``digit_sort``, the scatter step of a GPU radix sort."""
     return _DigitSort(b, "digit_sort", plan.threads).kernel()
 
 
@@ -86,7 +86,7 @@ class _Digits:
         return self.thread_loop([For("d", self.t, RADIX, tuple(block), step=self.threads)])
 
     def digit(self, values: dict[int, Scalar]) -> Scalar:
-        """Bind the digit of the element with ``values``, by operand number."""
+        """Return the radix digit of the element with ``values``."""
         region, attrs = self.op.regions[0], self.op.attrs
         nothing = Const(0, "i32")  # operand that the key does not depend on
         (x,) = self.e.region(region, tuple(values.get(k, nothing) for k in range(len(region.params))))
@@ -174,7 +174,7 @@ class _DigitSort(_Digits):
         return self.t // WARP
 
     def kernel(self) -> Kernel:
-        """Return the kernel; its steps are those of the module docstring."""
+        """Return the kernel of one radix sort pass: rank in warps, prefix sums, scatter."""
         own = [*self.own.values(), *self.digits, *self.same, self.rank]
         shared = [*self.cells.values(), self.counts, *self.sums, self.offset]
         w = sym("w", 0, self.threads // WARP)

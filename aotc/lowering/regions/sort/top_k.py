@@ -63,7 +63,7 @@ class _Gathered:
         self.open = Apply("not", (Load(self.has_limit, ()),), "i1")
 
     def allocate(self) -> list[Stmt]:
-        """Return the allocations and initial values."""
+        """Return the allocations of the candidate buffer, with initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
         made += [Store(self.fill, (), i64_literal(0)), Store(self.has_limit, (), Const(False, "i1"))]
         return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
@@ -83,7 +83,7 @@ class _Gathered:
         return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
 
     def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
-        """Return the statements that sort and cut after block ``j``, if the buffer is full or the row ends."""
+        """Return the statements that sort the buffer and keep the k largest when it is full or the row ends."""
         e = self.e
         each = e.new_block()
         count = e.bind(Load(self.fill, ()), "n")
@@ -100,7 +100,7 @@ class _Gathered:
         return [*each, If(Apply("or", (is_full, is_last), "i1"), tuple(ordered))]
 
     def give(self) -> list[Stmt]:
-        """Return the statements that store the results."""
+        """Return the statements that store the k largest elements and their indices."""
         block = self.e.new_block()
         k = sym("k", 0, self.top)
         pairs = [(out, row) for out, row in zip(self.outputs, self.radix.row()) if out is not None]
@@ -120,7 +120,7 @@ class _TestedBlocks:
     def loop(
         self, take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None
     ) -> list[Stmt]:
-        """Return the loops that ``take`` the elements of blocks with one above the limit.
+        """Return the loops over blocks of elements; ``take`` handles blocks with an element above the limit.
 
         A block is also taken if ``always`` is True at run time. ``end`` writes the statements after each block, and
         those of one more iteration after the last. Without ``end`` a block is taken from its end: of ascending
@@ -187,7 +187,7 @@ class _Largest:
         self.has_room = Apply("lt", (Load(self.fill, ()), IndexScalar(self.top)), "i1")
 
     def allocate(self) -> list[Stmt]:
-        """Return the allocations and initial values; the first element is already compared with them."""
+        """Return the allocations of the k largest elements so far, with initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
         made += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
