@@ -332,6 +332,9 @@ def compile(
     reader_process.prepare_for(model)
     chosen = checked_options(options, flags)
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
+    if mesh is not None or in_shardings is not None or out_shardings is not None:
+        with guard("while reading the shardings", chosen):
+            model = _on_mesh(model, mesh, in_shardings, out_shardings)
     made = compile_for(targets, chosen, model, example_args, args, kwargs)
     if output is not None:
         made.save(output)
@@ -349,8 +352,6 @@ def compile_for(
             from aotc.frontend.mlir import lines_shown
             from aotc.frontend.several_models import fetch_any
         begin_stage(chosen, "reading the model")
-        if mesh is not None or in_shardings is not None or out_shardings is not None:
-            model = _on_mesh(model, mesh, in_shardings, out_shardings)
         with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
             return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 

@@ -25,7 +25,8 @@ class Board:
             self.put[key, rank] = arrays
             self.changed.notify_all()
             whole = self.changed.wait_for(lambda: self.failed or all((key, r) in self.put for r in group), 60)
-            assert whole and not self.failed, f"rank {rank} waits for others at {key}"
+            assert whole, f"rank {rank} waits for others at {key}"
+            assert not self.failed
             return [self.put[key, r] for r in group]
 
 

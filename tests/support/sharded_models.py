@@ -125,7 +125,7 @@ def decode(w, cache, x, at):
 
 def decode_case():
     cache = {name: f32(2, 8, 16, 4) for name in ("keys", "values")}
-    heads = {name: P(None, "model") for name in cache}
+    heads = dict.fromkeys(cache, P(None, "model"))
     cut = {**LAYER}
     return Sharded(
         jax.jit(decode, donate_argnums=1), (layer_weights(), cache, f32(2, 32), np.int32(5)),
@@ -286,8 +286,8 @@ CASES = {
     "largest": Sharded(lambda x: (jnp.argmax(x, 1), lax.top_k(x, 4)), (f32(4, 64),), LINE, (P(None, "data"),)),
     "reshaped": Sharded(lambda x: jnp.sin(x).reshape(4, 16, 8).transpose(1, 0, 2).reshape(16, 32), (f32(64, 8),), GRID,
                         (P("data", "model"),), P("model")),
-    "joined": Sharded(lambda x, y: jnp.pad(jnp.concatenate([x, y], 0)[::-1], ((0, 8), (1, 1))), (f32(16, 4), f32(24, 4)),
-                      LINE, (P("data"), P("data")), P("data")),
+    "joined": Sharded(lambda x, y: jnp.pad(jnp.concatenate([x, y], 0)[::-1], ((0, 8), (1, 1))),
+                      (f32(16, 4), f32(24, 4)), LINE, (P("data"), P("data")), P("data")),
     "uneven": Sharded(uneven, (f32(30, 5), f32(5, 7)), LINE, whole=lambda x, w: jnp.sum(jnp.exp(x @ w), 0)),
     "sliced": Sharded(lambda x, i: (x[3:40], lax.dynamic_slice(x, (i, 0), (16, 4))), (f32(64, 4), np.int32(5)), LINE,
                       (P("data"), P())),
