@@ -69,7 +69,7 @@ def layer(w, x):
 
 
 def layer_weights(d=32, heads=8, k=4, wide=64):
-    shapes = {name: (d, heads, k) for name in ("query", "key", "value")} | {"out": (heads, k, d)}
+    shapes = dict.fromkeys(("query", "key", "value"), (d, heads, k)) | {"out": (heads, k, d)}
     shapes |= {"gate": (d, wide), "up": (d, wide), "down": (wide, d)}
     return {name: f32(*shape) for name, shape in shapes.items()} | {name: f32(d) + 1 for name in ("before", "after")}
 
@@ -298,8 +298,8 @@ CASES = {
     "mixture": Sharded(mixture, (f32(8, 16, 16), f32(16, 8), f32(64, 16)), LINE, (P("data"), P(), P("data")), P("data"),
                        whole=mixture_whole),
     "loop": Sharded(counted, (np.abs(f32(16, 4)),), LINE, (P("data"),)),
-    "branch": Sharded(lambda p, x: lax.cond(p, lambda x: x @ x.T, lambda x: x @ x.T * 2, x), (np.bool_(True), f32(8, 16)),
-                      LINE, (P(), P(None, "data"))),
+    "branch": Sharded(lambda p, x: lax.cond(p, lambda x: x @ x.T, lambda x: x @ x.T * 2, x),
+                      (np.bool_(True), f32(8, 16)), LINE, (P(), P(None, "data"))),
     "scattered": Sharded(lambda x, i, u: x.at[i].add(u), (f32(64, 4), ids(12), f32(12, 4)), LINE,
                          (P("data"), P(), P()), P("data")),
 }  # fmt: skip

@@ -42,7 +42,8 @@ def test_the_site_is_whole(site):
 
 
 def test_a_menu_of_versions_is_in_each_page(site):
-    found = re.search(r'<script id="__config" type="application/json">(.*?)</script>', (site / "index.html").read_text())
+    page = (site / "index.html").read_text()
+    found = re.search(r'<script id="__config" type="application/json">(.*?)</script>', page)
     assert json.loads(found[1])["version"] == {"alias": True, "provider": "mike"}
 
 
