@@ -20,19 +20,19 @@ Predicate = Callable[[Module], list[Finding]]
 
 
 def removed_by(run: Callable[..., Module]) -> Predicate:
-    """Return the predicate that the ops are absent that pass ``run`` removes by the op table."""
+    """Return the predicate that no op is left that pass ``run`` must remove."""
     return lambda module: _left_by(module, run.__name__)
 
 
 def checks_are_outside(module: Module) -> list[Finding]:
-    """No assertion is in a loop or a branch, and only assertions can fail."""
+    """Check that no assertion is in a loop or a branch, and that only assertions can fail."""
     inner = [op for f in module.functions.values() for outer in f.body.ops for r in outer.regions for op in walk(r)]
     loose = [Finding(f"{op.name} is in a loop or a branch", op.loc) for op in inner if op.name == "assert"]
     return loose + _left_by(module, "hoist_checks")
 
 
 def copies_are_complete(module: Module) -> list[Finding]:
-    """A function with specialized copies has one for each combination of the sizes of its copies."""
+    """Check that a function with specialized copies has one for each combination of sizes."""
     copies: dict[str, list[Function]] = {}
     for f in module.functions.values():
         if "specializes" in f.attrs:
@@ -41,37 +41,37 @@ def copies_are_complete(module: Module) -> list[Finding]:
 
 
 def operands_are_on_their_devices(module: Module) -> list[Finding]:
-    """An op only reads values on its own device; transfers move values between devices."""
+    """Check that ops read values on their own device only; transfers move values."""
     return [f for function in module.functions.values() if "devices" in function.attrs for f in _strangers(function)]
 
 
 def transfers_are_outside(module: Module) -> list[Finding]:
-    """No transfer is in the region of a device."""
+    """Check that no transfer is in the region of a device."""
     regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
     inner = [op for region in regions for op in walk(region)]
     return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
 
 
 def runs_are_sorted(module: Module) -> list[Finding]:
-    """The sizes of each merge of sorted runs are consistent: it merges whole runs, and keeps at most a merged run."""
+    """Check that merges of sorted runs merge whole runs and keep at most one merged run."""
     runs = [op for f in module.functions.values() for op in walk(f.body) if op.name == "sort_runs"]
     wrong = [op for op in runs if op.attrs["width"] % op.attrs["done"] or op.attrs["keep"] > op.attrs["width"]]
     return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
 
 
 def weights_are_apart(module: Module) -> list[Finding]:
-    """Arguments that are known before a call (weights) occur only in functions that compute from them alone."""
+    """Check that bound weights are only used in prepare functions, which depend on nothing else."""
     whole = [f for f in module.functions.values() if "weights" in f.attrs and "prepares" not in f.attrs]
     return [Finding(f"@{f.name} computes with weights what each call would", f.loc) for f in whole]
 
 
 def checks_are_first(module: Module) -> list[Finding]:
-    """Ops that checks do not need come after the last op at which the host waits."""
+    """Check that ops not needed by assertions come after the last op at which the host waits."""
     return [finding for f in module.functions.values() for finding in _late(f)]
 
 
 def ops_are_in_regions(module: Module) -> list[Finding]:
-    """A public function has only host ops, such as control flow and dispatches of existing regions with a kind."""
+    """Check that public functions contain only host ops: control flow and dispatches of regions."""
     public = {name: f for name, f in module.functions.items() if f.public}
     loose = _ops(Module(public), lambda op: op.name not in HOST, "is in no region")
     regions = {op.attrs["callee"] for f in public.values() for op in walk(f.body) if op.name == "dispatch"}

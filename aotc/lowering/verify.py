@@ -100,7 +100,7 @@ def _value(v: Value) -> dict[str, Any]:
 
 
 def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:
-    """Return a function from the name of a region to the number of its outputs that are updated in place."""
+    """Return a function from a region's name to its number of outputs updated in place."""
     return lambda name: count_overwritten_parameters(functions[name]) if name in functions else 0
 
 

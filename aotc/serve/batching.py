@@ -167,7 +167,7 @@ class Batcher:
             at += member.rows
 
     async def _apart(self, members: Sequence[_Member]) -> None:
-        """Run each request of a failed batch alone, so that only the faulty request fails."""
+        """Run each request of a failed batch by itself, so that only the faulty one fails."""
         for member in members:
             if member.future.done():
                 continue

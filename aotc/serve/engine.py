@@ -39,7 +39,7 @@ class Ticket:
         self.rows, self._lap = 1, self.began
 
     def lap(self, phase: str = "") -> float:
-        """End a phase of the request and return its seconds; a phase without a name is not recorded."""
+        """End a phase of the request, record its duration under ``phase``, and return the seconds."""
         now = perf_counter()
         seconds, self._lap = now - self._lap, now
         if phase:

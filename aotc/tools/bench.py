@@ -150,7 +150,7 @@ class BenchResult(Shown):
     settings: BenchSettings
 
     def document(self) -> Document:
-        """Return the figures, a column for each bundle, and tables of their kernels if they were measured."""
+        """Return the benchmark report: latency and size figures per bundle, kernel times if measured."""
         names = [one.file for one in self.bundles]
         columns = [Column(""), *(Column(name, right=True) for name in names)]
         blocks: list[Block] = [table(columns, self._rows())]

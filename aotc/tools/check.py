@@ -124,7 +124,7 @@ class CheckReport(Shown):
         return self.difference is None and not any(self.results)
 
     def document(self) -> Document:
-        """Return a line for each result, the first op that differs, and the pass that changes the result."""
+        """Return the report of a check: the result differences, the first wrong op and pass."""
         lines = [Line(self.arguments)] if self.arguments else []
         lines += map(Line, self._about_results())
         if self.difference is not None:
@@ -309,7 +309,7 @@ class Checker:
         return self._difference(watch.op, watch.number, watch.mismatch)
 
     def _enter(self, op: Op, frame: Activation) -> Difference | None:
-        """Return the first differing op inside the loop or branch ``op``, run on the reference's values."""
+        """Return the first wrong op inside a loop or branch, run on the reference's values."""
         if op.name == "case":
             index = int(frame.environment[op.operands[0]])
             number = index if 0 <= index < len(op.regions) else len(op.regions) - 1
@@ -347,7 +347,7 @@ class Checker:
         return Difference(op.name, str(op.results[number].type), op.loc, mismatch, (), True, kernels)
 
     def _shortest(self, arrays: Sequence[np.ndarray]) -> Difference | None:
-        """Return the last op of the shortest program prefix with differing values."""
+        """Return the last op of the shortest program prefix whose compiled values differ (bisection)."""
         ops = _seen(self.function.body)
         recorded: dict[Value, np.ndarray] = {}
 
@@ -405,7 +405,7 @@ class _Lazy:
         self.make = cache(make)
 
     def get(self, number: int) -> np.ndarray | None:
-        """Return the result with this number, or None if the results cannot be computed."""
+        """Return the number-th result, computed on first use; None if that fails."""
         found = self.make()
         return None if found is None else found[number]
 

@@ -153,12 +153,12 @@ class Flow:
         return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
 
     def way_of(self, step: FlowStep) -> tuple[int, int]:
-        """Return the numbers of the memories that a step reads and writes; a copy may have two different ones."""
+        """Return the memories (by number) that a step reads and writes; two for a transfer."""
         homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
-        """Return the number of executions of a step inside the loops and branches ``within``.
+        """Return how often a step inside the loops and branches ``within`` executes.
 
         All branches are taken.
         """
@@ -300,7 +300,7 @@ class _Walker:
         self.flow.arenas[space] = max(self.flow.arenas[space], size)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        """Return a guess."""
+        """Return an assumed value for an integer that a real call would read from memory."""
         return 1 if dtype == "i1" else UNKNOWN_SIZE.value
 
     def submit(self, number: int, parameters: list[int]) -> None:

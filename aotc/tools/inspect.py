@@ -157,11 +157,11 @@ class Inspection(Shown):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that it has code for."""
+        """Return the targets that the bundle has code for."""
         return tuple(v.target for v in self.variants)
 
     def document(self) -> Document:
-        """Return the summary."""
+        """Return the bundle's summary as a document."""
         blocks = self._head()
         for variant in self.variants:
             blocks += _summary(variant, SHOWN_DETAILS)

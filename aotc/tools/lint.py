@@ -71,7 +71,7 @@ class LintReport(Shown):
         return not self.refusals
 
     def document(self) -> Document:
-        """Return a table of the ops, those of equal treatment in one row, and the refusals."""
+        """Return the lint report: how each kind of op is compiled, and the refusals."""
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)

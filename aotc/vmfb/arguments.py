@@ -283,7 +283,7 @@ def prepare_arguments(
 
 
 def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
-    """Copy, in place in the list, the arrays that the program overwrites but the caller has not donated.
+    """Copy arrays that the program would overwrite although the caller did not donate them.
 
     Also copies donated arrays that cannot be overwritten: read-only, or sharing memory with another argument.
     """
@@ -300,7 +300,7 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
 def take_over(
     arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool, now: bool = True
 ) -> None:
-    """Invalidate the caller's device arrays that were passed for donated arguments.
+    """Mark the caller's donated device arrays as unusable.
 
     In ``arrays`` they are replaced by new objects of the same memory. A donated array is invalidated even if the call
     made a copy and need not overwrite it, so that no caller can depend on that. With ``now`` False, earlier submissions

@@ -196,7 +196,7 @@ class Callbacks:
         return call
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``run``, a native call, so that it raises the exceptions of Python functions called meanwhile."""
+        """Wrap a native call so that exceptions of Python callbacks are raised afterwards."""
         failures = self._failures
 
         def call(*arguments: Any) -> Any:
@@ -215,7 +215,7 @@ class Callbacks:
 
     @never_freed
     def notice(self) -> None:
-        """End a running native call in which a function has raised, or which must stop for another reason."""
+        """Stop a running native call whose Python callback has raised, or that must end."""
         self.check()
         raise_if_interrupted()
 

@@ -141,15 +141,15 @@ class FunctionResidence(Protocol):
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """For each argument the number of its GPU, or -1."""
+        """Return the GPU number of each argument, or -1 for host memory."""
 
     @property
     def result_gpus(self) -> tuple[int, ...]:
-        """For each result the number of its GPU, or -1."""
+        """Return the GPU number of each result, or -1 for host memory."""
 
     @property
     def named(self) -> tuple[bool, ...]:
-        """For each result, True if the signature places it on a GPU."""
+        """Return, for each result, True if the signature places it on a GPU."""
 
     def owner(self, number: int) -> LoadedGpu | None:
         """Return the allocator of an argument's memory, or None for host memory."""
@@ -239,7 +239,7 @@ class FunctionTable(Protocol):
 
     @property
     def home(self) -> str:
-        """The device of values that are on none of the model's devices."""
+        """Return the device of values that are not on a device of the model."""
 
     @property
     def prepared(self) -> Mapping[str, Any]:

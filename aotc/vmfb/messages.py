@@ -18,7 +18,7 @@ _FIELD = r"\{\{|\{(\d+)(?::(\w+)(?:\[([\d,]+)\])?(?::([^{}]*))?)?\}"
 
 
 def shown_as(dtype: str) -> str:
-    """Return the dtype to which a message widens values of ``dtype``: f32 for small floats, 32 bits below one byte."""
+    """Return the dtype in which a message shows values of ``dtype``: f32 for small floats, 32-bit integers."""
     row = DTYPES[dtype]
     if row.kind == "f" and row.bits < 32:
         return "f32"

@@ -43,7 +43,7 @@ class Judgement:
         self.after, self.condition = after, condition
 
     def failure(self, read: Callable[[int, int, str], int]) -> CallError:
-        """Return the error of a failed assertion; ``read(slot, offset, dtype)`` reads the values of its message."""
+        """Return the error of a failed runtime assertion, with its message's values read by ``read``."""
         from aotc.vmfb.messages import render  # only for a failure
 
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
@@ -135,7 +135,7 @@ def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, 
 def run_with_assertions(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
 ) -> CallError | None:
-    """Run ``calls``, checking the assertions before the first and after each; return the first error, or None."""
+    """Run the native calls of a plan, checking assertions before, between and after; return the error or None."""
     failure = _first_failure(judged[0], slots)
     for call, after in zip(calls, judged[1:]):
         if failure is not None:

@@ -25,7 +25,7 @@ def is_part(name: str, whole: str) -> bool:
 
 
 def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
-    """Return the path of the result ``name`` below the result or tree of results ``out``; None if it is elsewhere.
+    """Return the path of a result below the pytree of results ``out``; None if it is elsewhere.
 
     ``result`` also means the whole tree of results, whose leaves correspond to those of ``argument`` in ``arguments``.
     """

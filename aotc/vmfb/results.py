@@ -71,7 +71,7 @@ class Residence:
         return self._givers[number]
 
     def stays(self, wanted: str, out: Sequence[Any]) -> list[bool]:
-        """Return for each result whether it stays on a GPU: by ``wanted``, or by the memory of its ``out=`` buffer."""
+        """Return, for each result, True if it stays on a GPU, by ``wanted`` or by its ``out=`` buffer."""
         every = {NUMPY: [False] * len(self.named), DEVICE: [bool(o) for o in self._owners]}.get(wanted, self.named)
         return [stays if given is None else not isinstance(given, np.ndarray) for stays, given in zip(every, out)]
 

@@ -124,7 +124,7 @@ class _Live:
         self.results[index] = self.guarded[index] = found
 
     def made(self, index: int) -> np.ndarray | None:
-        """Return a result, copied to the ``out=`` buffer if it has one."""
+        """Return a computed result, copied to its ``out=`` buffer if there is one."""
         given, guarded = self.out[index], self.guarded.get(index)
         if guarded is None:
             return self.results[index]
@@ -390,7 +390,7 @@ class LoadedFunction:
         return fast(values)
 
     def _slow_way(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return :meth:`run` as a function without a strong reference to this object.
+        """Return :meth:`run` as a function that does not keep this object alive.
 
         The fast paths call it, and this object references them: a strong reference would be a cycle.
         """

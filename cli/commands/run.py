@@ -178,7 +178,7 @@ def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace
 
 
 def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
-    """Return the destination of results: a file, True to append to it, and result numbers.
+    """Parse the ``--output`` options: destination file, append flag and result numbers of each.
 
     ``-`` is text on stdout, and an empty string discards the result. If the last file can hold several arrays, it
     receives all remaining results.
@@ -203,7 +203,7 @@ def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str
 def _show(
     results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int | None
 ) -> None:
-    """Write results to ``places``; as text with at most ``limit`` elements in IREE's form, or else as NumPy does."""
+    """Write results to files, or print them as text with at most ``limit`` elements."""
     from aotc.display.text import display_width
     from aotc_cli.shared.array_files import WRITERS, suffix_of, write_arrays
     from aotc_cli.shared.inputs import save_array

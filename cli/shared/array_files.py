@@ -57,7 +57,7 @@ def _check_safetensors(path: str, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def holds_several(path: str) -> bool:
-    """Return True if a file of this name can hold more than one result."""
+    """Return True if the file format of ``path`` can hold more than one array."""
     return suffix_of(path) in WRITERS and suffix_of(path) != ".bin"
 
 

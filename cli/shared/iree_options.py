@@ -41,7 +41,7 @@ FLAGS: dict[str, tuple[str, str]] = {
 
 
 def in_our_words(args: Sequence[str], known: frozenset[str]) -> Iterator[str]:
-    """Yield the arguments of a command with the options ``known``, with IREE's spellings replaced."""
+    """Translate IREE's spellings of options to aotc's in a command's arguments."""
     rest = iter(args)
     for arg in rest:
         name, equals, value = arg.partition("=")
@@ -73,6 +73,6 @@ class Spelled(TyperCommand):
     """A command that also accepts IREE's spellings of options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Replace IREE's spellings, then parse the arguments."""
+        """Parse a command's arguments after translating IREE's spellings of options."""
         known = frozenset(option for parameter in self.params for option in parameter.opts)
         return super().parse_args(ctx, list(in_our_words(args, known)))

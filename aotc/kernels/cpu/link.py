@@ -144,7 +144,7 @@ class Linker:
         return self._process
 
     def give(self, objects: Sequence[bytes]) -> None:
-        """Pass the objects to the waiting linker."""
+        """Send the objects to the running linker process."""
         folder = self._stack.enter_context(work_folder(self._folder))
         files = [folder / f"{n}.o" for n in range(len(objects))]
         for file, data in zip(files, objects, strict=True):
@@ -157,7 +157,7 @@ class Linker:
             pipe.write(b"{ };\n")
 
     def take(self, allowed: Collection[str] = ()) -> bytes:
-        """Return the bytes of the shared library; it may import ``allowed`` symbols besides the usual ones.
+        """Return the linked shared library, which may import ``allowed`` symbols.
 
         Raises
         ------

@@ -60,7 +60,7 @@ def emit_body(
     module: ir.Module, name: str, kernel: Kernel, target: Target, emit_tile: EmitTile,
     emitter: Emitter | None = None, parameters: Sequence[ir.Type] = PARAMETERS,
 ) -> ir.Function:  # fmt: skip
-    """Add the function of one grid iteration of ``kernel`` to ``module``.
+    """Add the LLVM function that runs one grid item of ``kernel`` to ``module``.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class BodyEmitter:
         return Indices(builder)
 
     def emit(self) -> None:
-        """Emit the whole body."""
+        """Emit the whole body of the kernel."""
         item = self._bind_parameters()
         self._metadata = self.metadata(self.builder.module, self.kernel, self.target, self._scratch)
         self._polls = Polls(self.builder, self.kernel) if self.target.kind == "cpu" else None

@@ -101,7 +101,7 @@ class Indices:
         del self._numbers[name]
 
     def fold(self, dim: Dim) -> Dim:
-        """Return ``dim`` with the numbers of unrolled loops substituted."""
+        """Return ``dim`` with the constant variables of unrolled loops substituted."""
         return substitute(dim, self._numbers) if self._numbers else dim
 
     def emit(self, dim: Dim) -> ir.Value:

@@ -221,7 +221,7 @@ def _is_expensive(loop: For) -> bool:
 
 
 def fills_registers(kernel: Kernel) -> bool:
-    """Does a loop compute expensive functions of converted floats? Their constants fill the registers."""
+    """Return True if a loop's functions need so many constants that they fill the registers."""
     dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
     narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
     return narrow and any(isinstance(s, For) and _is_expensive(s) for s in walk(kernel.body))

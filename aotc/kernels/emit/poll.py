@@ -117,7 +117,7 @@ class Polls:
             builder.store(i64(0), self._done)
 
     def iteration(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Count an iteration of ``loop``, which starts here; ``heap`` is memory to free if the kernel stops."""
+        """Emit the poll counter of a loop iteration; ``heap`` is freed if the kernel stops early."""
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
@@ -134,7 +134,7 @@ class Polls:
         builder.position_at_end(go)
 
     def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Poll, and return from the kernel if it must stop, after freeing ``heap``."""
+        """Emit a poll for cancellation, and an early return from the kernel after freeing ``heap``."""
         builder = self._builder
         leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
         builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])

@@ -68,7 +68,7 @@ def define_scalars(module: ir.Module) -> None:
 
 
 def calls_rarely(text: str) -> bool:
-    """Return True if a kernel's text calls functions for rare arguments."""
+    """Return True if a kernel's LLVM text calls the slow paths of functions (rare arguments)."""
     return CHOICE in text
 
 

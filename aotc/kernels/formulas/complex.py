@@ -201,7 +201,7 @@ def root(m: Algebra, roomy: bool, a: Pair) -> Pair:
 @function("rsqrt")
 @in_wide
 def reciprocal_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``conj(sqrt z) / |z|``; of 0 it is infinite, of infinity 0."""
+    """Return the complex ``1 / sqrt z``: ``conj(sqrt z) / |z|``; infinite for 0, 0 for infinity."""
     inner, n = even_scale(m, roomy, a)
     x, y = root_of_moderate(m, inner)
     size = m.sqrt(m.multiply_add(inner[0], inner[0], inner[1] * inner[1]))
@@ -253,7 +253,7 @@ def _zero_on_axis(m: Algebra, a: Pair, y: Any) -> Any:
 @function("sin")
 @in_wide
 def sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``sin x cosh y + i cos x sinh y``."""
+    """Return the complex sine: ``sin x cosh y + i cos x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
 
@@ -261,7 +261,7 @@ def sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
 @function("cos")
 @in_wide
 def cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``cos x cosh y - i sin x sinh y``."""
+    """Return the complex cosine: ``cos x cosh y - i sin x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
 
@@ -317,7 +317,7 @@ def minimum(m: Algebra, a: Pair, b: Pair) -> Pair:
 @function("tan")
 @in_wide
 def tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``-i tanh(iz)``."""
+    """Return the complex tangent: ``-i tanh(iz)``."""
     x, y = _hyperbolic_tangent(m, (-a[1], a[0]))
     return y, -x
 
@@ -334,14 +334,14 @@ def _in_direction(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
 @function("cbrt")
 @in_wide
 def cube_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """The principal cube root."""
+    """Return the principal complex cube root."""
     size, quadrant = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
     return _in_direction(m, size, m.const(1.0), quadrant)
 
 
 @function("atan2")
 def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
-    """``-i log((b + ia) / sqrt(a*a + b*b))``."""
+    """Return the complex atan2 of ``a`` and ``b``: ``-i log((b + ia) / sqrt(a*a + b*b))``."""
     square = COMPLEX["add"](m, COMPLEX["mul"](m, a, a), COMPLEX["mul"](m, b, b))
     x, y = logarithm(m, divide(m, (b[0] - a[1], b[1] + a[0]), root(m, square)))
     return y, -x

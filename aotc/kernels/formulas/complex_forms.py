@@ -30,7 +30,7 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def larger(m: Algebra, x: Any, y: Any) -> Any:
-    """Return the larger of two sizes; a NaN is never the larger one."""
+    """Return the larger of two magnitudes; a NaN is never the larger one."""
     return m.select(x < y, y, x)
 
 
@@ -50,7 +50,7 @@ def is_moderate(m: Algebra, a: Pair) -> Any:
 
 
 def to_one(m: Algebra, size: Any) -> tuple[Any, Any]:
-    """Return a power of two that scales ``size`` to about 1, and its logarithm."""
+    """Return a power of two that scales the magnitude ``size`` to about 1, and its logarithm."""
     exponent = m.shift_right_logical(m.to_bits(size), 52)
     exponent = m.select(exponent > 2045, 2045, exponent)
     exponent = m.select(exponent < 1, 1, exponent)
@@ -79,7 +79,7 @@ def sum_of_products(m: Algebra, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def size_of(m: Algebra, roomy: bool, a: Pair) -> Any:
-    """Return ``|a|``, infinite if a part is infinite."""
+    """Return the magnitude ``|a|`` of a complex number, infinite if a part is infinite."""
     if roomy:
         size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     else:

@@ -68,14 +68,14 @@ def _arc(m: Algebra, roomy: bool, a: Pair) -> Pair:
 
 @in_wide
 def arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``atan(x / Re sqrt(1 - z*z)) + i eta``."""
+    """Return the complex arc sine: ``atan(x / Re sqrt(1 - z*z)) + i eta``."""
     side, eta = _arc(m, roomy, a)
     return m.select(a[0] == 0.0, a[0], real.atan2(m, a[0], side)), m.copysign(eta, a[1])
 
 
 @in_wide
 def arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """The complement of the arc sine, without cancellation where that is near pi/2."""
+    """Return the complex arc cosine: the complement of the arc sine, without cancellation near pi/2."""
     return _arc_cosine(m, roomy, a)
 
 
@@ -87,27 +87,27 @@ def _arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
 
 @in_wide
 def hyperbolic_arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``i acos z`` or ``-i acos z``, the one with a non-negative real part."""
+    """Return the complex arcosh: ``i acos z`` or ``-i acos z``, with non-negative real part."""
     xi, eta = _arc_cosine(m, roomy, a)
     return m.abs(eta), m.copysign(xi, a[1])
 
 
 @in_wide
 def hyperbolic_arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``-i asin iz``."""
+    """Return the complex arsinh: ``-i asin iz``."""
     side, eta = _arc(m, roomy, (-a[1], a[0]))
     return m.copysign(eta, a[0]), m.select(a[1] == 0.0, a[1], real.atan2(m, a[1], side))
 
 
 @in_wide
 def hyperbolic_arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``log(1 + 4 x / |1 - z|**2) / 4 + i atan2(2 y, 1 - |z|**2) / 2``."""
+    """Return the complex artanh: ``log(1 + 4 x / |1 - z|**2) / 4 + i atan2(2 y, 1 - |z|**2) / 2``."""
     return _hyperbolic_arc_tangent(m, roomy, a)
 
 
 @in_wide
 def arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
-    """``-i atanh iz``."""
+    """Return the complex arc tangent: ``-i atanh iz``."""
     x, y = _hyperbolic_arc_tangent(m, roomy, (-a[1], a[0]))
     return y, -x
 

@@ -17,7 +17,7 @@ from aotc.kernels.formulas.llvm_algebra import Algebra
 
 
 def quotient(m: Algebra, a: Pair, b: Pair, *, roomy: bool) -> Pair:
-    """Divide any numbers; where both parts are NaN, C99's annex G (G.5.1) recovers infinities and zeros.
+    """Return the complex quotient of any numbers, with infinities and zeros as in C99's annex G (G.5.1).
 
     An infinite dividend over a finite divisor is infinite, and a finite dividend over an infinite divisor is 0, even if
     the other part of the infinite number is NaN. Anything over 0 is infinite, except 0 and NaN.

@@ -31,7 +31,7 @@ _SERIES = (3617 / 8160, -1 / 12, 691 / 32760, -1 / 132, 1 / 240, -1 / 252, 1 / 1
 @function(f32=1, f64=4)
 @in_wide
 def digamma(m: Algebra, x: Any) -> Any:
-    """``digamma(1 - x) - pi cot(pi x)`` of negative numbers; NaN at the poles and at 0."""
+    """Return digamma; negative numbers by the reflection formula, NaN at the poles and at 0."""
     negative = x < 0.0
     y = _of_positive(m, m.select(negative, 1.0 - x, x))
     t = x - m.rint(x)

@@ -113,7 +113,7 @@ ERF_INV_END = 16.0
 @function(f32=3, f64=4)
 @with_sign_of_first
 def erf_inv(m: Algebra, x: Any) -> Any:
-    """Giles' formula: infinite at 1; NaN beyond, as the logarithm is."""
+    """Return the inverse of erf by Giles' formula: infinite at 1, NaN beyond."""
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     root = m.sqrt(w)

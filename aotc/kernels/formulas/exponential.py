@@ -24,7 +24,7 @@ _LN2 = ((0.693359375, -2.12194440e-4), (LN2_HIGH, LN2_LOW))
 
 
 def reduced(m: Algebra, x: Any, low: float | None, high: float | None, more: int | None = None) -> tuple[Any, Any, Any]:
-    """Return ``(word, r, rest)`` with ``x``, clamped to the bounds, equal to ``k ln 2 + r + rest``.
+    """Reduce the argument of exp: return ``(word, r, rest)`` with ``x == k ln 2 + r + rest``.
 
     Adding 1.5 * 2**23 (in 64 bits 1.5 * 2**52) rounds to an integer and leaves it in the low bits, which saves two
     conversions. These bits of ``word`` are ``k + more``; by default ``more`` is twice the exponent of 1. The bits above
@@ -66,7 +66,7 @@ def _shifted(m: Algebra, word: Any) -> Any:
 
 
 def times_power(m: Algebra, y: Any, word: Any) -> Any:
-    """Return ``y * 2**k`` for a word of :func:`reduced`, in two steps, so that subnormal results round once."""
+    """Return ``y * 2**k`` in two steps, so that subnormal results are rounded once."""
     half = word >> 1
     return y * m.from_bits(_shifted(m, half)) * m.from_bits(_shifted(m, word - half))
 
@@ -83,7 +83,7 @@ def less_one_of_two_words(m: Algebra, high: Any, low: Any) -> tuple[Any, Any]:
 
 @function(f32=1, f64=1.5)
 def exp(m: Algebra, x: Any) -> Any:
-    """``2**n * e**r``."""
+    """Return ``e**x`` as ``2**n * e**r``."""
     wide = m.bits == 64
     word, r, _ = reduced(m, x, limits.EXP_LOW[wide], limits.EXP_HIGH[wide])
     return times_power(m, _power(m, r), word)
@@ -122,7 +122,7 @@ EXPM1_LOW = (-20.0, -40.0)
 
 @function(f32=1, f64=1)
 def expm1(m: Algebra, x: Any) -> Any:
-    """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
+    """Return ``e**x - 1`` as ``2**n * ((e**r - 1) + (1 - 2**-n))``."""
     word, r, rest = reduced(m, x, EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
     k, top = _exponent_of(m, word), 1022 if m.bits == 64 else 126
     scale = power_of_two(m, m.select(k > top, -top, -k))
@@ -140,7 +140,7 @@ _EXP2 = (0.0001545316294512069, 0.0013390863364671234, 0.009618082557277852, 0.0
 
 @function(f32=4, f64=3)
 def tanh(m: Algebra, x: Any) -> Any:
-    """``(e**2x - 1) / (e**2x + 1)``; in 64 bits both are divided by the power of two."""
+    """Return ``tanh x`` as ``(e**2x - 1) / (e**2x + 1)``; in 64 bits both are scaled by the power of two."""
     if m.bits == 32:
         return _tanh32(m, x)
     a = m.abs(x)

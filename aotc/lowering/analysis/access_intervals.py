@@ -45,7 +45,7 @@ class ItemSpans:
 def item_spans(
     kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> list[ItemSpans]:
-    """Return the bytes that blocks of items access, one :class:`ItemSpans` per buffer, inputs first.
+    """Return the byte ranges that blocks of grid items access, per buffer, inputs first.
 
     Block ``n`` has the items from ``edges[n]`` up to but not including ``edges[n + 1]``. ``sizes`` are the values of
     the kernel's dims.
@@ -68,7 +68,7 @@ class _Hull:
         self.least, self.most = _lesser(self.least, ends[0]), _greater(self.most, ends[1])
 
     def spans(self, size: int, count: int, blocks: tuple[int, ...]) -> ItemSpans:
-        """Return the accessed bytes of a buffer of ``count`` elements of ``size`` bytes."""
+        """Return the accessed byte ranges of a buffer of ``count`` elements of ``size`` bytes."""
         begins = _between(self.least, 0, count) * size
         ends = _greater(begins, _between(self.most + 1, 0, count) * size)
         return ItemSpans(np.full(blocks, begins, np.int64), np.full(blocks, ends, np.int64))

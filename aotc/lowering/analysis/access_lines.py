@@ -72,7 +72,7 @@ class ItemLines:
 
 
 def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
-    """Return the bounds of the accesses of ``kernel`` for groups of ``group`` items."""
+    """Return linear bounds, in the item number, of the bytes that groups of ``group`` items access."""
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _LineWalker({b.name: set() for b in buffers}, frozenset({*kernel.dims, ITEM}), group)
     walker.block(kernel.body, _Lines())
@@ -83,7 +83,7 @@ def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
 
 
 def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
-    """Return the outermost of lines that differ only by a constant; None if a line is unknown.
+    """Return the outermost of parallel lines; None if one is unknown.
 
     ``sign`` is -1 for lower bounds, 1 for upper ones.
     """
@@ -98,7 +98,7 @@ def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
 
 
 def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
-    """Return the byte offset of element ``e + after``, of ``size`` bytes each, as a line; None if it is not linear."""
+    """Return the byte offset of element ``e + after`` as a linear function of item and sizes; or None."""
     if e is None:
         return None
     e = (e + after) * size

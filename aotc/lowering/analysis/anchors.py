@@ -47,12 +47,12 @@ def single_axis(e: Dim) -> LoopAxis | None:
 
 
 def anchor_of(root: Op) -> Value:
-    """Return the value whose index space a region iterates over: a reduction's operand, else the root's result."""
+    """Return the value that defines a region's iteration space: a reduction's operand, or the root's result."""
     return root.operands[0] if root.name == "reduce" else root.results[0]
 
 
 def anchors_of(root: Op, ops: Sequence[Op]) -> Anchors:
-    """Return the anchors of the outlined region ``ops`` that fusion grew from ``root``.
+    """Return the index of each value in a fused region's iteration space, starting from ``root``.
 
     Ops that depend on the root joined the region in program order, so extending in this order gives the indices that
     fusion used. All other ops are recomputed wherever their values are read. Their indices are added last, when they
@@ -119,7 +119,7 @@ class Anchors:
             self.extend(root, {root})
 
     def note(self, value: Value, index: Index, level: int) -> None:
-        """Set the index and the level of ``value``."""
+        """Record the index and the loop level at which a region computes ``value``."""
         self.index[value], self.levels[value] = index, level
 
     def copy(self) -> Anchors:
@@ -130,7 +130,7 @@ class Anchors:
         return other
 
     def resolve(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
-        """Return the index at which an iteration computes ``value``, or None.
+        """Return the index at which an iteration of the region needs ``value``, or None.
 
         The search follows only the ops ``members`` and the movement ops between them.
         """
@@ -238,7 +238,7 @@ class Anchors:
         return index is not None and self._keeps_reduced(index)
 
     def rows(self) -> set[Value]:
-        """Return the values that are constant along the reduced axes."""
+        """Return the region's values that are constant along the reduced axes."""
         constant = {index: self._keeps_reduced(index) for index in set(self.index.values()) if index is not None}
         return {v for v, index in self.index.items() if index is not None and constant[index]}
 
@@ -247,7 +247,7 @@ class Anchors:
         return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _steps(e))
 
     def move(self, index: Index, at: Index) -> Index:
-        """Return ``index`` with the axes of the space replaced by the index ``at``."""
+        """Return ``index`` with loop axes replaced by the concrete index ``at``."""
         values: dict[Sym, Dim] = {}
         for s, e in zip(self.space, at, strict=True):
             axis = single_axis(s)

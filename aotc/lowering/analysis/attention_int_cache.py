@@ -19,7 +19,7 @@ INTEGERS = ("i8",)
 def narrow_read_before_widening(
     read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers, axis: Dim
 ) -> tuple[ElementRead, Scale | None] | None:
-    """Return the integers and the scale (or None) from which ``read`` is dequantized; None for other values.
+    """Return the int8 read and the scale (or None) from which ``read`` is dequantized; else None.
 
     The scale must not vary along ``axis``, the axis of the elements of a key or value. A rounding to bf16 or f16 after
     the multiplication is ignored.

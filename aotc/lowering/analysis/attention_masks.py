@@ -35,7 +35,7 @@ NUMBER_STEPS = 8
 
 
 def uniform_number(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float | None:
-    """Return the number that fills ``value``, or None.
+    """Return the number that fills the constant ``value``, or None if it is not uniform.
 
     The value is a constant, or computed from constants by a chain of at most ``steps`` scalar ops; movement ops do not
     count.
@@ -56,7 +56,7 @@ def uniform_number(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> f
 
 
 def earliest_read(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
-    """Follow ``read`` back through movement ops while dims are whole axes; return the earliest read, or None."""
+    """Follow ``read`` back through movement ops as far as its dims stay whole; return that read, or None."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
         read = ElementRead(op.operands[0], operand_index_of_movement(op, read.index))
@@ -114,7 +114,7 @@ def _mentions(e: Dim, axes: set[Dim]) -> bool:
 
 
 def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
-    """Return an integer element as an expression over the symbols of the index, or None."""
+    """Return an element of an integer tensor as an expression of its index, or None."""
     op = makers.get(value)
     if op is None:
         return None

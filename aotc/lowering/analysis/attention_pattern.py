@@ -115,12 +115,12 @@ class _AttentionMatcher:
         self.extents = {i: n for i, n in zip(self.index, shape, strict=True) if i != 0}
 
     def closed(self, users: Users) -> bool:
-        """Return True if only the matched ops read the values between the two matmuls."""
+        """Return True if no op outside of the match reads an intermediate value."""
         known = {*self.inside, self.product}
         return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
 
     def match(self) -> Attention | None:
-        """Return the attention, or None."""
+        """Match the softmax between two matmuls; return the attention, or None."""
         contracted = [self.index[d] for d in self._attr("contract") if self.index[d] != 0]
         if len(contracted) != 1:
             return None
@@ -138,7 +138,7 @@ class _AttentionMatcher:
     # --- steps backward ---
 
     def _behind(self, read: ElementRead, kept: bool = True) -> ElementRead:
-        """Follow ``read`` back through movements and float conversions; ``kept``: these are part of the match."""
+        """Follow ``read`` back through movement ops and float conversions."""
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
             if op.name in MOVES:
@@ -232,7 +232,7 @@ class _AttentionMatcher:
     # --- scores ---
 
     def _scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
-        """Return the first matmul, or None; ``found`` collects the scale, the biases and the masks applied to it.
+        """Follow scores back to the first matmul, collecting scale, biases and masks in ``found``; or None.
 
         In program order, scores are scaled, then biased, then masked. ``stage`` is 0 where masks may still follow
         backward, 1 after the first bias, 2 after the first scale.
@@ -335,7 +335,7 @@ class _AttentionMatcher:
         return self._part_of(ElementRead(first.operands[side], full), found)
 
     def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
-        """Return the read of a matmul's operand before it is widened or scaled; ``found`` collects the scale."""
+        """Return a matmul operand before widening and scaling; ``found`` collects the scale."""
         best = earliest_read(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None

@@ -71,7 +71,7 @@ Description: TypeAlias = Repeated | Progression | Banded | Stepped
 
 
 def describe_array(array: np.ndarray) -> Description | None:
-    """Return a description that needs much less memory than ``array``, or None.
+    """Return a compact description of a constant (splat, progression, band), or None.
 
     The description reproduces the bits exactly, also those of NaN and -0.0. A small corner of the array is compared
     first; most arrays without a description differ there, so large weights take no time.
@@ -120,7 +120,7 @@ def _progression(line: np.ndarray) -> tuple[int, int] | None:
 
 
 def _stepped(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
-    """Return ``a``, whose dims are ``dims`` of the described array, as integers in steps, or None.
+    """Return a constant as an arithmetic progression along ``dims``, or None.
 
     The first line along each dim gives its steps. Their sum is compared with the whole array.
     """
@@ -152,7 +152,7 @@ def _exact_integers(dtype: np.dtype) -> int:
 
 
 def _steps(line: np.ndarray, dim: int, limit: int) -> Steps | None:
-    """Return the steps of a line of integers, or None if it has none or they are all equal."""
+    """Return the steps of a line of integers (an arithmetic progression in segments), or None."""
     every = _run(line)
     if every == len(line):
         return None
@@ -174,7 +174,7 @@ def _integers(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarr
 
 
 def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
-    """Return the matrix ``a`` as a diagonal or a triangle, or None.
+    """Return a matrix as a diagonal or triangular matrix of one value, or None.
 
     The first row and column leave a few candidates, which are compared with the whole matrix.
     """

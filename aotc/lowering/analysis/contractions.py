@@ -73,7 +73,7 @@ class Contraction:
 
 
 def contraction_of(op: Op) -> Contraction:
-    """Return the sums of products of a ``matmul`` or a ``conv`` without groups."""
+    """Return a ``matmul`` or ungrouped ``conv`` in the common form of rows, columns and terms."""
     return _conv(op) if op.name == "conv" else _matmul(op)
 
 

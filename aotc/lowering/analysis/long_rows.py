@@ -54,7 +54,7 @@ class LongRow:
 
     @property
     def rescaled(self) -> bool:
-        """Return True for a sum of ``exp``, False for one of squares."""
+        """Return True if the second reduction sums ``exp`` (softmax), False if it sums squares (variance)."""
         return any(op.name == "exp" for op in self.steps)
 
     @property
@@ -106,7 +106,7 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
 
 
 def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
-    """Return the sums by which the division ``op`` normalizes a softmax, one per row, or None if it does not.
+    """Return the per-row sums by which the softmax division ``op`` normalizes, or None.
 
     ``op`` must divide ``exp(x - max)`` by its own sum along the row.
     """
@@ -160,7 +160,7 @@ def broadcasts_row_scalar(op: Op, reduction: Op) -> bool:
 
 
 def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
-    """Return the only reduction from which ``centre`` is computed, with constants; None if there is anything else."""
+    """Return the single reduction on which ``centre`` depends besides constants; or None."""
     found: set[Op] = set()
     stack, seen = [centre], set()
     while stack:

@@ -53,7 +53,7 @@ def scan_of(op: Op) -> Scan | None:
 
 
 def moved_dims(op: Op) -> list[int]:
-    """Return the dims along which the windows of ``op`` have several elements, or padding."""
+    """Return the dims with windows of several elements or with padding."""
     widths = zip(dims_of(op.attrs, "window"), pairs_of(op.attrs), strict=True)
     return [d for d, (length, padding) in enumerate(widths) if length != 1 or tuple(padding) != (0, 0)]
 

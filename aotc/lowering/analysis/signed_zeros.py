@@ -47,7 +47,7 @@ def _holds(v: Value, found: set[Value]) -> bool:
 
 
 def _makes_none(op: Op, found: set[Value]) -> bool:
-    """Return True if no element of the results of ``op`` is -0.0, provided that the values ``found`` have none."""
+    """Return True if ``op`` produces no -0.0, given that the values ``found`` contain none."""
     fit = [_holds(v, found) for v in op.operands]
     match op.name:
         case "constant":

@@ -80,7 +80,7 @@ class _ValueFacts:
 
 
 def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
-    """Return True if the maximum ``op`` may ignore NaN because all results of ``region`` stay the same.
+    """Return True if ignoring NaN in the maximum ``op`` does not change any result of ``region``.
 
     In a row with a NaN, each result must not depend on the maximum, or be NaN in the whole row: computed by arithmetic
     from the sum of the row, which in turn is computed by arithmetic from the element that is NaN.

@@ -152,7 +152,7 @@ class _Reader:
         return None if left is None or right is None else (op.name, left, right)
 
     def affine(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
-        """Return ``v`` as a carried integer plus a constant, or None if it has no such form."""
+        """Return ``v`` as a carried integer plus a constant, or None."""
         if v in known:
             return known[v]
         op = _maker(region, v)
@@ -177,7 +177,7 @@ class _Reader:
         return None
 
     def passed(self, op: Op, region: Region, known: Mapping[Value, _Affine | None]) -> dict[Value, _Affine | None]:
-        """Return the arguments of a dispatch as affine values, by the params of its function."""
+        """Return a dispatch's arguments as affine functions of carried integers, by callee parameter."""
         params = self.functions[op.attrs["callee"]].body.params
         return {p: self.affine(x, region, known) for p, x in zip(params, op.operands, strict=True)}
 

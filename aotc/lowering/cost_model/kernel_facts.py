@@ -27,7 +27,7 @@ class FactsOfKernels(Generic[Fact]):
     _facts: dict[tuple[Hashable, ...], tuple[Kernel, Fact]] = field(default_factory=dict)
 
     def of(self, kernel: Kernel, *more: Hashable) -> Fact:
-        """Return ``find(kernel, *more)``, from the cache if possible."""
+        """Return the facts of ``kernel``, cached."""
         key = (*map(id, _parts(kernel)), *more)
         found = self._facts.get(key)
         if found is None:

@@ -78,7 +78,7 @@ class KernelWork:
 
 
 def number(e: Dim, values: Mapping[str, float]) -> float:
-    """Evaluate ``e`` with ``values``; other symbols count as ``UNKNOWN_SIZE``, or less if their bound is lower."""
+    """Evaluate the dim ``e``; symbols without a value count as ``UNKNOWN_SIZE`` or their smaller bound."""
     if not isinstance(e, Expr):
         return e
     total: float = e.const

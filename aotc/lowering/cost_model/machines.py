@@ -144,7 +144,7 @@ class Machine:
     loads: int = 1
 
     def level_of(self, size: float) -> Level:
-        """Return the nearest level that holds ``size`` bytes."""
+        """Return the smallest cache or memory level that can hold ``size`` bytes."""
         return next(level for level in self.levels if size <= level.size)
 
 

@@ -148,7 +148,7 @@ class Costs:
     # ------------------------------------------------------------ kernels
 
     def of(self, kernel: Kernel, sizes: Mapping[str, int] | None = None) -> Cost:
-        """Return the cost of ``kernel``; ``sizes`` are those of its dims that are known."""
+        """Return the measured or predicted cost of ``kernel``."""
         if sizes:
             return self._cost(kernel, sizes)
         found = self._known.get(id(kernel))

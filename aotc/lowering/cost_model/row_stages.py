@@ -89,7 +89,7 @@ class RowStages:
         return [v for v in dict.fromkeys(read) if v in self.ops and self.is_row(v) and self.ops[v].name != "reduce"]
 
     def cone(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
-        """Return the values along the row that ``roots`` need; reductions and ``known`` values end the search."""
+        """Return the per-row values on which ``roots`` depend, up to reductions and ``known`` values."""
         found: dict[Value, None] = {}
         stack = list(roots)
         while stack:
@@ -102,7 +102,7 @@ class RowStages:
         return found
 
     def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
-        """Return the values that the first loop stores for later ones, with their bytes.
+        """Return the row values that the first loop should store for later loops, with their bytes.
 
         Values that are expensive to compute twice are stored; with ``cheap``, all that fit.
 

@@ -88,11 +88,11 @@ class RegionBuilder:
         return f"{prefix}{next(self._count)}"
 
     def elements(self) -> Elements:
-        """Return an emitter of this region's values."""
+        """Return a new emitter that computes elements of the region's values as scalars."""
         return self._elements(self.fresh)
 
     def trial_elements(self) -> Elements:
-        """Return an emitter for trial statements, which a planner drops: it reserves no names of the kernel."""
+        """Return an element emitter for a planner's trial statements, which are discarded."""
         numbers = count()
         return self._elements(lambda prefix: f"{prefix}{next(numbers)}")
 
@@ -102,7 +102,7 @@ class RegionBuilder:
         return e
 
     def row_stages(self) -> RowStages:
-        """Return the loops over a row of a region with reductions; its planner and its lowering share them."""
+        """Return the loops along a row of a region with reductions, shared by planner and lowering."""
         if self._stages is None:
             stored = [v for v in self.function.body.results if not self.anchors.is_row(v)]
             self._stages = RowStages(self.ops, self.anchors, stored)
@@ -199,19 +199,19 @@ def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> Non
 
 
 def index_of_value_at_anchor(b: RegionBuilder, value: Value, at: Index) -> Index:
-    """Return the index of ``value`` when the anchor is at ``at``."""
+    """Return the index of ``value`` at the iteration ``at`` of the region."""
     return b.anchors.move(b.index[value], at)
 
 
 def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], index: Index = ()) -> None:
-    """Make ``e`` read the results of reductions from element ``index`` of their accumulators from now on."""
+    """Make ``e`` read reduction results from their accumulators from now on."""
     for op, buffers in accumulators.items():
         for v, buffer in zip(op.results, buffers, strict=True):
             e.anchor(v, provide_scalar(Load(buffer, index)))
 
 
 def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Store the element at ``at`` of each result of the region that has one element per row."""
+    """Emit the stores of the region's per-row results at index ``at``."""
     for out, v in zip(b.outputs, b.function.body.results, strict=True):
         if b.anchors.is_row(v):
             index = index_of_value_at_anchor(b, v, at)
@@ -219,7 +219,7 @@ def store_rows(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 
 def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Make ``e`` read transposed values of the region at the index where the anchor is at ``at``."""
+    """Make ``e`` read transposed values of the region at iteration ``at``."""
     for op in b.transposed:
         e.sources[op.result, index_of_value_at_anchor(b, op.result, at)] = index_of_value_at_anchor(
             b, op.operands[0], at
@@ -227,13 +227,13 @@ def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 
 def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
-    """Return the elements that a reduction combines, with the anchor at ``here``."""
+    """Return the scalars that reduction ``op`` combines at iteration ``here``."""
     at = b.anchors.move(b.anchors.reads[op], here)
     return [e.at(v, at) for v in op.inputs]
 
 
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
-    """Store all results of the region, with the anchor at ``at``."""
+    """Emit the stores of all results of the region at iteration ``at``."""
     join_transposed(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
     store_all(e, [(out, v, index_of_value_at_anchor(b, v, at)) for out, v in results])

@@ -19,7 +19,7 @@ Term = Callable[[Sequence[Dim]], Scalar]
 
 
 def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero: bool) -> Emit:
-    """Return a function that appends the statements of one element of the region to a block, by the emitter ``e``.
+    """Return the function that emits one result element of a matmul or convolution region.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def zero_of(dtype: str) -> Scalar:
 
 
 def _written_out(e: Elements, op: Op, axes: list[NestAxis], term: Term, from_zero: bool) -> Scalar:
-    """Return the sum over ``axes`` of ``term(symbols)``, term by term."""
+    """Return the sum over ``axes`` of ``term(symbols)``, fully unrolled."""
     dtype = sum_dtype(op)
     total = zero_of(dtype) if from_zero else None
     for flat in range(static(product(a.extent for a in axes))):

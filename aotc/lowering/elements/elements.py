@@ -91,7 +91,7 @@ class Elements:
         self._uses = Counter([*read, *results])
 
     def enter(self, block: list[Stmt]) -> None:
-        """Continue in another block; expressions of the old one are no longer reused."""
+        """Append to another block from now on; expressions of the old one are no longer reused."""
         self.block = block
         self._cache = {}
         self._named = {}
@@ -103,12 +103,12 @@ class Elements:
         return block
 
     def anchor(self, value: Value, make: Provide) -> None:
-        """From now on, read elements of ``value`` from ``make(index)``; for None, the element is computed."""
+        """Override how elements of ``value`` are read: by ``make(index)``; None restores the default."""
         self.anchored[value] = make
         self._cache = {}
 
     def at(self, value: Value, index: Index) -> Scalar:
-        """Return element ``index`` of ``value``."""
+        """Return element ``index`` of ``value`` as a scalar; append the statements that compute it."""
         return self._at(value, index)[0]
 
     def _at(self, value: Value, index: Index) -> tuple[Scalar, int]:
@@ -124,7 +124,7 @@ class Elements:
         return found
 
     def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
-        """Reuse ``scalar`` as element ``index`` of ``value`` in the rest of the current block."""
+        """Cache ``scalar`` as element ``index`` of ``value`` for the rest of the current block."""
         self._cache[value, index] = (scalar, 0)
 
     def bind(self, scalar: Scalar, prefix: str = "t") -> Var:
@@ -149,7 +149,7 @@ class Elements:
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
     def hold_starts(self, values: Iterable[Value]) -> None:
-        """Bind the starts of the dynamic slices that ``values`` are read through, for all blocks inside this one."""
+        """Compute the start indices of dynamic slices of ``values`` once, for all nested blocks."""
         for v in values:
             while (op := self.ops.get(v)) is not None and (op.name in MOVES or op.name == "dynamic_slice"):
                 if op.name == "dynamic_slice" and v not in self._starts:
@@ -157,7 +157,7 @@ class Elements:
                 v = op.operands[0]
 
     def short(self, i: Dim) -> Dim:
-        """Return ``i``, or a name bound to it if it is a long expression."""
+        """Return ``i``, bound to a variable if it is a long expression."""
         if not is_long_index(i):
             return i
         if i not in self._named:
@@ -184,7 +184,7 @@ class Elements:
         return Apply(fn, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
 
     def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-        """Return the results of a region on scalars (a combiner or comparator)."""
+        """Inline a scalar region (combiner or comparator) on ``arguments``; return its results."""
         inner = Elements({v: op for op in region.ops for v in op.results}, self.buffers, self.names)
         inner.block = self.block
         inner.anchored.update({p: provide_scalar(s) for p, s in zip(region.params, arguments, strict=True)})
@@ -305,7 +305,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 def conjunction_of_tests(tests: Sequence[Scalar]) -> Scalar:
-    """Return the conjunction of one or more tests."""
+    """Return the logical and of one or more scalar tests."""
     conjunction, *rest = tests
     for test in rest:
         conjunction = Apply("and", (conjunction, test), "i1")

@@ -42,7 +42,7 @@ def loop_in_steps(
 
 
 def buffer_addresses(body: Iterable[Stmt]) -> list[Dim]:
-    """Return every flat buffer offset and every index used as a value in ``body``."""
+    """Return all flat buffer offsets in ``body``, and all indices used as values."""
     found: list[Dim] = []
     scalars: list[Scalar] = []
     for stmt in walk(tuple(body)):
@@ -59,7 +59,7 @@ def buffer_addresses(body: Iterable[Stmt]) -> list[Dim]:
 
 
 def axis_coefficient(e: Dim, axis: Sym) -> Dim | None:
-    """Return ``c`` if ``e`` is ``c*axis + rest`` with ``rest`` free of ``axis``; else None."""
+    """Return the factor ``c`` of ``axis`` in ``e == c*axis + rest``; None if not linear in it."""
     if not isinstance(e, Expr):
         return 0
     total: Dim = 0
@@ -132,7 +132,7 @@ def append_serial_loops(
 
 
 def split_grid(axes: Sequence[NestAxis], work: int) -> tuple[list[NestAxis], list[NestAxis]]:
-    """Split ``axes`` into the grid and the loops of one grid item.
+    """Split loop axes into the grid (parallel) and the loops of one item (serial).
 
     Trailing axes become loops of the item until it has ``work`` elements. An axis of symbolic extent is the last one
     added.
@@ -159,7 +159,7 @@ def grid_loop(
     emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None],
     inside: int = 0,
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid size and the parallel loop, over ``outer`` and over chunks of an axis.
+    """Return the grid size and the parallel loop over grid items.
 
     ``emit(block, outer symbols, begin, end)`` appends the statements of one grid item. ``[begin, end)`` is the item's
     range of the chunked axis, (0, 0) without one. The last ``inside`` axes of ``outer`` vary faster than the chunks.

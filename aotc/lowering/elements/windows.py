@@ -14,7 +14,7 @@ from aotc.lowering.threshold import Limit
 
 
 def window_element_emitter(b: RegionBuilder, e: Elements) -> Emit:
-    """Return a function that appends the statements of one element of the region to a block, by the emitter ``e``."""
+    """Return the function that emits one result element of a windowed reduction region."""
 
     def emit(block: list[Stmt], at: Index) -> None:
         e.enter(block)

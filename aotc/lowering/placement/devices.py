@@ -197,7 +197,7 @@ class _Solver:
         return self.device.get(v, "")
 
     def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
-        """Assign ``device`` to a value, or to an op and its results; ``among`` are the candidates."""
+        """Assign ``device`` to a value, or to an op and its results, for ``reason``."""
         self.reasons[thing] = reason
         self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
         if isinstance(thing, Op):
@@ -222,7 +222,7 @@ class _Solver:
         yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
 
     def is_work(self, op: Op) -> bool:
-        """Return True if ``op`` needs a device; replicated ops, control flow and checks do not."""
+        """Return True if ``op`` runs on a device: not replicated ops, control flow and checks."""
         aside = op.name in CONTROL_FLOW or op.name in JUDGED
         return not (aside or op in self.replicated or op in self.combiners)
 
@@ -313,7 +313,7 @@ class _Solver:
         return bool(device_of)
 
     def _by_surroundings(self) -> bool:
-        """Place loop counters and similar ops where other ops of the loop run; return True if that placed any."""
+        """Place loop counters and similar ops on the device where the rest of the loop runs."""
         works_on: dict[Op, str] = {}  # the device of an op in each loop or branch
         for op, device in self.ops.items():
             outer = self.around.get(op)

@@ -29,7 +29,7 @@ class Match:
 
 
 def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
-    """Return the device of each large op of ``function``; ``targets`` are those of the devices by name."""
+    """Schedule the large ops of ``function`` on devices by HEFT; return the device of each."""
     matcher = _Matcher(function, targets, costs)
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)

@@ -29,7 +29,7 @@ from aotc.targets import Target
 def host_side(
     function: Function, gpu: Target, host: Target, costs: Costs
 ) -> dict[Op | Value, tuple[str, str]]:
-    """Return the device of each op, and of the results of loops and branches, with the reason."""
+    """Choose host or GPU for each op by a minimum cut of times and transfers; return device and reason."""
     return _Sides(function, gpu, host, costs).decided()
 
 
@@ -149,7 +149,7 @@ class _Sides:
         return found
 
     def _near(self, side: set[int]) -> set[int]:
-        """Return the nodes of the host side that are connected to an op that must run on the host."""
+        """Return the host-side nodes connected to an op that must run on the host."""
         neighbours: dict[int, set[int]] = {}
         for v, maker in self.makers.items():
             row = {n for n in (maker, *self.readers.get(v, ())) if n in side and n > SECOND}

@@ -25,7 +25,7 @@ class LeastCut:
         self._left: list[int] = []  # the residual capacity of each edge
 
     def thing(self) -> int:
-        """Add a node; return its number."""
+        """Add a node to the flow network; return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
@@ -47,7 +47,7 @@ class LeastCut:
         self._edge(begin, end, _NEVER)
 
     def together(self, things: Iterable[int], weight: float) -> None:
-        """Add the cost ``weight`` if the nodes ``things`` are not all on the same side.
+        """Add cost ``weight`` for separating any of the nodes ``things``.
 
         For more than two nodes there are two auxiliary nodes: one is on the first side if any of the nodes is, the
         other one only if all are. The edge between these is cut if and only if the nodes are separated.

@@ -99,12 +99,12 @@ class Decoder:
         return np.asarray(first)
 
     def leave(self, text: GeneratedSequence, keep: bool) -> None:
-        """Remove a sequence from its crew; with ``keep`` the sequence gets its state back."""
+        """Remove a sequence from its batch; with ``keep`` it gets its state back."""
         if text.crew is not None:
             text.crew.leave(text, keep)
 
     def seat(self, text: GeneratedSequence) -> Crew:
-        """Return a crew for a sequence: its own, else one with a free row and the same state sizes, else a new one."""
+        """Return a batch with a free row for a sequence, or a new batch."""
         if text.crew is not None:
             return text.crew
         sizes = self.sizes(text.state)
@@ -166,7 +166,7 @@ class Crew:
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, text: GeneratedSequence, asked: Asked) -> None:
-        """Add a sequence to the next step; ``asked`` is its token and the future of its result."""
+        """Add a sequence to the batch's next decoding step."""
         self.members.add(text)
         text.crew = self
         self._asked[text] = asked
@@ -175,7 +175,7 @@ class Crew:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self, text: GeneratedSequence, keep: bool) -> None:
-        """Remove a sequence; with ``keep`` the sequence gets its state back.
+        """Remove a sequence from the batch; with ``keep`` it gets its state back.
 
         A call is cancelled when all its members have left.
         """
@@ -272,7 +272,7 @@ class Crew:
 
 
 def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
-    """Join the states of several sequences: rows of a crew's state, and states of single sequences."""
+    """Concatenate the states of several sequences along the batch axes."""
     first = pieces[0]
     if len(pieces) == 1 and not isinstance(first, int):
         return first

@@ -37,7 +37,7 @@ class Answer(Protocol):
     read: bool
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Send or collect a token; ``done`` is the finish reason of the last one."""
+        """Send or collect a generated token; ``done`` is the finish reason with the last one."""
 
     async def fail(self, error: BaseException) -> None:
         """End the response with an error."""
@@ -90,7 +90,7 @@ class Events:
         self._send, self._begun = send, False
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Send a token as an event; after the last one an event with the finish reason."""
+        """Send a generated token as a server-sent event; the last one with the finish reason."""
         await self._event({"index": index, "token": token})
         if done:
             await self._event({"done": done, "tokens": index + 1}, more=False)
@@ -122,7 +122,7 @@ class Whole:
         self._tokens: list[int] = []
 
     async def say(self, index: int, token: int, done: str) -> None:
-        """Collect a token; send all of them after the last one."""
+        """Collect a generated token; send the response after the last one."""
         self._tokens.append(token)
         if done:
             body = json.dumps({"tokens": self._tokens, "done": done}).encode()

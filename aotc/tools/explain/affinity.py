@@ -70,7 +70,7 @@ class AffinityReport(Shown):
         return tuple(row for row in self.rows if row.source)
 
     def document(self) -> Document:
-        """Return a table of the rows, and the number of transfers."""
+        """Return the placement report: a table of ops with devices and reasons, and the transfers."""
         if not self.devices:
             return Document("", (Line("the model names no device"),))
         several = len({r.function for r in self.rows}) > 1

@@ -119,7 +119,7 @@ class FusionReport(Shown):
     rows: tuple[FusionRow, ...] = ()
 
     def document(self) -> Document:
-        """Return a table of the kernels, and for each its ops and the reason for each neighbour."""
+        """Return the fusion report: kernels, their ops, and why neighbours were not fused."""
         columns = [
             Column("kernel"), Column("device"), Column("kind", priority=3), Column("bytes in", True),
             Column("bytes out", True), Column("work", True), Column("memory", priority=4),

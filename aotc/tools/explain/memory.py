@@ -60,7 +60,7 @@ class MemoryReport(Shown):
         return tuple(sorted(_alive(self.rows, self.at), key=lambda r: -r.bytes))
 
     def document(self) -> Document:
-        """Return a table of the values and their peak."""
+        """Return the memory report: values alive over time, and their peak."""
         several = len(self.arenas) > 1
         columns = [
             Column("steps"), Column("space"), Column("offset", True, 3), Column("bytes", True), Column("value"),

@@ -122,7 +122,7 @@ class ScheduleReport(Shown):
     devices: Mapping[str, str]
 
     def document(self) -> Document:
-        """Return a table of the commands and their total time."""
+        """Return the schedule report: commands with times, and the total."""
         several, loops = len({r.device for r in self.rows}) > 1, any("loop" in r.within for r in self.rows)
         columns = [
             Column("step"), Column("within", priority=2), Column("runs", True), Column("device"), Column("kernel"),

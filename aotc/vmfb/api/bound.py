@@ -169,17 +169,17 @@ class Bound:
 
     @property
     def bound(self) -> frozenset[int]:
-        """The numbers of the bound arguments."""
+        """Return the numbers of the bound arguments."""
         return self.function.bound
 
     @property
     def arrays(self) -> dict[int, DeviceArray]:
-        """The bound arrays that calls read directly, by argument number."""
+        """Return the bound arrays that calls read directly, by argument number."""
         return dict(self.function.partial.arrays)
 
     @property
     def signature(self) -> Signature:
-        """The signature of the open arguments."""
+        """Return the signature of the unbound arguments."""
         return self.function.signature
 
     @cached_property

@@ -44,7 +44,7 @@ class Closed:
         self.where = where
 
     def refuse(self) -> NoReturn:
-        """Raise the error of a closed module."""
+        """Raise the error that the module is closed."""
         raise CallError(self.where, "the module was closed", hint="aotc.load, once more")
 
     def __getattr__(self, _: str) -> Any:
@@ -138,7 +138,7 @@ class Entry:
         return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Restore the structure of flat results.
+        """Return flat results in the pytree structure of the original function.
 
         Raises
         ------

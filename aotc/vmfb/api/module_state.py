@@ -25,7 +25,7 @@ class Keeping:
 
     @property
     def weights(self) -> dict[str, str]:
-        """The types of the module's weights by path: ``{"params/w": "f32[4, 3]"}``."""
+        """Return the types of the module's weights by path: ``{"params/w": "f32[4, 3]"}``."""
         own = self.own_weights
         return {} if own is None else {path: type_text(*row) for path, row in own.places.types.items()}
 

@@ -72,7 +72,7 @@ class PartialFunction:
         return self._fast is not None
 
     def filled(self, values: Sequence[Any]) -> list[Any]:
-        """Return all arguments of a call, given the open ones.
+        """Return all arguments of a call: the unbound ones from the caller, the others as bound.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class WrappedFunction:
 
     @property
     def recordings(self) -> int:
-        """Number of times that the program of the whole function was recorded."""
+        """Return how often the wrapped function's program was recorded."""
         return self._whole.recordings
 
     def check_ahead(self) -> None:
@@ -179,7 +179,7 @@ class OpenFunction(WrappedFunction):
 
     @property
     def partial(self) -> PartialFunction:
-        """The bound values that calls read."""
+        """Return the bound values that calls read."""
         return self._current[0]
 
     def switch_to(self, partial: PartialFunction) -> None:

@@ -103,7 +103,7 @@ class KeptState:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The current arrays by leaf name; the next call may overwrite them."""
+        """Return the state's current arrays by leaf name; the next call may overwrite them."""
         return self._held.values
 
     def reset(self) -> None:
@@ -180,7 +180,7 @@ class KeptState:
 def _homes(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[RuntimeFunction, int]]:
-    """Return for each leaf a function that has it as an argument, and the argument's number."""
+    """Return, for each state leaf, a function that reads it and the argument number there."""
     homes = {key: (functions[f], n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
         if not any(is_part(key, name) for key in homes):
@@ -195,7 +195,7 @@ def _agreed(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str],
     found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]],
 ) -> dict[str, tuple[str, tuple[int | str, ...]]]:  # fmt: skip
-    """Return dtype and dims of each leaf; refuse leaves on which functions disagree and leaves without a result."""
+    """Return dtype and dims of each state leaf; raise an error if functions disagree or a result is missing."""
     types: dict[str, tuple[str, tuple[int | str, ...]]] = {}
     problems = []
     given = {key for _, gives in found.values() for key in gives.values()}

@@ -74,7 +74,7 @@ class StateCall:
 
     @contextmanager
     def _reserved(self) -> Iterator[dict[str, Any]]:
-        """Reserve the state for a call, which stores its new values in the yielded dict."""
+        """Reserve the state during a call; the call stores its new values in the yielded dict."""
         self._state.begin(self._function.where)
         made: dict[str, Any] = {}
         error: BaseException | None = None

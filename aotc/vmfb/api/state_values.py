@@ -46,7 +46,7 @@ class StateValues:
         self._lost: BaseException | None = None
 
     def begin(self, where: str, lost: bool = False) -> None:
-        """Start a call; ``lost`` means that the call does not need the old values.
+        """Reserve the state for a call; ``lost`` means that the call does not need the old values.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class StateValues:
             raise CallError(where, what, hint="state.reset(), or state.load(path)")
 
     def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
-        """End a call: store its new values, or, if it failed and ``overwrites`` old ones, mark the state as lost."""
+        """Finish a call: store its new values, or mark the state as lost if the call failed after overwriting."""
         if error is None:
             self.values |= made
         else:
@@ -98,7 +98,7 @@ class StateValues:
         return found if found.ordinal >= 0 else found.numpy()
 
     def exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
-        """Run ``work`` while no call runs; ``lost`` means that it replaces the old values."""
+        """Run ``work`` while no call uses the state; ``lost`` means it replaces the old values."""
         self.begin(self.where, lost)
         try:
             return work()

@@ -30,7 +30,7 @@ class _Whole(NamedTuple):
     every: Mapping[str, RuntimeFunction]
 
     def loaded(self, name: str) -> RuntimeFunction:
-        """Return a function with all its arguments."""
+        """Return a function with all its arguments unbound."""
         return self.every[name]
 
 
@@ -107,7 +107,7 @@ def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def give_weights(
     module: RuntimeModule, bundle: OpenedBundle, variant: Mapping[str, Any], given: Any, verify: bool
 ) -> OwnWeights:
-    """Return the weights of a module, bound to its functions: ``given`` ones, or the bundle's own.
+    """Bind a module's weights to its functions: the ``given`` ones, or the bundle's own.
 
     Raises
     ------

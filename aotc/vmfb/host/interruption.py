@@ -23,7 +23,7 @@ _ASK: list[Callable[[], None]] = []
 
 
 def on_ask(function: Callable[[], None]) -> None:
-    """Register ``function``, which must make every running call invoke :func:`raise_if_interrupted` soon."""
+    """Register ``function``, which makes every running call check for interruption soon."""
     _ASK.append(function)
 
 
@@ -124,6 +124,6 @@ def _chained(callback: Any) -> Any:
 
 
 def is_calling(module: str) -> bool:
-    """Return True if another thread is currently in native code that was called from ``module``."""
+    """Return True if another thread is in native code called from Python module ``module``."""
     me = get_ident()
     return any(f.f_globals.get("__name__") == module for n, f in sys._current_frames().items() if n != me)

@@ -22,7 +22,7 @@ _USERS: dict[str, WeakSet[object]] = {}  # executables by device name; the posit
 
 
 def use(user: object, names: Iterable[str]) -> int:
-    """Register ``user`` on the devices ``names`` until it is freed; return the devices as a bit set."""
+    """Register ``user`` on logical devices ``names`` until it is freed; return them as a bit set."""
     found = 0
     with _LOCK:
         for name in names:

@@ -108,7 +108,7 @@ class ArenaPool:
         return {**found, "idle_results": self.results.idle_bytes()}
 
     def grow(self, size: int, held: int) -> Arena:
-        """Return a further arena for a call that already has arenas of ``held`` bytes."""
+        """Allocate a further arena for a call that already has ``held`` bytes."""
         return self.take(size)
 
     def begin(self) -> None:

@@ -66,7 +66,7 @@ SIZE_CLASSES = 8
 
 
 def class_of(size: int) -> int:
-    """Return the bytes of the block for a result of ``size`` bytes."""
+    """Return the block size (size class) of the result pool for ``size`` bytes."""
     step = max(1 << (size.bit_length() - 1), SIZE_CLASSES) // SIZE_CLASSES
     return -(-size // step) * step
 

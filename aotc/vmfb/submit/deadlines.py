@@ -23,7 +23,7 @@ class Mortal(Protocol):
         """Return True if the deadline no longer matters."""
 
     def expire(self) -> None:
-        """Handle that the deadline has passed."""
+        """Handle a passed deadline."""
 
 
 Row = tuple[float, int, ref[Mortal]]

@@ -117,7 +117,7 @@ class Dispatchers:
             self.send()
 
     def send(self) -> None:
-        """Wake or start threads for all ready submissions, as far as the pool allows."""
+        """Wake or start dispatcher threads for all ready submissions."""
         while len(self._coming) < len(self.ready) and self._send():
             pass
 
@@ -240,7 +240,7 @@ class Dispatchers:
             del box, task  # results belong to the user: do not keep them alive while this thread sleeps
 
     def _linger(self, bell: Bell) -> bool:
-        """Pause after a wake-up without work; during the pause no submission wakes this thread again.
+        """Sleep briefly after a wake-up without work; no submission wakes this thread meanwhile.
 
         A caller that waits for each submission runs it itself, so that every wake-up would be in vain. After the pause,
         or :meth:`hurry`, the thread polls by itself. Return True if anything was submitted meanwhile.
@@ -255,7 +255,7 @@ class Dispatchers:
         return self._posted != posted or bool(self.ready)
 
     def hurry(self) -> None:
-        """End the pause of :meth:`_linger`: a waiting caller cannot run the submission itself."""
+        """End the sleep of :meth:`_linger`, because a waiting caller needs a dispatcher."""
         if self._lingering:
             with suppress(IndexError):
                 self._lingering.pop().ring()

@@ -304,7 +304,7 @@ class Fence:
             self._tell()
 
     def _tell(self) -> None:
-        """Call the callbacks in a loop: a chain of fences that fail one after the other needs no recursion."""
+        """Call the callbacks in a loop, so that a chain of failing fences needs no recursion."""
         me = threading.get_ident()
         queue = _SETTLING.get(me)
         if queue is not None:

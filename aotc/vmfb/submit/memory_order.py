@@ -152,7 +152,7 @@ class Turn:
             _LOST.append((self.number, self._keys))
 
     def enter(self, fence: Fence, touches: Iterable[MemoryAccess]) -> tuple[list[Fence], list[Fence]]:
-        """Register the memory that a submission accesses, and return the earlier submissions that it waits for.
+        """Register the memory ranges a submission accesses; return the earlier submissions it must wait for.
 
         The first list has the submissions that write data which this one reads: this one fails if they fail. The second
         list has those that only order it: they access memory that it overwrites, or their writes of its input are
@@ -196,7 +196,7 @@ class Turn:
             self._keys = []
 
     def follow(self, key: Any) -> None:
-        """Record that part of the memory is now registered under another key."""
+        """Record that part of the accessed memory is now registered under another key."""
         self._keys.append(key)
 
 

@@ -219,7 +219,7 @@ class Submission(Fence):
 
     @mark_quick
     def hear(self, fence: Fence) -> None:
-        """Handle a settled fence: fail with its error, or count it as done."""
+        """Handle a settled fence on which this submission waits."""
         if fence._root is not None:
             if take_from_box(self._box) is not None:
                 self._root = fence._root
@@ -229,7 +229,7 @@ class Submission(Fence):
 
     @mark_quick
     def go_on(self, _: Fence) -> None:
-        """Count a result that can be read, or the end of a submission that accessed memory that this one writes."""
+        """Count a finished precondition: a readable result, or the end of an earlier memory access."""
         if self._tokens.pop() == 0:
             self._post()
 

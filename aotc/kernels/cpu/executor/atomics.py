@@ -68,7 +68,7 @@ def exchange(typing_context, pointer, value):
 
 @intrinsic
 def compare_exchange(typing_context, pointer, expected, value):
-    """Store atomically if the word is what was expected; return the old value (sequentially consistent)."""
+    """Store ``value`` atomically if the word equals ``expected``; return the old value (sequentially consistent)."""
 
     def generate(context, builder, signature, args):
         found = builder.cmpxchg(args[0], args[1], args[2], "seq_cst", "seq_cst")
@@ -79,7 +79,7 @@ def compare_exchange(typing_context, pointer, expected, value):
 
 @intrinsic
 def acquire(typing_context, pointer):
-    """Load; what was released before the value was stored is visible."""
+    """Load a word atomically with acquire ordering: writes before the matching release are visible."""
 
     def generate(context, builder, signature, args):
         return builder.load_atomic(args[0], "acquire", 8)
@@ -89,7 +89,7 @@ def acquire(typing_context, pointer):
 
 @intrinsic
 def release(typing_context, pointer, value):
-    """Store; what was written before is visible to whoever acquires the value."""
+    """Store a word atomically with release ordering: earlier writes are visible to threads that acquire it."""
 
     def generate(context, builder, signature, args):
         builder.store_atomic(args[1], args[0], "release", 8)
@@ -100,7 +100,7 @@ def release(typing_context, pointer, value):
 
 @intrinsic
 def at(typing_context, pointer, index):
-    """Return the pointer to word ``index``."""
+    """Return the pointer to word ``index`` after ``pointer``."""
 
     def generate(context, builder, signature, args):
         return builder.gep(args[0], [args[1]])
@@ -163,7 +163,7 @@ def copy_bytes(typing_context, target, source, size):
 
 
 def stack_words(count: int) -> Callable:
-    """Return an intrinsic that gives ``count`` words of the stack of the function that calls it."""
+    """Return a Numba intrinsic that allocates ``count`` words on the caller's stack."""
 
     @intrinsic
     def words(typing_context):
@@ -193,7 +193,7 @@ def call_kernel(typing_context, function, buffers, dims, begin, end, scratch, mo
 
 @intrinsic
 def call_host(typing_context, function, argument):
-    """Call a function of the host by its address, with one word; return the word that it returns."""
+    """Call a host function by its address with one word as argument; return its result."""
 
     def generate(context, builder, signature, args):
         target = builder.inttoptr(args[0], ir.FunctionType(I64, [I64]).as_pointer())
@@ -203,7 +203,7 @@ def call_host(typing_context, function, argument):
 
 
 def address_of_export(name: str) -> Callable:
-    """Return an intrinsic that gives the address of an exported function of a pointer that returns a word."""
+    """Return a Numba intrinsic for the address of an exported function (pointer to word)."""
 
     @intrinsic
     def address(typing_context):
@@ -216,7 +216,7 @@ def address_of_export(name: str) -> Callable:
 
 
 def _clock(number: int) -> Callable:
-    """Return an intrinsic that gives the nanoseconds of a clock of the system; it is given two words to use."""
+    """Return a Numba intrinsic that reads a system clock in nanoseconds."""
 
     @intrinsic
     def read(typing_context, memory):
@@ -239,7 +239,7 @@ processor_clock = _clock(CLOCK_THREAD_CPUTIME_ID)  # of this thread; a system ca
 
 @intrinsic
 def ticks(typing_context):
-    """Return the counter of time of this processor, in a unit of its own."""
+    """Return the processor's cycle or timer counter, in its own unit."""
 
     def generate(context, builder, signature, args):
         return builder.call(_function(builder, "aotc_ticks", I64, []), [])
@@ -249,7 +249,7 @@ def ticks(typing_context):
 
 @intrinsic
 def pause(typing_context):
-    """Tell the processor that this is a spin loop."""
+    """Emit the processor's spin-wait hint."""
 
     def generate(context, builder, signature, args):
         builder.call(_function(builder, "aotc_pause", VOID, []), [])
@@ -260,7 +260,7 @@ def pause(typing_context):
 
 @intrinsic
 def yield_processor(typing_context):
-    """Let another thread run."""
+    """Yield the processor to another thread (``sched_yield``)."""
 
     def generate(context, builder, signature, args):
         builder.call(_function(builder, "sched_yield", I32, []), [])

@@ -20,7 +20,7 @@ LONGEST_SILENCE = 250_000_000
 
 @njit
 def give_word(call, pool, now):
-    """Let the host have the word; it may stop the call."""
+    """Call the host (Python) so that it can handle signals; the host may stop the call."""
     call_host(pool[abi.POOL_REGAIN], call[abi.CALL_STATE])
     answer = call_host(pool[abi.POOL_NOTICE], call[abi.CALL_ARGUMENT])
     if answer == 0:
@@ -34,7 +34,7 @@ def give_word(call, pool, now):
 
 @njit
 def poll(call):
-    """Should the call end? Now and then, ask the host."""
+    """Return True if the call should end; asks the host (Python) every few milliseconds."""
     if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
     pool = words_at(call[abi.CALL_POOL])
@@ -57,7 +57,7 @@ def poll(call):
 
 @njit
 def poll_seldom(call):
-    """Do as :func:`poll` does after little work, of which there may be much."""
+    """Return True if the call should end, like :func:`poll`, but checks the clock only after many calls."""
     call[abi.CALL_TURNS] -= 1
     if call[abi.CALL_TURNS] > 0:
         return acquire(at(call, abi.CALL_STOP)) != 0
@@ -67,7 +67,7 @@ def poll_seldom(call):
 
 @njit
 def is_stopped(pool, call):
-    """Should the call end? For a worker, who only looks; of a halt it tells the caller, who may find all done."""
+    """Return True if the call should end; used by workers, which never ask the host themselves."""
     if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
     if acquire(at(pool, abi.POOL_HALT)) != 0:
@@ -77,11 +77,11 @@ def is_stopped(pool, call):
 
 
 def poll_call(call):
-    """Tell a kernel on the caller's thread whether to return at once."""
+    """Return True to a kernel on the caller's thread if it should return early."""
     return 1 if poll(call) else 0
 
 
 def poll_worker(monitor):
-    """Tell a kernel on a worker's thread whether to return at once; ``monitor`` is that of the run."""
+    """Return True to a kernel on a worker's thread if it should return early; ``monitor`` is the run's."""
     run = words_at(monitor[MONITOR_RUN - MONITOR])
     return 1 if is_stopped(words_at(run[MONITOR_POOL]), words_at(run[CALL])) else 0

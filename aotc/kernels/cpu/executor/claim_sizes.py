@@ -37,7 +37,7 @@ def claim_size(items, grain, who):
 
 @njit
 def note_pace(cell, who, items, taken):
-    """Record the ticks of a claim of ``items`` items, and update the participant's lag behind the fastest one."""
+    """Record the time of a claim, and update how far this thread lags behind the fastest one."""
     mine = (max(taken, 1) << PACE_BITS) // items
     best = acquire(at(cell, PACE))
     behind = 0

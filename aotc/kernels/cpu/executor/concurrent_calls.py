@@ -62,7 +62,7 @@ def run_at(pool, number):
 
 @njit
 def wake(pool, workers):
-    """Wake so many of the workers that sleep, if there are any."""
+    """Wake up to ``workers`` sleeping workers."""
     if workers > 0 and fetch_add(at(pool, SLEEPERS), 0) > 0:
         fetch_add(at(pool, WAKE), 1)
         futex(at(pool, WAKE), FUTEX_WAKE_PRIVATE, workers, words_at(0))
@@ -70,7 +70,7 @@ def wake(pool, workers):
 
 @njit
 def take_run(pool, call, threads):
-    """Return the address of a run that is this call's from now on, or 0 if there is none."""
+    """Reserve a run record for this call; return its address, or 0 if all are in use."""
     for number in range(RUNS):
         run = run_at(pool, number)
         if acquire(at(run, TAKEN)) == 0 and exchange(at(run, TAKEN), 1) == 0:
@@ -87,7 +87,7 @@ def take_run(pool, call, threads):
 
 @njit
 def give_run(pool, run):
-    """Let others have a run, and what workers it had."""
+    """Release a run record and its workers for other calls."""
     release(at(run, TAKEN), 0)
     if fetch_add(at(pool, HELD), -1) > 1:
         fetch_add(at(pool, EPOCH), 1)
@@ -96,7 +96,7 @@ def give_run(pool, run):
 
 @njit
 def count_workers(pool):
-    """Return how many workers all calls under way could use, and how many are in their runs.
+    """Return how many workers all active calls could use, and how many they have.
 
     They could use as many threads as they ask for, or as there may be.
     """
@@ -117,7 +117,7 @@ def count_workers(pool):
 
 @njit
 def most_useful_workers(pool):
-    """Return how many workers the call under way that could use the most of them would have if it were alone."""
+    """Return the largest number of workers that a single active call could use."""
     held = acquire(at(pool, HELD))
     seen, most = 0, 0
     for number in range(RUNS):
@@ -132,14 +132,14 @@ def most_useful_workers(pool):
 
 @njit
 def missing_workers(pool):
-    """Return how many more workers calls under way could use; less than 0 if there are too many."""
+    """Return how many more workers the active calls could use; negative if there are too many."""
     wanted, present = count_workers(pool)
     return wanted - present
 
 
 @njit
 def has_room(run, several):
-    """Could one more worker help this run? Whether it is finished matters where there are others to go to."""
+    """Return True if one more worker could help this run."""
     if acquire(at(run, OPEN)) == 0 or acquire(at(run, PRESENT)) >= acquire(at(run, THREADS)) - 1:
         return False
     return not several or acquire(at(run, DONE)) < run[COUNT]
@@ -147,7 +147,7 @@ def has_room(run, several):
 
 @njit
 def devices_in_use(pool, held):
-    """Return the logical devices of all calls under way, 0 if none of them is on others than the rest."""
+    """Return the bit set of logical devices of all active calls; 0 if they all use the same ones."""
     seen, every, same = 0, 0, True
     for number in range(RUNS):
         if seen >= held:
@@ -162,7 +162,7 @@ def devices_in_use(pool, held):
 
 @njit
 def calls_on(pool, held, device):
-    """Return how many calls under way are on a logical device, given by its bit."""
+    """Return the number of active calls on a logical device, given by its bit."""
     seen, count = 0, 0
     for number in range(RUNS):
         if seen >= held:
@@ -176,7 +176,7 @@ def calls_on(pool, held, device):
 
 @njit
 def share_of(pool, run, held, devices):
-    """Return how many threads a call is entitled to, in :data:`SHARE_UNITS`; 0 for all where devices are the same.
+    """Return the number of threads a call is entitled to, in :data:`SHARE_UNITS`; 0 if all devices are equal.
 
     Each of ``devices`` has equally many, and divides them among its calls.
     """
@@ -192,13 +192,13 @@ def share_of(pool, run, held, devices):
 
 @njit
 def missing_in(pool, run, held, devices):
-    """Return how many workers a run misses, in :data:`SHARE_UNITS`; less a number that is the same for all."""
+    """Return how many workers a run lacks to its fair share, in :data:`SHARE_UNITS`, up to a common constant."""
     return share_of(pool, run, held, devices) - acquire(at(run, PRESENT)) * SHARE_UNITS
 
 
 @njit
 def least_served(pool, held, devices):
-    """Return the address of the open run that misses most of those that could use one more worker, or 0."""
+    """Return the address of the open run that lacks most workers to its fair share, or 0."""
     seen, found, most = 0, 0, 0
     for number in range(RUNS):
         if seen >= held:
@@ -215,7 +215,7 @@ def least_served(pool, held, devices):
 
 @njit
 def run_to_join(pool):
-    """Return the address of the run that a worker is to join, or 0 if there is none."""
+    """Return the address of the run that an idle worker should join, or 0."""
     held = acquire(at(pool, HELD))
     if held > 1 and missing_workers(pool) <= 0:
         return 0
@@ -224,14 +224,14 @@ def run_to_join(pool):
 
 @njit
 def is_hoped_for(pool):
-    """Is there a call under way whose next graph could use one more worker?"""
+    """Return True if the next graph of some active call could use one more worker."""
     held = acquire(at(pool, HELD))
     return held == 1 or (held > 1 and missing_workers(pool) > 0)
 
 
 @njit
 def is_needed_elsewhere(pool, run):
-    """Should a worker leave this run? There are too many at work, or another run misses more than one more."""
+    """Return True if a worker should leave this run for another one, or because too many work."""
     held = acquire(at(pool, HELD))
     if held <= 1:
         return False
@@ -246,7 +246,7 @@ def is_needed_elsewhere(pool, run):
 
 @njit
 def take_seat(run, hint):
-    """Return the number of this participant, with which its scratch memory goes, or 0 if all are taken."""
+    """Reserve a participant number, which selects scratch memory; return 0 if all are taken."""
     threads = run[THREADS]
     me = 1 + hint % (threads - 1)
     for _ in range(1, threads):
@@ -260,6 +260,6 @@ def take_seat(run, hint):
 
 @njit
 def give_seat(run, me):
-    """Leave a seat."""
+    """Release a participant number."""
     fetch_add(at(run, PRESENT), -1)
     fetch_add(at(run, SEATS + me // SEAT_BITS), -(1 << (me % SEAT_BITS)))

@@ -47,7 +47,7 @@ from aotc.vmfb.abi import CALL_DEVICES, CALL_THREADS, COMMAND_HEADER, DIMS, INNE
 
 @njit
 def participate(pool, run, who, role):
-    """Do a participant's part in a run; return how often it found something to claim."""
+    """Work on a run as one participant; return how often work was claimed."""
     part = part_words()
     part[PART_POOL], part[PART_RUN] = address_of(pool), address_of(run)
     part[PART_WHO], part[PART_ROLE] = address_of(who), role
@@ -56,7 +56,7 @@ def participate(pool, run, who, role):
 
 @njit
 def enter_nodes(pool, call, code, words, threads, inner, who, monitor):
-    """Run nodes, graphs in them on ``threads`` threads; ``inner`` is the address of their inner run, or 0."""
+    """Run the nodes of a command buffer, with graphs on up to ``threads`` threads."""
     part = part_words()
     part[PART_POOL], part[PART_CALL], part[PART_RUN] = address_of(pool), address_of(call), inner
     part[PART_CODE], part[PART_LENGTH] = address_of(code), words
@@ -66,7 +66,7 @@ def enter_nodes(pool, call, code, words, threads, inner, who, monitor):
 
 @njit
 def prepare_inner(pool, inner, call):
-    """Write what an inner run always holds."""
+    """Initialize the constant fields of an inner run (the body of a loop or branch command)."""
     inner[MONITOR] = worker_monitor()
     inner[MONITOR_RUN] = address_of(inner)
     inner[MONITOR_POOL] = address_of(pool)
@@ -75,14 +75,14 @@ def prepare_inner(pool, inner, call):
 
 @njit
 def run_control(pool, call, inner, command, who, monitor):
-    """Run the nodes of a control command; alone, if it has no inner run."""
+    """Run the body of a loop or branch command; on one thread if no inner run is available."""
     code = at(command, COMMAND_HEADER + command[SUCCESSORS])
     enter_nodes(pool, call, code, command[DIMS], call[CALL_THREADS] if inner != 0 else 1, inner, who, monitor)
 
 
 @njit
 def help_with(pool, inner, who):
-    """Take part in an inner run while it has something to claim; return how often it had."""
+    """Work on an inner run while it has items to claim; return how often work was claimed."""
     found = 0
     fetch_add(at(inner, INSIDE), 1)
     if fetch_add(at(inner, OPEN), 0) == 1:
@@ -93,7 +93,7 @@ def help_with(pool, inner, who):
 
 @njit
 def help_inside(pool, run, who):
-    """Take part in what control commands of a graph have open; return how often something was found to claim."""
+    """Work on the open inner runs of a graph's control commands; return how often work was claimed."""
     cells = at(words_at(run[CELLS]), run[COUNT] * STATE)
     found = 0
     for i in range(run[CONTROLS]):

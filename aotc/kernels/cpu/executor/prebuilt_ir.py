@@ -72,7 +72,7 @@ def compile_by_numba() -> Library:
 
 
 def write() -> None:
-    """Write the file."""
+    """Write the prebuilt LLVM IR of the executor to its file."""
     text = f"; {digest_of_sources()}\n{compile_by_numba().module}"
     KEPT.write_bytes(lzma.compress(text.encode(), preset=9))
 

@@ -86,7 +86,7 @@ def run_items(command, begin, end, slots, params, scratch, monitor):
 
 @njit
 def should_leave(pool, call, me):
-    """Has the call been stopped? Only the caller (``me`` is 0) polls the host for that."""
+    """Return True if the call was stopped; only the caller (``me`` is 0) polls the host."""
     return poll(call) if me == 0 else is_stopped(pool, call)
 
 
@@ -112,7 +112,7 @@ def run_alone(node, pool, call, slots, params, scratch, monitor, who):
 
 @njit
 def is_small(node, params):
-    """Is a graph serial, or a single command of one claim, so that a second thread would find nothing to do?"""
+    """Return True if a graph has no work for a second thread: serial, or a single claim."""
     if node[abi.GRAPH_SERIAL] == 1 or node[abi.GRAPH_COMMANDS] == 0:
         return True
     command = at(node, node[abi.GRAPH_HEADER])
@@ -128,7 +128,7 @@ def make_ready(run, cells, number):
 
 @njit
 def describe(run, node, call, cells):
-    """Initialize the words of a run for a graph, and its ready list; no participant may have entered the run yet."""
+    """Initialize a run record and its ready list for a graph, before participants enter."""
     count = node[abi.GRAPH_COMMANDS]
     controls = 0
     run[TAIL] = 0
@@ -157,7 +157,7 @@ def describe(run, node, call, cells):
 
 @njit
 def finish(run, command, cells):
-    """Mark a command as done: append successors to the ready list that wait for no other command."""
+    """Mark a command as done, and append successors without further predecessors to the ready list."""
     for i in range(command[abi.SUCCESSORS]):
         successor = command[abi.COMMAND_HEADER + i]
         if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
@@ -167,7 +167,7 @@ def finish(run, command, cells):
 
 @njit
 def should_go(pool, run, who, role, is_new):
-    """Should this participant leave an unfinished run: is it stopped, or, in a new epoch, a worker needed elsewhere?"""
+    """Return True if a participant should leave an unfinished run: stopped, or a worker needed elsewhere."""
     if should_leave(pool, words_at(run[CALL]), who[SEAT]):
         return True
     return who[SEAT] != 0 and is_new and (role == HELPER or (role != OWNER and is_needed_elsewhere(pool, run)))
@@ -175,7 +175,7 @@ def should_go(pool, run, who, role, is_new):
 
 @njit
 def help_others(pool, run, who, idle, tally):
-    """Help with the graphs inside of control commands; return the new count of idle turns, reset if there was work."""
+    """Work on inner runs of control commands; return the number of idle iterations, 0 after work."""
     since = now_if_waiting(tally)
     if help_inside(pool, run, who) == 0:
         return idle
@@ -204,7 +204,7 @@ def run_claim(pool, run, number, begin, end, who, dice):
 
 @njit
 def take_part(pool, run, who, role, tally):
-    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
+    """Claim and run items until the graph is finished, the call is stopped, or this worker must leave.
 
     A helper leaves also when there is nothing to claim. Return how often items were claimed; ``tally`` has the
     counters of stolen items and waiting.

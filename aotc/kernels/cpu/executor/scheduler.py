@@ -100,7 +100,7 @@ from aotc.vmfb import abi
 
 @njit
 def begin_graph(pool, run, node, call, cells):
-    """Describe a graph in the words of a run, and open it."""
+    """Initialize a run record for a graph, and open it to workers."""
     describe(run, node, call, cells)
     if node[abi.NODE_KIND] == abi.TILED:
         clear_bits(cells, node[abi.GRAPH_COMMANDS])
@@ -110,7 +110,7 @@ def begin_graph(pool, run, node, call, cells):
 
 @njit
 def run_together(pool, own, node, call, cells, threads):
-    """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
+    """Run a graph on several threads: open the run, take part, close it, wait for the workers."""
     several = acquire(at(pool, HELD)) > 1
     start_missing_workers(pool, count_workers(pool)[0] if several else threads - 1)
     begin_graph(pool, own, node, call, cells)
@@ -123,7 +123,7 @@ def run_together(pool, own, node, call, cells, threads):
 
 @njit
 def run_inner(pool, inner, node, call, cells, who):
-    """Run a graph of a control command, which those help with who take part in the graph around it."""
+    """Run a graph inside of a loop or branch command; participants of the outer graph help."""
     prepare_inner(pool, inner, call)
     begin_graph(pool, inner, node, call, cells)
     participate(pool, inner, who, OWNER)
@@ -133,7 +133,7 @@ def run_inner(pool, inner, node, call, cells, who):
 
 @njit
 def wait_for_the_others(pool, run, call, me):
-    """Wait until nobody looks at a run any more, which is closed."""
+    """Wait until no thread accesses a closed run any more."""
     idle = 0
     while fetch_add(at(run, INSIDE), 0) != 0:
         idle += 1
@@ -206,7 +206,7 @@ def run_nodes(pool, call, code, words, threads, inner, who, monitor):
 
 
 def run(call):
-    """Run a command buffer, on the threads that this call's share of the pool is. Return if it was stopped.
+    """Run a command buffer on the call's share of the thread pool; return True if it was stopped.
 
     The call begins and ends with the host's lock held.
     """
@@ -240,7 +240,7 @@ def walk(part):
 
 
 def claims(part):
-    """Do a participant's part in a run; return how often there was something to claim."""
+    """Work on a run as one participant; return how often work was claimed."""
     pool, run, who = words_at(part[PART_POOL]), words_at(part[PART_RUN]), words_at(part[PART_WHO])
     tally = tally_words()
     begin_tally(tally)

@@ -44,26 +44,26 @@ SPREAD = 0x9E3779B97F4A7C1  # apart from each other: the seeds of participants
 
 @njit
 def is_shuffled(pool):
-    """Is there a trial that shuffles?"""
+    """Return True if a stress trial shuffles the order of work."""
     trial = acquire(at(pool, abi.POOL_TRIAL))
     return trial != 0 and has_seed(words_at(trial))
 
 
 @njit
 def has_seed(trial):
-    """Does a trial shuffle?"""
+    """Return True if the trial shuffles the order of work."""
     return trial[abi.TRIAL_ORDER] & 1 == 1
 
 
 @njit
 def is_stealing(trial):
-    """May participants claim from the commands of others?"""
+    """Return True if participants may claim items of commands that belong to others."""
     return trial[abi.TRIAL_ORDER] == 0 or has_seed(trial)
 
 
 @njit
 def is_own(trial, number, who, role):
-    """Does a command belong to this participant, in a trial without stealing?
+    """Return True if a command belongs to this participant, in a trial without work stealing.
 
     The graph of a control command is run by the participant that claimed the command: if it waited for others, two
     such graphs could wait for each other's participants.
@@ -73,7 +73,7 @@ def is_own(trial, number, who, role):
 
 @njit
 def number_run(pool, run):
-    """Number a graph that begins, if there is a trial: its claims are recorded with that number."""
+    """Number a new graph run, if a trial records claims."""
     trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
         run[NUMBER] = fetch_add(at(words_at(trial), abi.TRIAL_RUNS), 1)
@@ -88,7 +88,7 @@ def throw(dice):
 
 @njit
 def begin_trial(pool, run, dice, who):
-    """Return the address of the trial, or 0 without one; seed the dice by trial, graph and participant."""
+    """Return the address of the active stress trial, or 0; seed the random numbers of this participant."""
     trial = acquire(at(pool, abi.POOL_TRIAL))
     if trial != 0:
         dice[0] = words_at(trial)[abi.TRIAL_ORDER] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
@@ -106,7 +106,7 @@ def pick_entry(trial, run, params, dice, cursor, who, role):
 
 @njit
 def is_left(run, number, params):
-    """Does a command have unclaimed items?"""
+    """Return True if a command has unclaimed items."""
     items = operand(at(words_at(run[NODE]), words_at(run[NODE])[abi.GRAPH_HEADER + number])[abi.ITEMS], params)
     return acquire(at(words_at(run[CELLS]), number * STATE + NEXT)) < max(items, 1)
 
@@ -179,7 +179,7 @@ def begin_claim(trial, dice):
 
 @njit
 def slow_since(trial, command, who):
-    """Return this thread's processor time if the claim that begins is to be slowed down, else 0.
+    """Return this thread's processor time at the start of a claim that is to be slowed down, else 0.
 
     Wall-clock time would make a thread that the system suspends during a claim as many times slower.
     """

@@ -14,7 +14,7 @@ from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
 @njit
 def leave_command(tally, items, threads):
-    """Count the items of a command that a participant ran beyond an equal share as stolen."""
+    """Count the items of a command that a participant ran beyond its equal share as stolen."""
     if tally[MINE] > 0:
         tally[STOLEN] += max(tally[MINE] - -(-items // threads), 0)
         tally[MINE] = 0
@@ -35,7 +35,7 @@ def begin_wait(tally):
 
 @njit
 def end_wait(tally, until):
-    """Add a wait that ended at the time ``until``, if one had begun."""
+    """Add a wait for work that ended at time ``until`` to the counters, if one had begun."""
     if tally[SINCE] != 0:
         tally[WAITED] += until - tally[SINCE]
         tally[SINCE] = 0

@@ -54,7 +54,7 @@ NOTHING = -1  # can be claimed now
 
 @njit
 def tail_of(command):
-    """Return the part of a command's words that lists its tile edges: followers, and producers it waits for."""
+    """Return the address of a command's tile edges: followers, then producers."""
     places = abi.PLACE_WORDS * command[abi.PLACES]
     return at(command, abi.COMMAND_HEADER + command[abi.SUCCESSORS] + places + command[abi.DIMS])
 
@@ -86,7 +86,7 @@ def clear_bits(cells, count):
 
 @njit
 def have_ended(bits, claims):
-    """Have all of the first ``claims`` claims of a command ended?"""
+    """Return True if the first ``claims`` claims of a command have ended."""
     for word in range(claims // BITS):
         if acquire(at(bits, word)) != -1:
             return False
@@ -97,7 +97,7 @@ def have_ended(bits, claims):
 
 @njit
 def may_run(node, cells, command, end, items, params):
-    """May the items before ``end`` run: have all items of producers ended that they wait for?"""
+    """Return True if the producers of the items before ``end`` have finished all items these depend on."""
     tail = tail_of(command)
     for n in range(tail[abi.TILES]):
         tile = at(tail, abi.TILED_HEADER + tail[abi.FOLLOWERS] + abi.TILE_WORDS * n)
@@ -135,7 +135,7 @@ def claim_items(node, cells, number, params):
 
 @njit
 def is_claimed(node, cells, entry, params):
-    """Are all items of a command of the ready list claimed?"""
+    """Return True if all items of a ready command are claimed."""
     number = acquire(at(cells, entry * STATE + READY)) - 1
     if number < 0:
         return False
@@ -144,7 +144,7 @@ def is_claimed(node, cells, entry, params):
 
 @njit
 def choose(node, cells, first, tail, params):
-    """Claim items of some command of the ready list; return its number and the first item, or NOTHING twice."""
+    """Claim items of any command of the ready list; return command and first item, or NOTHING twice."""
     for waits in range(2):
         for n in range(first, tail):
             entry = n if waits == 1 else first + tail - 1 - n
@@ -159,7 +159,7 @@ def choose(node, cells, first, tail, params):
 
 @njit
 def choose_own(trial, node, cells, first, tail, params, who, role):
-    """Claim as :func:`choose`, but only from this participant's commands: in a trial without stealing."""
+    """Claim items like :func:`choose`, but only from this participant's commands (no stealing)."""
     for entry in range(first, tail):
         number = acquire(at(cells, entry * STATE + READY)) - 1
         if number >= 0 and is_own(trial, number, who, role):
@@ -171,7 +171,7 @@ def choose_own(trial, node, cells, first, tail, params, who, role):
 
 @njit
 def note_end(run, node, cells, number, begin, end, items, claim):
-    """Mark a claim as ended, and append commands to the ready list that waited for it."""
+    """Mark a claim as ended, and append commands that waited for it to the ready list."""
     command = at(node, node[abi.GRAPH_HEADER + number])
     tail = tail_of(command)
     if tail[abi.FOLLOWERS] > 0:

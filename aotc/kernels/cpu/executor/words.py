@@ -57,7 +57,7 @@ participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), sta
 
 @njit
 def operand(word, params):
-    """Return the value of an operand word."""
+    """Return the value of an operand word: a constant, or a parameter of the call."""
     if word & 1:
         return params[word >> 1]
     return word >> 1
@@ -65,7 +65,7 @@ def operand(word, params):
 
 @njit
 def place(command, number, first, slots, params):
-    """Return the address of place ``number`` of a command whose places start at word ``first``."""
+    """Return the address of buffer argument ``number`` of a command."""
     at_place = first + abi.PLACE_WORDS * number
     return slots[command[at_place + abi.PLACE_SLOT]] + operand(command[at_place + abi.PLACE_OFFSET], params)
 
@@ -76,7 +76,7 @@ YIELD_AFTER = 2000
 
 @njit
 def wait_a_little(iterations):
-    """Wait for a moment, the longer the more turns of waiting there were."""
+    """Spin or yield for a moment, longer after more ``iterations`` of waiting."""
     if iterations > YIELD_AFTER:
         yield_processor()
     else:

@@ -55,7 +55,7 @@ KEEP_SECONDS = 2
 
 @njit
 def start(pool, workers):
-    """Start threads; return how many of them the system refused."""
+    """Start worker threads; return how many the system refused."""
     for started in range(workers):
         fetch_add(at(pool, ALIVE), 1)
         if start_thread(pool) != 0:
@@ -70,7 +70,7 @@ RETRY_SECONDS = 1
 
 @njit
 def start_missing_workers(pool, wanted):
-    """Start workers if there are fewer than ``wanted``; those that the system refuses are asked for later."""
+    """Start workers up to ``wanted``; those that the system refuses are requested again later."""
     pool[WANTED] = max(pool[WANTED], wanted)
     alive = acquire(at(pool, ALIVE))
     if alive >= wanted:
@@ -83,7 +83,7 @@ def start_missing_workers(pool, wanted):
 
 @njit
 def is_surplus(pool):
-    """Should this worker end, as no run of this window and the one before wanted so many? Then it no longer counts.
+    """Return True if this worker should end because no recent run needed so many.
 
     A call under way may want as many again when others have ended.
     """
@@ -103,7 +103,7 @@ def is_surplus(pool):
 
 @njit
 def sleep(pool):
-    """Sleep until there is a run to join, or for as long as a worker is kept."""
+    """Sleep until there is a run to join, or until an idle worker's lifetime ends."""
     timeout = time_words()
     timeout[0], timeout[1] = KEEP_SECONDS, 0
     woken = acquire(at(pool, WAKE))
@@ -117,7 +117,7 @@ def sleep(pool):
 
 @njit
 def is_crowded(pool):
-    """Are there too many at work, now that this worker is one of them?
+    """Return True if too many workers are active, this one included.
 
     Two may have seen the same seat free at once. Both would stay: in a run nobody looks again before another call
     begins or ends.
@@ -127,7 +127,7 @@ def is_crowded(pool):
 
 @njit
 def join(pool, run, hint, who):
-    """Take part in a run, if it is still open and has a seat; return whether another may need this worker now."""
+    """Work on a run if it is open and has a free participant number; return True if others may need a worker."""
     helped = False
     fetch_add(at(run, INSIDE), 1)
     if fetch_add(at(run, OPEN), 0) == 1:
@@ -150,7 +150,7 @@ ACTIVE_SPINS = 20 * SPINS
 
 
 def worker(pool):
-    """The life of a worker thread."""
+    """Run a worker thread's main loop: join runs, sleep, end when surplus."""
     hint = fetch_add(at(pool, BORN), 1)
     who = participant_words()
     who[LAG] = 0

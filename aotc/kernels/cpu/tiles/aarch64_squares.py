@@ -23,7 +23,7 @@ _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": 
 
 
 def in_squares(shape: Shape) -> bool:
-    """Is a tile computed by these instructions: several rows with contiguous terms?"""
+    """Return True if 2x2 matrix instructions (SMMLA, BFMMLA) compute a tile of this shape."""
     if "x86" in shape.isa or _UNITS.get(shape.form.unit, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
     is_contiguous = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
@@ -89,7 +89,7 @@ class SquareTileWriter(TileWriter):
         return self.squares(state, rows, first, [zeros(self.words)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
-        """Return the accumulators plus the products of 8 bytes of each row and the columns of two panel steps."""
+        """Return the accumulators after 2x2 matrix instructions on two panel steps."""
         pairs = [*rows, *rows[-1:]] if len(rows) % 2 else rows
         left = [self.side_by_side(x, y) for x, y in zip(pairs[::2], pairs[1::2], strict=True)]
         right = [

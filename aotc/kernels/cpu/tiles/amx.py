@@ -122,7 +122,7 @@ class MatrixTileWriter(TileWriter):
         self.call("llvm.prefetch.p0", VOID, place, *(i32(x) for x in (write, 3, 1)))
 
     def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
-        """Emit an instruction of the matrix unit on register ``number``."""
+        """Emit an AMX instruction on tile register ``number``."""
         values = [ir.Constant(I8, x) if isinstance(x, int) else x for x in (number, *args)]
         _call(self.b, name, *values)
 
@@ -156,7 +156,7 @@ class MatrixTileWriter(TileWriter):
                 self.unit(_PRODUCTS[self.shape.a_dtype], i * n + j, self.first_a + i, right)
 
     def ahead(self, panel: ir.Value, b_step: ir.Value) -> None:
-        """Prefetch a later part of the panel, if the tile is bound by memory."""
+        """Emit prefetches of a later part of the panel, if memory limits the tile."""
         if not self.shape.prefetch:
             return
         for line in range(WORDS * self.shape.vectors):
@@ -187,7 +187,7 @@ class MatrixTileWriter(TileWriter):
 
     @property
     def words(self) -> ir.VectorType:
-        """Return the type of a row of a tile register."""
+        """Return the LLVM type of a row of a tile register."""
         return ir.VectorType(I32, WORDS)
 
     def stack(self, lines: int) -> ir.Value:

@@ -44,7 +44,7 @@ SIGNS = -0x7F7F7F80
 
 
 def tile_type(arguments: int) -> ir.FunctionType:
-    """Return the type of a tile's function: three pointers, then ``arguments`` integers."""
+    """Return the LLVM type of a register tile's function: three pointers, then ``arguments`` integers."""
     return ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments)
 
 
@@ -116,7 +116,7 @@ class TileWriter:
                 self.store(add(self.load(place, self.vector, self.size), x) if self.shape.adds else x, place)
 
     def finished(self, state: State) -> State:
-        """Return the accumulators in the order of rows and columns in which they are stored."""
+        """Return the accumulators in storage order: by rows, then columns."""
         return state
 
     @property

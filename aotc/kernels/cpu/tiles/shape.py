@@ -38,17 +38,17 @@ class Shape:
 
     @property
     def is_packed(self) -> bool:
-        """Is a step of ``b`` contiguous, group after group?"""
+        """Return True if each step of ``b`` is contiguous, panel after panel."""
         return self.b_column == 0 and self.b_inner == 0
 
     @property
     def of_dots(self) -> bool:
-        """Is it a tile of dot products? It then has ``vectors`` columns."""
+        """Return True if the tile computes dot products of rows; it then has ``vectors`` columns."""
         return self.b_column != 0
 
     @property
     def is_one_dot(self) -> bool:
-        """Is it a single dot product? It is inlined: a call takes as long as some of its vectors."""
+        """Return True if the tile is a single dot product, which is inlined."""
         return self.of_dots and self.rows * self.vectors == 1
 
     @property

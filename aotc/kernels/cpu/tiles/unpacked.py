@@ -75,7 +75,7 @@ class DotTileWriter(TileWriter):
     # --- sums ---
 
     def keep(self, first: int, vectors: State) -> None:
-        """Store the reductions of ``vectors`` as the tile's products from number ``first`` on."""
+        """Store horizontal sums of ``vectors`` as results ``first``, ``first + 1``..."""
         total, places = self.added(vectors)
         last, cols = first + len(vectors), self.shape.vectors
         for row in range(first // cols, (last - 1) // cols + 1):
@@ -85,7 +85,7 @@ class DotTileWriter(TileWriter):
             self.store(some, self.at(to, i64((numbers[0] - row * cols) * self.size)))
 
     def added(self, vectors: State) -> tuple[ir.Value, list[int]]:
-        """Return a vector with the reductions of all ``vectors``, and for each lane the number of its vector."""
+        """Reduce several vectors horizontally into one; return it and the source vector of each lane."""
         lanes = self.shape.lanes
         labels = [[n] * lanes for n in range(len(vectors))]
         parts = lanes  # lanes of a partial sum in a vector
@@ -103,7 +103,7 @@ class DotTileWriter(TileWriter):
         return vectors[0], labels[0]
 
     def halves(self, parts: int) -> tuple[list[int], list[int]]:
-        """Return the lanes, in two vectors, of the first and of the second halves of sums of ``parts`` lanes."""
+        """Return the shuffle masks of the first and second halves of partial sums of ``parts`` lanes."""
         lanes, within = self.shape.lanes, HALF_REGISTER // self.size
         span = max(parts, within)
         starts = [x + n for x in (0, lanes) for n in range(0, lanes, span)]

@@ -38,12 +38,12 @@ def ceil_power_of_two(n: int) -> int:
 
 
 def leaves_registers(radix: int) -> bool:
-    """Do a butterfly's results leave registers free? Odd radices also need constants."""
+    """Return True if a butterfly of this radix leaves registers free."""
     return radix & (radix - 1) == 0
 
 
 def walk(stage: FftStage, most: int) -> Walk:
-    """Return the iteration space of a pass other than the first, with vectors of at most ``most`` lanes."""
+    """Return the iteration space of an FFT pass, with vectors of at most ``most`` lanes."""
     s, m = stage.s, stage.m
     if m > 1 and most // s > 1:
         groups = min(most // s, m)
@@ -93,26 +93,26 @@ class SharedLoop:
 
     @property
     def part(self) -> str:
-        """Return the number of a part."""
+        """Return the register with the number of the loop's current part."""
         return f"%{self.name}_part"
 
     @property
     def at(self) -> str:
-        """Return the start of a vector in its part."""
+        """Return the register with the offset of the iteration's vector in its part."""
         return f"%{self.name}_at"
 
     @property
     def place(self) -> str:
-        """Return the start of a vector in memory."""
+        """Return the register with the memory offset of the iteration's vector."""
         return f"%{self.name}_place"
 
     @property
     def after(self) -> str:
-        """Return the block after the loop."""
+        """Return the label of the block after the loop."""
         return f"{self.name}_after"
 
     def begin(self) -> list[str]:
-        """Return the lines before the code that loads a vector."""
+        """Return the lines that start an iteration, before a vector is loaded."""
         n, edges = self.name, [self.before, *(f"{self.name}_enter{k}" for k in range(1, len(self.walks)))]
         columns = {
             "pass": range(len(self.walks)),
@@ -135,20 +135,20 @@ class SharedLoop:
         return [*lines, f"{self.place} = add i64 %{n}_begin, {self.at}"]
 
     def choose(self) -> str:
-        """Return the jump to the :meth:`write` of the current pass."""
+        """Return the jump to the store code of the current FFT pass."""
         names = [f"%{self.name}_write{k}" for k in range(len(self.walks))]
         return self._switch(names[-1], list(enumerate(names[:-1])))
 
     def write(self, number: int) -> str:
-        """Return the label of the code that stores in pass ``number``."""
+        """Return the label of the code that stores the results of FFT pass ``number``."""
         return f"{self.name}_write{number}:"
 
     def written(self) -> str:
-        """Return the line after that code."""
+        """Return the line that ends the store code of an FFT pass."""
         return f"br label %{self.name}_inner_end"
 
     def end(self) -> list[str]:
-        """Return the lines after the code that stores."""
+        """Return the lines that end an iteration, after a vector is stored."""
         n = self.name
         again = range(1, len(self.walks))
         return [

@@ -87,7 +87,7 @@ def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
 
 
 def _could_be_vectors(loop: For) -> bool:
-    """Does a loop compute elements where it stores them, or reduce them? Copies and fills do not count."""
+    """Return True if LLVM could vectorize the loop: it computes or reduces elements."""
     if is_any_test_loop(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     if any(_is_placed(index, loop) for _, index in places_in(loop)):
@@ -124,7 +124,7 @@ MOVED_OPERATIONS = 14
 
 
 def _copies(loop: For) -> int:
-    """Return the unroll factor of a loop; it is above 1 only for short loops that scatter or count."""
+    """Return the unroll factor of a loop; above 1 only for short loops that scatter or count."""
     iterations = loop.end - loop.begin
     if (
         not isinstance(iterations, int)
@@ -151,7 +151,7 @@ def _scatters(loop: For) -> bool:
 
 
 def unrolls(kernel: Kernel) -> bool:
-    """Does the kernel have a loop for LLVM to unroll?"""
+    """Return True if the kernel has a loop that LLVM should unroll."""
     return any(isinstance(s, For) and _copies(s) > 1 for s in walk(kernel.body))
 
 
@@ -317,7 +317,7 @@ class _BlockOfLanes:
         return ir.VectorType(kind, self.count)
 
     def of(self, node: Scalar) -> ir.Value:
-        """Return the vector of a scalar."""
+        """Return the vector register of a scalar expression."""
         match node:
             case Const(value=int(value), dtype=dtype):
                 return ir.Constant(self._vector(memory_type(dtype)), int(value))

@@ -35,12 +35,12 @@ _DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
 def instruction(name: str, lanes: int) -> str:
-    """Return the name of the function that wraps instruction ``name``, with ``lanes`` accumulators."""
+    """Return the name of the function that wraps an SVE instruction with ``lanes`` accumulators."""
     return f"aotc.sve.{name}.v{lanes}"
 
 
 def repeated(lanes: int) -> str:
-    """Return the name of the function that repeats two elements of 64 bits over ``lanes`` lanes."""
+    """Return the name of the SVE function that repeats 128 bits over ``lanes`` lanes."""
     return instruction(_REPEAT, lanes)
 
 

@@ -55,7 +55,7 @@ TRANSPOSED_ELEMENTS = 65536
 
 
 def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
-    """Return the transposing copy that is equivalent to the loop nest ``stmt``, or None.
+    """Match a loop nest that copies with a transposition; return the copy, or None.
 
     None also if a loop is too short or the copy too large for tiles, or if source and target may overlap.
     """

@@ -47,7 +47,7 @@ class VectorEmitter(PlainEmitter):
             self._loop(self._by_vectors(made))
 
     def keep(self, stmt: Let) -> None:
-        """Bind a loop-invariant scalar."""
+        """Compute and bind a loop-invariant scalar before the loop."""
         self._let(stmt.var, self.scalar(stmt.value))
 
     def _by_vectors(self, made: VectorLoop) -> For:
@@ -113,7 +113,7 @@ class _Vectors:
         self.known: dict[str, ir.Value] = {}
 
     def write(self, at: int, lanes: int) -> None:
-        """Emit the ``lanes`` iterations from ``at`` on, one vector of them."""
+        """Emit ``lanes`` loop iterations from ``at`` on as one vector."""
         self.at, self.lanes = at, lanes
         for s in self.made.loop.body:
             self.done = {}
@@ -146,7 +146,7 @@ class _Vectors:
         self.builder.store(value, place, align=size_of(buffer.dtype))
 
     def of(self, node: Scalar) -> ir.Value:
-        """Return the vector of a scalar."""
+        """Return the vector register of a scalar expression."""
         if id(node) not in self.made.differing:
             return self.repeated(node)
         if id(node) not in self.done:

@@ -45,7 +45,7 @@ class VectorLoop:
         return self.loop.end - self.loop.begin
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield start and lanes of each vector, for a known and small number of iterations."""
+        """Yield (start, lanes) of each vector of a short loop."""
         assert isinstance(self.iterations, int)
         at = 0
         while at < self.iterations:
@@ -55,7 +55,7 @@ class VectorLoop:
 
     @property
     def is_short(self) -> bool:
-        """Are its vectors written one after the other, without a loop?"""
+        """Return True if the loop's vectors are unrolled completely."""
         return isinstance(self.iterations, int) and self.iterations <= PIECES * self.lanes
 
 
@@ -135,7 +135,7 @@ def _differing(loop: For) -> frozenset[int]:
 
 
 def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
-    """Is a scalar vectorizable or invariant? A buffer that the loop writes may be read only at the element written."""
+    """Return True if a scalar is invariant or can be computed with vectors in this loop."""
     flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
     if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
         return False
