@@ -36,11 +36,14 @@ if TYPE_CHECKING:
         DeadlineExceeded,
         Error,
         FenceCancelled,
+        RankLost,
     )
     from aotc.vmfb.errors import (
         VmError as VmError,
     )
+    from aotc.vmfb.gang.gang import gang
     from aotc.vmfb.module import LoadedModule, load
+    from aotc.vmfb.ranks.ranks import Ranks
     from aotc.vmfb.submit.fence import Fence
 
 __version__ = "0.1.0"
@@ -63,12 +66,15 @@ _HOMES = {
     "InternalError": "aotc.diagnostics",
     "LoadedModule": "aotc.vmfb.module",
     "Options": "aotc.options",
+    "RankLost": _ERRORS,
+    "Ranks": "aotc.vmfb.ranks.ranks",
     "asgi": "aotc.serve.asgi",
     "bench": "aotc.tools.bench",
     "check": "aotc.tools.check",
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
     "explain": "aotc.tools.explain.explain",
+    "gang": "aotc.vmfb.gang.gang",
     "inspect": "aotc.tools.inspect",
     "lint": "aotc.tools.lint",
     "load": "aotc.vmfb.module",
@@ -96,6 +102,8 @@ __all__ = [
     "InternalError",
     "LoadedModule",
     "Options",
+    "RankLost",
+    "Ranks",
     "__version__",
     "asgi",
     "bench",
@@ -103,6 +111,7 @@ __all__ = [
     "compile",
     "diff",
     "explain",
+    "gang",
     "inspect",
     "lint",
     "load",

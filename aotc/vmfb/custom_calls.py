@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import BundleError, CallError
+from aotc.vmfb.errors import BundleError, CallError, RankLost
 from aotc.vmfb.host.interruption import RUNNING, raise_if_interrupted
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.release import never_freed
@@ -224,7 +224,7 @@ class Callbacks:
         failed = self._failures.take()
         if failed is not None:
             name, error = failed
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, RankLost):
                 raise error
             raise CallError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
 

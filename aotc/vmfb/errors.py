@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 
 def _render(where: str, what: str, found: object, expected: object, hint: str) -> str:
@@ -37,11 +37,14 @@ class _Fault(Error):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (type(self), str(self), self.__dict__)
+        return error_of_message, (type(self), str(self), self.__dict__)
 
 
-def _unpickle(kind: type[_Fault], message: str, more: dict[str, Any]) -> _Fault:
-    """Unpickle an error of another process, whose message is already complete."""
+Fault = TypeVar("Fault", bound=_Fault)
+
+
+def error_of_message(kind: type[Fault], message: str, more: Mapping[str, Any]) -> Fault:
+    """Return an error of another process, whose message is already complete."""
     error = kind.__new__(kind, message)
     error.args = (message,)
     error.__dict__.update(more)

@@ -1,0 +1,1 @@
+"""Ranks as child processes of this one, which runs them with whole arrays."""

@@ -1,0 +1,371 @@
+"""A sharded model on this host: one child process for each rank, whole arrays in and out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from aotc.vmfb.api.entry import Entry
+from aotc.vmfb.arguments import Argument, Signature, TensorSpec, type_text
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
+from aotc.vmfb.errors import (
+    ArgumentError,
+    ArgumentValueError,
+    BundleError,
+    CallError,
+    RankLost,
+    bundle_errors,
+    check_keywords,
+)
+from aotc.vmfb.gang.rank_processes import RankProcesses
+from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped, memory_file
+from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.host.machine import usable_cores
+from aotc.vmfb.public_names import public_names
+from aotc.vmfb.ranks.cut import whole_signature
+from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of
+
+MOST_RANKS = 512  # processes of one host: a wrong number is an error before the host is filled with them
+
+
+def gang(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview, *, ranks: int | None = None,
+    threads: int | None = None, timeout: float = 30.0, weights: str | os.PathLike[str] | None = None,
+    verify: bool = False, trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None, untrusted: bool = False,
+    **others: Any,
+) -> Gang:  # fmt: skip
+    """Run a sharded bundle on this host: ``with aotc.gang("model.vmfb") as module: y = module(x)``.
+
+    One child process runs each rank of the bundle's mesh. Calls take and return whole arrays; each rank gets its parts
+    in shared memory. Leaving the ``with`` block ends the processes, as the end of this process does.
+
+    Parameters
+    ----------
+    source : str, path, bytes or buffer
+        The bundle.
+    ranks : int, optional
+        Number of ranks that the bundle must be for; by default the number that it is for.
+    threads : int, optional
+        Threads of each rank; by default as ``AOTC_NUM_THREADS`` or ``OMP_NUM_THREADS`` say, else the cores of this
+        process divided by the number of ranks.
+    timeout : float
+        Seconds to wait until all ranks have joined.
+    weights : path, optional
+        Replacement of the bundle's weights, as for :func:`aotc.load`: each rank loads this file.
+    verify, trusted_keys, untrusted
+        As for :func:`aotc.load`.
+
+    Returns
+    -------
+    Gang
+        It has the functions of the bundle, as a module has.
+
+    Raises
+    ------
+    BundleError
+        If it is not a bundle, is for one device, or is for another number of ranks.
+    CallError
+        If a rank cannot load it.
+    RankLost
+        If a process of a rank ended, at the start or in a call.
+    """
+    check_keywords("gang", others, (*gang.__kwdefaults__,))
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ArgumentValueError("gang", "timeout must be positive", repr(timeout), "seconds")
+    with bundle_errors(source):
+        bundle = open_bundle(source)
+    mesh = _mesh(bundle, ranks)
+    keywords = {
+        "threads": _threads(threads, mesh.size), "verify": verify, "untrusted": untrusted,
+        "trusted_keys": None if trusted_keys is None else [_text(key) for key in trusted_keys],
+        "weights": _weights(weights),
+    }  # fmt: skip
+    return Gang(source, bundle, mesh, keywords, float(timeout))
+
+
+def _mesh(bundle: OpenedBundle, ranks: int | None) -> Mesh:
+    """Return the mesh of a bundle for ``ranks`` ranks."""
+    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
+        raise ArgumentValueError("gang", "ranks must be a positive integer", repr(ranks))
+    entry = bundle.manifest.get("mesh")
+    if entry is None:
+        hint = "aotc.load; or compile it with shardings over a mesh"
+        raise BundleError(bundle.where, "the bundle is for one device and takes no ranks", hint=hint)
+    mesh = mesh_of(entry)
+    if ranks not in (None, mesh.size):
+        message = f"the bundle is for {mesh.size} ranks ({mesh}), and there are {ranks}"
+        raise BundleError(bundle.where, message, hint=f"ranks={mesh.size}, or compile it for a mesh of {ranks}")
+    if mesh.size > MOST_RANKS:
+        message = f"the bundle is for {mesh.size} ranks ({mesh}), and a gang has at most {MOST_RANKS} on one host"
+        raise BundleError(bundle.where, message, hint="mpirun, torchrun or srun on several hosts")
+    return mesh
+
+
+def _threads(threads: int | None, size: int) -> int | None:
+    if threads is not None or any(os.environ.get(name) for name in ("AOTC_NUM_THREADS", "OMP_NUM_THREADS")):
+        return threads
+    return max(1, usable_cores() // size)
+
+
+def _text(key: str | os.PathLike[str] | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else os.path.abspath(key) if os.path.exists(key) else os.fspath(key)
+
+
+def _weights(weights: Any) -> str | None:
+    if weights is None:
+        return None
+    if not isinstance(weights, str | os.PathLike):
+        found = type(weights).__name__
+        raise ArgumentError("gang", "weights= of a gang is a file", found, hint="write the arrays to a safetensors file")
+    return os.path.abspath(os.fspath(weights))
+
+
+@public_names(
+    "close", "functions", "inputs", "invoke", "mesh", "name", "outputs", "processes", "rank_seconds", "signature",
+)  # fmt: skip
+class Gang:
+    """A sharded model whose ranks are child processes; see :func:`gang`.
+
+    Functions are attributes and items, as those of a module: ``module.decode``, ``module["decode"]``. They take and
+    return whole NumPy arrays. Calls of several threads run one after another. An exception in a rank, or an interrupted
+    call, ends the gang.
+
+    Attributes
+    ----------
+    name : str
+    mesh : Mesh
+    functions : dict of str to Entry
+    rank_seconds : tuple of float
+        The time of the last call on each rank.
+    """
+
+    def __init__(
+        self, source: Any, bundle: OpenedBundle, mesh: Mesh, keywords: Mapping[str, Any], timeout: float
+    ) -> None:
+        self.name: str = bundle.manifest["name"]
+        self.mesh = mesh
+        self.rank_seconds: tuple[float, ...] = ()
+        self._lock, self._end = new_lock(), ""
+        signatures = {name: Signature(name, entry) for name, entry in bundle.manifest["functions"].items()}
+        signatures = {name: signatures[name] for name in bundle.manifest["variants"][0]["functions"]}
+        parts = {name: SharedFunction(mesh, signature) for name, signature in signatures.items()}
+        file = memory_file(max((shared.size for shared in parts.values()), default=0))
+        try:
+            self._memory = mapped(file)
+            with _path_of(source) as (path, files), _free_address() as address:
+                self._processes = RankProcesses(mesh.size, file, files)
+                self._finalizer = weakref.finalize(self, self._processes.close)
+                asked = {"path": path, "keywords": dict(keywords)}
+                ranks = [(rank, mesh.size, address, "tcp", timeout) for rank in range(mesh.size)]
+                replies = self._processes.ask([{**asked, "ranks": row} for row in ranks], "while the gang started")
+        finally:
+            os.close(file)
+        functions = {name: GangFunction(self, signatures[name], parts[name]) for name in parts}
+        self._functions = functions
+        self.functions = {name: GangEntry(function, "cpu:0") for name, function in functions.items()}
+        if replies[0]["signatures"] != {name: repr(signature) for name, signature in signatures.items()}:
+            self.close()
+            raise BundleError(bundle.where, "the file was replaced while the ranks loaded it", hint="aotc.gang again")
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process identifier of each rank."""
+        return self._processes.identifiers
+
+    def invoke(self, name: str, *arrays: Any) -> list[np.ndarray]:
+        """Run a function on flat, whole arrays.
+
+        Raises
+        ------
+        CallError
+            If there is no such function, or an argument does not fit.
+        RankLost
+            If the process of a rank ended.
+        """
+        function = self._functions.get(name) if isinstance(name, str) else None
+        if function is None:
+            raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
+        return function.call(arrays)
+
+    def run(self, name: str, shared: SharedFunction, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run a function on whole arrays of the types of its signature; return whole results."""
+        self._processes.refuse_in_fork()
+        with self._lock:
+            self._check_open()
+            shared.write(self._memory, arrays)
+            try:
+                replies = self._processes.ask([{"call": name}] * self.mesh.size, f"during a call of {name}")
+            except BaseException as error:
+                if self._end and isinstance(error, RankLost):
+                    self._check_open()
+                self._end = self._end or f"its ranks were ended by {_short(error)}"
+                raise
+            self.rank_seconds = tuple(reply["seconds"] for reply in replies)
+            return shared.read(self._memory)
+
+    def _check_open(self) -> None:
+        if self._end:
+            raise CallError(self.name, f"the gang has ended: {self._end}", hint="aotc.gang, once more")
+
+    def close(self) -> None:
+        """End the processes; a call of another thread fails. Closing twice is allowed."""
+        self._end = self._end or "it was closed"
+        if not self._lock.acquire(blocking=False):
+            self._processes.end_call()
+            self._lock.acquire()
+        try:
+            self._finalizer()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Gang:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def default_name(self) -> str:
+        """Return the name of the function that a call of the gang runs.
+
+        Raises
+        ------
+        CallError
+            If there are several, and none is ``main``.
+        """
+        name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
+        if name not in self.functions:
+            raise CallError(self.name, "no default function 'main'", expected=", ".join(self.functions))
+        return name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.functions[self.default_name()](*args, **kwargs)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self.functions[name]
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the default function, with the shapes of whole arrays."""
+        return self.functions[self.default_name()].signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's arguments."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's results."""
+        return self.signature.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        functions = self.__dict__.get("functions", {})
+        if name in functions:
+            return functions[name]
+        raise AttributeError(f"gang {self.__dict__.get('name')!r} has no function {name!r}; it has {list(functions)}")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a gang cannot be pickled: its ranks are children of this process; aotc.gang(path)")
+
+    def __repr__(self) -> str:
+        state = f" has ended: {self._end}" if self._end else f" on {self.mesh.size} ranks ({self.mesh})"
+        return "\n".join([f"gang {self.name}{state}", *(f"  {entry!r}" for entry in self.functions.values())])
+
+
+class GangFunction:
+    """A function of a gang on flat, whole arrays.
+
+    Attributes
+    ----------
+    signature : Signature
+        With the shapes of whole arrays.
+    arguments : list of Argument
+    """
+
+    def __init__(self, owner: Gang, signature: Signature, shared: SharedFunction) -> None:
+        self.name, self.where = signature.name, f"{owner.name}.{signature.name}"
+        self.signature = whole_signature(signature)
+        self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
+        self._rows, self._shared = signature.arguments, shared
+        self._owner = weakref.ref(owner)
+
+    def call(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Run a call; see :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        owner = self._owner()
+        if owner is None:
+            raise CallError(self.where, "the gang of this function does not exist any more", hint="aotc.gang")
+        if len(values) != len(self.arguments):
+            names = ", ".join(map(str, self.arguments))
+            raise ArgumentError(self.where, "wrong number of arguments", len(values), f"{len(self.arguments)}: {names}")
+        arrays = [self._whole(n, value) for n, value in enumerate(values)]
+        return owner.run(self.name, self._shared, arrays)
+
+    def run(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Run a call."""
+        return self.call(values)
+
+    def _whole(self, number: int, value: Any) -> np.ndarray:
+        """Return an argument as an array; refuse a part."""
+        argument, row, shape = self.arguments[number], self._rows[number], getattr(value, "shape", None)
+        if "whole" in row and shape != argument.dims and shape == tuple(row["dims"]):
+            found, expected = (type_text(row["dtype"], dims) for dims in (shape, argument.dims))
+            hint = f"the whole array: the gang cuts it by {layout_text(layout_of(row['layout']))}"
+            raise ArgumentValueError(self.where, f"{argument.label} is one rank's part", found, expected, hint)
+        found = argument.prepare(value, self.where)
+        return found if isinstance(found, np.ndarray) else found.numpy()
+
+
+class GangEntry(Entry):
+    """A function of a gang, called with pytrees of whole arrays."""
+
+    def options(self, **_: Any) -> NoReturn:
+        """Refuse submissions: calls of a gang wait for their results.
+
+        Raises
+        ------
+        CallError
+        """
+        raise CallError(self.__name__, "calls of a gang are not submitted", hint="call it, in a thread of your own")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a gang cannot be pickled: its ranks are children of this process; aotc.gang(path)")
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
+
+
+@contextmanager
+def _path_of(source: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return a path of the bundle for child processes, and the descriptors that they need for it."""
+    if isinstance(source, str | os.PathLike):
+        yield os.path.abspath(source), ()
+        return
+    data = memoryview(source).cast("B")
+    file = memory_file(len(data))
+    try:
+        with mapped(file) as memory:
+            memory[: len(data)] = data
+        os.ftruncate(file, len(data))
+        yield f"/dev/fd/{file}", (file,)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _free_address() -> Iterator[str]:
+    """Return an address of the loopback interface that no other process gets meanwhile.
+
+    The port stays bound here, without listening: rank 0, which also sets SO_REUSEADDR, may listen at it.
+    """
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{sock.getsockname()[1]}"

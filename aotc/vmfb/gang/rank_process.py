@@ -1,0 +1,105 @@
+"""Child process of a gang: one rank, which runs calls on parts of arrays in shared memory.
+
+Messages are those of :mod:`aotc.vmfb.ranks.frames`, on a pair of sockets. A second pipe carries nothing: its end is the
+end of the gang's process, which a thread of its own notices also during a call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+from time import perf_counter
+from typing import Any, NoReturn
+
+from aotc.vmfb.errors import Error
+from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped
+from aotc.vmfb.module import LoadedModule, load
+from aotc.vmfb.ranks.frames import MOST_BYTES, FrameReader, send_frame
+from aotc.vmfb.ranks.ranks import Ranks
+
+ORPHANED = 75  # the exit status of a rank whose gang ended
+
+
+def serve() -> None:
+    """Run one rank: ``sys.argv`` has the descriptors of the socket, of the pipe and of the shared memory."""
+    channel, life, memory = map(int, sys.argv[1:4])
+    threading.Thread(target=_end_with_the_gang, args=(life,), daemon=True).start()
+    sock = socket.socket(fileno=channel)
+    sock.setblocking(False)
+    reader = FrameReader(sock)
+    try:
+        options = _next(reader)
+        try:
+            _serve_calls(sock, reader, options, memory)
+        except ConnectionError:
+            raise
+        except BaseException as error:  # also SystemExit of a custom call: the caller is told
+            send_frame(sock, {"error": _described(error)})
+            _end(1)
+    except ConnectionError:  # the gang was closed
+        _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """End at once: the other ranks notice closed connections, and nothing here needs an orderly end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _end_with_the_gang(life: int) -> None:
+    os.read(life, 1)
+    os._exit(ORPHANED)
+
+
+def _next(reader: FrameReader) -> dict[str, Any]:
+    while True:
+        message = reader.read()
+        if message is not None:
+            return message
+        select.select([reader.sock], [], [])
+
+
+def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, Any], file: int) -> None:
+    ranks = Ranks(*options["ranks"])
+    module = load(options["path"], ranks=ranks, **options["keywords"])
+    calls = {name: _Call(module, name, ranks.rank) for name in module.functions}
+    memory = mapped(file)
+    os.close(file)
+    send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in module.functions.items()}})
+    while True:
+        message = _next(reader)
+        seconds = calls[message["call"]].run(memory)
+        send_frame(sock, {"seconds": seconds})
+
+
+class _Call:
+    """The calls of one function, whose arrays stay where they are."""
+
+    def __init__(self, module: LoadedModule, name: str, rank: int) -> None:
+        assert module.mesh is not None  # ``load`` refuses ranks for other bundles
+        self._module, self._name, self._rank = module, name, rank
+        self._shared = SharedFunction(module.mesh, module.functions[name].signature)
+        self._arrays: tuple[list[Any], list[Any]] | None = None
+
+    def run(self, memory: Any) -> float:
+        """Run a call; return its time in seconds."""
+        if self._arrays is None:
+            shared, rank = self._shared, self._rank
+            self._arrays = shared.rank_arguments(memory, rank), shared.rank_results(memory, rank)
+        values, out = self._arrays
+        start = perf_counter()
+        self._module.invoke(self._name, *values, out=out)
+        return perf_counter() - start
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain data: the gang raises it again."""
+    if isinstance(error, Error):
+        facts = {"kind": type(error).__name__, "text": str(error), "rank": getattr(error, "rank", None)}
+    else:
+        facts = {"kind": "", "text": f"{type(error).__name__}: {error}", "rank": None}
+    return {**facts, "text": facts["text"][: MOST_BYTES // 16]}

@@ -1,0 +1,72 @@
+"""The parts of one argument or result, and the signature of whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.arguments import Signature
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.ranks.layout import Mesh, layout_of, part_of_rank, slices_of_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How an argument or result is cut into the parts of ranks.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+    whole, dims : tuple of int
+        The shape of the whole array, and of a part.
+    owners : tuple of int
+        For each rank: the first rank with the same part.
+    slices : tuple of tuple of slice
+        For each rank: the position of its part in the whole array.
+    """
+
+    dtype: np.dtype
+    whole: tuple[int, ...]
+    dims: tuple[int, ...]
+    owners: tuple[int, ...]
+    slices: tuple[tuple[slice, ...], ...]
+
+    @property
+    def distinct(self) -> Iterator[int]:
+        """The ranks that own a part."""
+        return (rank for rank, owner in enumerate(self.owners) if rank == owner)
+
+    @property
+    def part_bytes(self) -> int:
+        """The size of a part in bytes."""
+        return int(np.prod(self.dims, dtype=np.int64)) * self.dtype.itemsize
+
+
+def cut_of(mesh: Mesh, row: Mapping[str, Any]) -> Cut:
+    """Return the cut of an argument or result, a row of a signature."""
+    dims = tuple(row["dims"])
+    layout = layout_of(row.get("layout") or [[] for _ in dims])
+    first: dict[tuple[int, ...], int] = {}
+    ranks = range(mesh.size)
+    owners = tuple(first.setdefault(part_of_rank(mesh, layout, rank), rank) for rank in ranks)
+    slices = tuple(slices_of_rank(mesh, layout, rank, dims) for rank in ranks)
+    return Cut(to_numpy(row["dtype"]), tuple(row.get("whole", dims)), dims, owners, slices)
+
+
+def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a signature with the shape of the whole array; no call overwrites it."""
+    kept = {key: value for key, value in row.items() if key not in ("layout", "whole")}
+    donated = {"donated": False, "donatable": False} if "donated" in row else {}
+    return {**kept, "dims": list(row.get("whole", row["dims"])), **donated}
+
+
+def whole_signature(signature: Signature) -> Signature:
+    """Return the signature of a rank's function for whole arrays."""
+    found = Signature(signature.name, {"arguments": [], "results": []})
+    found.__dict__.update(signature.__dict__)
+    found.arguments = [whole_row(row) for row in signature.arguments]
+    found.results = [whole_row(row) for row in signature.results]
+    return found
