@@ -15,7 +15,7 @@ from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import BUNDLE_HELP, FUNCTION_HELP, KEY_HELP, SEED_HELP, THREADS_HELP, Panel
 
 if TYPE_CHECKING:
-    from aotc.vmfb.module import LoadedModule
+    from aotc_cli.shared.whole_arrays import Runnable
 
 INPUTS = "An argument, in order: SHAPExTYPE=VALUES, a scalar, or a file: @x.npy, .npz, .json, .safetensors, .bin."
 OUTPUTS = (
@@ -29,6 +29,7 @@ FULL_HELP = "Print all results in IREE's form, as in pipes and files; terminals 
 UNTRUSTED_HELP = "Run no machine code of the bundle: compile the model in it again (needs aotc[compile])."
 LIMIT_HELP = "As --full, with at most N elements of each result; default: 1024."
 FULL_ELEMENTS = 1024  # of a result in IREE's form, as iree-run-module prints
+RANKS_HELP = "Start a process for each of N ranks, for a sharded bundle; --input takes whole arrays."
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
 Call the main function, and print its results:
@@ -58,6 +59,14 @@ aotc run model.vmfb --input=@x.npy --nan-watch
 Write the operands and results of each kernel to a folder:
 
 aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
+
+Start a process for each rank of a sharded bundle, and pass whole arrays:
+
+aotc run sharded.vmfb --ranks=2 --input=@x.npy
+
+Run each rank in a process that torchrun, mpirun or srun starts:
+
+torchrun --nproc-per-node 2 -m aotc run sharded.vmfb --random
 """
 
 
@@ -93,6 +102,9 @@ def command(
     ),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
     threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    ranks: int | None = typer.Option(
+        None, min=1, rich_help_panel=Panel.DEVICES, metavar="N", help=RANKS_HELP, show_default=False
+    ),
     untrusted: bool = typer.Option(False, "--untrusted", rich_help_panel=Panel.TRUST, help=UNTRUSTED_HELP),
     trusted_keys: list[str] = typer.Option(
         [], "--trusted-key", rich_help_panel=Panel.TRUST, metavar="FILE.pub", help=KEY_HELP
@@ -107,16 +119,24 @@ def command(
 
     Values are written as for iree-run-module. A .npy file stores bf16, f8 and other types without a NumPy name as
     unsigned integers of the same bits, and i4 and i2 as int8.
+
+    A sharded bundle runs on all ranks of its mesh: on processes of this host with --ranks, or on those that torchrun,
+    mpirun or srun have started. Inputs and results are whole arrays; rank 0 prints and writes them.
     """
-    import aotc
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
+
+    from aotc_cli.shared.whole_arrays import opened
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
     register_from(custom_calls)
+    alone = {
+        "--trace-dispatch-tensors": trace, "--nan-watch": nan_watch, "--reproducer": reproducer,
+        "--custom-calls": custom_calls, "--device": device,
+    }  # fmt: skip
     trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
-    module = aotc.load(str(bundle), devices=parse_places(device), threads=threads, **trust)
+    module = opened(bundle, ranks, parse_places(device), [n for n, value in alone.items() if value], threads, trust)
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
     places = _places(outputs, signature.results)
@@ -126,8 +146,10 @@ def command(
         rest, sizes = signature.arguments[len(values) :], chosen_sizes(dims, signature.arguments, values)
         values += make_values(rest, sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
-        called = watched_call(module, name, values) if nan_watch else None
+        called = watched_call(module.module, name, values) if nan_watch else None
         results, odd = called or (_call(module, name, values, repeat, trace), False)
+    if not module.shows:
+        return
     _show(results, signature.results, places, _element_limit(full or bool(outputs), limit))
     if expected:
         _compare(results, signature.results, expected, rtol, atol)
@@ -162,15 +184,16 @@ def _requested(results: list[dict[str, Any]], wanted: list[str | None]) -> list[
     return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
 
 
-def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
+def _call(module: Runnable, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
     """Return the results of the last of ``repeat`` calls; print the median time of several calls."""
     seconds = []
     results: list[Any] = []
+    keywords = {"trace": trace} if trace else {}
     for _ in range(repeat):
         start = perf_counter()
-        results = module.invoke(name, *values, trace=trace)
+        results = module.invoke(name, *values, **keywords)
         seconds.append(perf_counter() - start)
-    if repeat > 1:
+    if repeat > 1 and module.shows:
         from aotc_cli.shared.units import time_text
 
         print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)

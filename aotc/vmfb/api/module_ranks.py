@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.errors import CallError
+from aotc.vmfb.errors import ArgumentError, CallError
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.entry import Entry
@@ -44,7 +45,7 @@ class RankedModule:
         CallError
             If an array has not its whole shape, or the model is for one device.
         """
-        member, entry = self._own_member(), self.functions[function or self.default_name()]
+        member, entry = self.own_member(), self.functions[function or self.default_name()]
         values = entry.flatten(args, {})
         rows = entry.signature.arguments
         return entry.arguments_of([member.part(row, x) for row, x in zip(rows, values, strict=True)])
@@ -64,7 +65,7 @@ class RankedModule:
         CallError
             If an array is not this rank's part, a rank ended, or the model is for one device.
         """
-        member, entry = self._own_member(), self.functions[function or self.default_name()]
+        member, entry = self.own_member(), self.functions[function or self.default_name()]
         parts = entry.results_of(results)
         return entry.rebuild(member.gather(entry.signature.results, parts))
 
@@ -72,7 +73,50 @@ class RankedModule:
         """Return the name of the function that a call of the module runs."""
         raise NotImplementedError
 
-    def _own_member(self) -> Member:
+    def invoke(self, name: str, *arrays: Any) -> list[Any]:
+        """Run a function on flat arrays, this rank's parts."""
+        raise NotImplementedError
+
+    def own_member(self) -> Member:
+        """Return what the module knows of itself as a rank.
+
+        Raises
+        ------
+        CallError
+            If the model is for one device.
+        """
         if self._member is None:
             raise CallError(self.name, "the model is for one device: its arrays are whole", hint="module(x), as it is")
         return self._member
+
+
+class WholeFunction:
+    """A function of a rank's module for whole arrays, which all ranks call together with the same ones.
+
+    Attributes
+    ----------
+    signature : Signature
+        With the shapes of whole arrays.
+    """
+
+    def __init__(self, module: RankedModule, name: str) -> None:
+        from aotc.vmfb.ranks.cut import whole_signature  # only for bundles of several ranks
+
+        self._module, self._name = module, name
+        self._rows = module.functions[name].signature
+        self.signature = whole_signature(self._rows)
+
+    def call(self, values: Sequence[Any]) -> list[Any]:
+        """Return whole results, on each rank, of flat, whole arguments.
+
+        Raises
+        ------
+        CallError
+            If an array has not its whole shape, or a rank ended.
+        """
+        member, rows = self._module.own_member(), self._rows
+        if len(values) != len(rows.arguments):
+            raise ArgumentError(self._name, "wrong number of arguments", len(values), len(rows.arguments))
+        parts = [member.part(row, value) for row, value in zip(rows.arguments, values)]
+        found: list[Any] = member.gather(rows.results, self._module.invoke(self._name, *parts))
+        return found

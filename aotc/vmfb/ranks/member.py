@@ -16,7 +16,8 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective, run_collective
-from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of, part_of_rank, slices_of_rank
+from aotc.vmfb.ranks.cut import cut_of
+from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
 from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
 
@@ -111,16 +112,14 @@ class Member:
             raise ArgumentValueError(self.where, f"result {number} is not this rank's part", found, expected)
         if whole == dims:
             return array
-        owners: dict[tuple[int, ...], int] = {}  # of each part: the first rank that has it
-        for rank in range(self.mesh.size):
-            owners.setdefault(part_of_rank(self.mesh, layout, rank), rank)
-        mine = owners[part_of_rank(self.mesh, layout, self.rank)] == self.rank
+        cut = cut_of(self.mesh, row)
+        mine = cut.owners[self.rank] == self.rank
         sends = {r: array for r in range(self.mesh.size) if mine and r != self.rank}
-        parts = {r: np.empty_like(array) for r in owners.values() if r != self.rank}
+        parts = {r: np.empty_like(array) for r in cut.distinct if r != self.rank}
         self.link.exchange(sends, parts, f"gather of result {number}")
         made = np.empty(whole, array.dtype)
         for rank, part in (parts | ({self.rank: array} if mine else {})).items():
-            made[slices_of_rank(self.mesh, layout, rank, dims)] = part
+            made[cut.slices[rank]] = part
         return made
 
     def close(self) -> None:
@@ -215,8 +214,8 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
     found = ranks if ranks is not None else ranks_from_environment()
     if found is None:
         hint = (
-            f"torchrun --nproc-per-node {mesh.size} ..., mpirun -n {mesh.size} ..., or "
-            f"aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address='host:port'))"
+            f"aotc.gang(path) or --ranks {mesh.size} to start them all here; torchrun --nproc-per-node {mesh.size} ..., "
+            f"mpirun -n {mesh.size} ...; or aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address=...))"
         )
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process"
         raise BundleError(bundle.where, message, hint=hint)
