@@ -211,7 +211,7 @@ def read_source(
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         if parsed:
             parsed(module)
-        if "ranks" not in raw.metadata:
+        if not any("ranks" in entry for entry in raw.metadata.get("entries", {"": raw.metadata}).values()):
             _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         try:

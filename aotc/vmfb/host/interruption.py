@@ -103,8 +103,10 @@ def _awaiting_is_cancelled() -> bool:
     """
     pools = sys.modules.get("concurrent.futures.thread")
     code = getattr(getattr(getattr(pools, "_WorkItem", None), "run", None), "__code__", None)
+    if code is None:  # before a frame is read: one that refers to itself would keep the caller's arrays alive
+        return False
     frame: FrameType | None = sys._getframe()
-    while code is not None and frame is not None:
+    while frame is not None:
         if frame.f_code is code:
             item = frame.f_locals.get("self")
             callbacks = list(getattr(getattr(item, "future", None), "_done_callbacks", ()))
