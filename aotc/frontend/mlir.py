@@ -103,26 +103,50 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         If a file cannot be read, if JAX cannot export the function, or if the function raises.
     """
     with guard("while reading the model", Options()):
-        return _of_one_rank(_fetch(source, example_args, example_kwargs))
+        return of_one_rank(_fetch(source, example_args, example_kwargs))
 
 
-def _of_one_rank(raw: RawModel) -> RawModel:
+def fetch_whole(source: Any, example_args: Sequence[Any] = ()) -> RawModel:
+    """Return what :func:`fetch` does, but a model for several devices as it is: not the program of one rank."""
+    with guard("while reading the model", Options()):
+        return _fetch(source, example_args, NO_KEYWORDS)
+
+
+def of_one_rank(raw: RawModel) -> RawModel:
     """Return the program of one rank of a model for several devices; any other model as it is."""
+    with _sharded_module(raw) as module:
+        if module is None:
+            return raw
+        from aotc.frontend.partition.partition import partitioned  # only for models for several devices
+
+        data, ranks = partitioned(module, raw.path)
+    return RawModel(data, raw.path, {**raw.metadata, "ranks": ranks}, digest=raw.digest)
+
+
+def is_for_several(raw: RawModel) -> bool:
+    """Return True if a model is for several devices, and not the program of one rank."""
+    with _sharded_module(raw) as module:
+        return module is not None
+
+
+@contextmanager
+def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
+    """Yield the module of a model for several devices; None for any other model."""
     data = raw.data.encode() if isinstance(raw.data, str) else raw.data
     if "ranks" in raw.metadata or not (b"sdy" in data or b"mhlo.sharding" in data):
-        return raw
-    from aotc.frontend.partition.partition import is_for_several, partitioned  # only for models with shardings
+        yield None
+        return
+    from aotc.frontend.partition.partition import names_several_devices  # only for models with shardings
 
     with make_context():
         try:
             module = parse_model(raw.code)
             upgrade_module(module)
         except (ir.MLIRError, ValueError):
-            return raw  # its reader reports the error
-        if not is_for_several(module, "devices" in raw.metadata):
-            return raw
-        data, ranks = partitioned(module, raw.path)
-    return RawModel(data, raw.path, {**raw.metadata, "ranks": ranks}, digest=raw.digest)
+            found = None  # the reader of the model reports the error
+        else:
+            found = module if names_several_devices(module, "devices" in raw.metadata) else None
+        yield found
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:

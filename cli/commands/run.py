@@ -125,7 +125,6 @@ def command(
     """
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
-
     from aotc_cli.shared.whole_arrays import opened
 
     if random and zeros:

@@ -112,7 +112,7 @@ def _check(module: ir.Module, main: ir.OpView, path: str) -> None:
                 raise CompileError.at(loc_from_mlir(op.operation.location, path), message, hint="sizes as numbers")
 
 
-def is_for_several(module: ir.Module, traced: bool) -> bool:
+def names_several_devices(module: ir.Module, traced: bool) -> bool:
     """Return True if a program is for several devices.
 
     JAX states one device for a function over a mesh without devices, if none of its arguments has a sharding; so the
