@@ -30,7 +30,8 @@ from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
 from aotc.driver.assemble import Ahead, assemble, signature_entry
 from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import RawModel, fetch
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several
+from aotc.frontend.partition.meshes import function_on_mesh
 from aotc.frontend.xla import run_xla
 from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
@@ -48,7 +49,7 @@ from aotc.options import Options
 from aotc.pipeline import Pass, checked_options, run_passes
 from aotc.targets import resolve_targets
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, array_deviation, compare_op, compare_results
-from aotc.tools.fetch_model import public_names
+from aotc.tools.fetch_model import is_bundle, public_names
 from aotc.tools.largest_error import LargestError, largest_error
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.api.choose_function import choose_function
@@ -105,6 +106,8 @@ class CheckReport(Shown):
         True if the pass was searched.
     arguments : str
         How random arguments were made; empty if all were given.
+    ranks : str
+        The ranks of a sharded model, whose ops are not compared by themselves.
     """
 
     results: tuple[Mismatch | None, ...]
@@ -117,6 +120,7 @@ class CheckReport(Shown):
     oracle: str = "reference"
     bisected: bool = False
     arguments: str = ""
+    ranks: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -127,7 +131,9 @@ class CheckReport(Shown):
         """Return the report of a check: the result differences, the first wrong op and pass."""
         lines = [Line(self.arguments)] if self.arguments else []
         lines += map(Line, self._about_results())
-        if self.difference is not None:
+        if self.ranks:
+            lines.append(Line(f"{self.ranks} ran together, as threads; compared with the whole program on one device"))
+        elif self.difference is not None:
             lines += [Line(""), *_difference_lines(self.difference)]
         elif self.agrees:
             lines.append(Line("each op agrees with the reference on the operands that it was given"))
@@ -179,6 +185,8 @@ def _verdict(changed_by: str) -> str:
     return "no pass changes the result beyond rounding: the error is in the kernels of the final IR, or in their order"
 
 
+_PASSING = (*THEIRS, OperandError, AssertionFailed)
+
 # Iterations of a differing loop that are searched for the op that differs. The reference runs each one; this bounds the
 # search to seconds.
 MOST_ITERATIONS = 256
@@ -227,8 +235,7 @@ class Checker:
         AssertionFailed
             If an assertion of the model fails on them.
         """
-        passing = (*THEIRS, OperandError, AssertionFailed)
-        with guard("while comparing with the reference", self.options, self.module, self.raw.path, passing):
+        with guard("while comparing with the reference", self.options, self.module, self.raw.path, _PASSING):
             return self._report(arrays, oracle, bisect)
 
     def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> CheckReport:
@@ -251,9 +258,22 @@ class Checker:
         if difference is None and not rounding and any(self._compare(ours, reference, arrays)):
             difference = self._shortest(arrays)
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
-        names = tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(len(ours))])
         errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, judged, strict=True))
-        return CheckReport(results, names, difference, changed, of_reference, rounding, errors, oracle, bisect)
+        return CheckReport(results, self._names(), difference, changed, of_reference, rounding, errors, oracle, bisect)
+
+    def compared(self, ours: Sequence[np.ndarray], arrays: Sequence[np.ndarray], oracle: str) -> CheckReport:
+        """Compare results of other code for this program with the reference or XLA, without a search in the program."""
+        with guard("while comparing with the reference", self.options, self.module, self.raw.path, _PASSING):
+            reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
+            want = run_xla(self.raw, arrays, self.name) if oracle == "jax" else reference
+            of_reference = self._compare(reference, want, arrays) if oracle == "jax" else ()
+            errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, want, strict=True))
+            results = self._compare(ours, want, arrays)
+        return CheckReport(results, self._names(), reference=of_reference, errors=errors, oracle=oracle)
+
+    def _names(self) -> tuple[str, ...]:
+        count = len(self.function.body.results)
+        return tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(count)])
 
     def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the reference's results for the program with quantised weights."""
@@ -272,6 +292,13 @@ class Checker:
         except (OperandError, AssertionFailed):
             return False
         return True
+
+    def require_fit(self, arrays: Sequence[np.ndarray]) -> None:
+        """Raise CallError if the function does not accept ``arrays``."""
+        try:
+            bind_arguments(self.function, arrays)
+        except (OperandError, AssertionFailed) as error:
+            raise misfit(error) from None
 
     def run(
         self, module: Module, name: str, arrays: Sequence[np.ndarray], options: Options | None = None
@@ -536,9 +563,16 @@ def check(
     oracle: str = "reference",
     bisect: bool = False,
     tolerance: Tolerance | None = None,
+    ranks: int | None = None,
+    mesh: Any = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     **flags: Any,
 ) -> CheckReport:
     """Compile a model, call it, and compare its results with the reference; find the first op that differs.
+
+    All ranks of a sharded model run as threads of this process. Their results are compared with those of the whole
+    program on one device; single ops are not.
 
     Parameters
     ----------
@@ -558,6 +592,10 @@ def check(
         Name the pass after which the result changes.
     tolerance : Tolerance, optional
         In place of the bounds by op and dtype.
+    ranks : int, optional
+        Number of ranks that the model must be for; any number by default.
+    mesh, in_shardings, out_shardings
+        As for :func:`aotc.compile`.
     **flags
         Options of :func:`aotc.compile`, for one CPU target.
 
@@ -574,11 +612,49 @@ def check(
     """
     if oracle not in ORACLES:
         raise ArgumentValueError("", "unknown oracle", repr(oracle), " or ".join(ORACLES))
-    raw = fetch(model, example_args)
-    checker = Checker(raw, checked_options(None, flags), function, tolerance)
+    if mesh is not None or in_shardings is not None or out_shardings is not None:
+        model = function_on_mesh(model, mesh, in_shardings, out_shardings)
+    raw, options = fetch_for_check(model, example_args, ranks), checked_options(None, flags)
+    if is_for_several(raw) or ranks is not None:
+        refuse_search(bisect, raw)
+        from aotc.tools.check_ranks import example_values, rank_checker  # it imports this module
+
+        sharded = rank_checker(raw, options, function, tolerance)
+        return sharded.check(list(inputs) or example_values(sharded), sizes, seed, oracle, ranks)
+    checker = Checker(raw, options, function, tolerance)
     examples = raw.values.get(checker.name, ())
-    given = list(inputs) or ([np.asarray(x) for x in examples] if all(map(_has_values, examples)) else [])
+    given = list(inputs) or ([np.asarray(x) for x in examples] if all(map(has_values, examples)) else [])
     return check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
+
+
+def fetch_for_check(model: Any, example_args: Sequence[Any], ranks: int | None) -> RawModel:
+    """Return a model, the whole program if it is for several devices.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read; also for a bundle.
+    """
+    if ranks is not None and is_bundle(model):
+        message = "a sharded bundle holds the program of one rank, and not the whole program to compare with"
+        raise CompileError.at(UNKNOWN, message, hint="aotc check MODEL, the export or text that it was compiled from")
+    return fetch_whole(model, example_args)
+
+
+def refuse_search(bisect: bool, raw: RawModel) -> None:
+    """Refuse the options and models that a check of all ranks does not have.
+
+    Raises
+    ------
+    CompileError
+        If the model is for one device, or a pass is to be searched.
+    """
+    if not is_for_several(raw):
+        hint = "leave --ranks out, or give a model with shardings over a mesh"
+        raise CompileError.at(Loc(raw.path), "the model is for one device and has no ranks", hint=hint)
+    if bisect:
+        message = "the pass that changes a result is not searched in a sharded model"
+        raise CompileError.at(Loc(raw.path), message, hint="leave --bisect out")
 
 
 def check_call(
@@ -589,10 +665,15 @@ def check_call(
     try:
         return replace(checker.check(arrays, oracle, bisect), arguments=made)
     except (OperandError, AssertionFailed) as error:
-        raise CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are") from None
+        raise misfit(error) from None
 
 
-def _has_values(example: object) -> bool:
+def misfit(error: Exception) -> CallError:
+    """Return the error for arguments that a function does not accept."""
+    return CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are")
+
+
+def has_values(example: object) -> bool:
     """Return True for an array or a number, False for a description of one, such as ``jax.ShapeDtypeStruct``."""
     return hasattr(example, "__array__") or isinstance(example, bool | int | float | complex)
 

@@ -12,6 +12,7 @@ from aotc_cli.shared.compile_options import QUANTIZE_HELP
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.option_groups import FUNCTION_HELP, OPT_LEVEL_HELP, SEED_HELP, Panel
 
+RANKS_HELP = "Number of ranks of a sharded model, which run as threads; any number by default."
 SUMMARY = "Compare compiled code with the reference, and find the op that differs."
 EXAMPLES = """
 Check a model with random values:
@@ -37,6 +38,10 @@ aotc check model.mlir --rtol=1e-3 --atol=1e-5
 Show the error of weights quantized to 4 bits:
 
 aotc check model.mlir --quantize-weights=int4:64
+
+Check a sharded model, with each rank as a thread:
+
+aotc check sharded.jaxexp --ranks=4
 """
 
 
@@ -78,6 +83,9 @@ def command(
         "none", rich_help_panel=Panel.NUMBERS, metavar="none|int8|int4[:N]",
         help=f"{QUANTIZE_HELP} The report shows the error that this causes.",
     ),
+    ranks: int | None = typer.Option(
+        None, min=1, rich_help_panel=Panel.TARGET, metavar="N", help=RANKS_HELP, show_default=False
+    ),
 ) -> None:
     """Compile a model, run it and the reference, and print the first op whose result differs.
 
@@ -85,11 +93,15 @@ def command(
     results must be within 4 units in the last place, or as close to the result in 64 bits as the reference is. The
     results of the whole model are compared relative to their largest element. Exit codes: 0 if all agrees; 3 if
     something differs; 1 for an error in the model or the inputs; 2 for a bug in aotc.
+
+    All ranks of a sharded model run together, as threads of this process, up to 32. Their results are compared with
+    those of the whole program on one device; single ops are not.
     """
-    from aotc.frontend.mlir import fetch
+    from aotc.frontend.mlir import is_for_several
     from aotc.options import Options, quantization
     from aotc.tools.agreement import Tolerance
-    from aotc.tools.check import ORACLES, Checker, check_call
+    from aotc.tools.check import ORACLES, Checker, check_call, fetch_for_check, refuse_search
+    from aotc.tools.check_ranks import rank_checker
     from aotc_cli.shared.inputs import parse_sizes, parse_values
     from aotc_cli.shared.tables import show
 
@@ -102,9 +114,16 @@ def command(
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     options = Options(target=target, opt_level=opt_level, quantize_weights=quantize_weights)
     quantization(options)
-    checker = Checker(fetch(source), options, function, tolerance)
-    given, sizes = parse_values(inputs, checker.arguments), parse_sizes(dims, checker.arguments)
-    report = check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
+    raw = fetch_for_check(source, (), ranks)
+    if is_for_several(raw) or ranks is not None:
+        refuse_search(bisect, raw)
+        sharded = rank_checker(raw, options, function, tolerance)
+        given, sizes = parse_values(inputs, sharded.arguments), parse_sizes(dims, sharded.arguments)
+        report = sharded.check(given, sizes, seed, oracle, ranks)
+    else:
+        checker = Checker(raw, options, function, tolerance)
+        given, sizes = parse_values(inputs, checker.arguments), parse_sizes(dims, checker.arguments)
+        report = check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
     show(report.document())
     if not report.agrees:
         raise typer.Exit(3)

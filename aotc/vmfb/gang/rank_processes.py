@@ -146,7 +146,7 @@ class RankProcesses:
                         end = min(end, monotonic() + _FAILURE_SECONDS)
                 interruption.pending_exception()
         if failures:
-            raise _cause(failures)
+            raise cause(failures)
         return [replies[rank.number] for rank in self._ranks]
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _error(facts: Mapping[str, Any]) -> CallError | BundleError:
     return error_of_message(kind, facts["text"], more)
 
 
-def _cause(failures: Mapping[int, CallError | BundleError]) -> CallError | BundleError:
+def cause(failures: Mapping[int, CallError | BundleError]) -> CallError | BundleError:
     """Return the failure to raise: an error of the program before the loss of a process, before its consequences."""
     own = {rank: error for rank, error in failures.items() if not isinstance(error, RankLost)}
     ended = {rank: error for rank, error in failures.items() if getattr(error, "rank", None) == rank}

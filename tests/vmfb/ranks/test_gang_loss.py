@@ -13,7 +13,7 @@ from support.small_sharded import arguments, assert_close, bundle, expected
 
 import aotc
 from aotc.vmfb.errors import BundleError, CallError, RankLost
-from aotc.vmfb.gang.rank_processes import _cause
+from aotc.vmfb.gang.rank_processes import cause
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")]
 
@@ -175,12 +175,12 @@ def test_a_rank_that_cannot_start_is_named(monkeypatch):
 LOST = {rank: RankLost(2, "rank 2 (host, process 9) failed during all_reduce") for rank in (0, 1, 3)}
 
 
-def test_the_cause_is_raised_and_not_its_consequences():
-    assert _cause({**LOST, 2: RankLost(2, "rank 2 was killed")}).args == ("rank 2 was killed\n  try: start all ranks "
+def test_thecause_is_raised_and_not_its_consequences():
+    assert cause({**LOST, 2: RankLost(2, "rank 2 was killed")}).args == ("rank 2 was killed\n  try: start all ranks "
         "again; values of donated arguments and of state are lost",)  # fmt: skip
-    failed = _cause({**LOST, 2: aotc.DeadlineExceeded("main", "late")})
+    failed = cause({**LOST, 2: aotc.DeadlineExceeded("main", "late")})
     assert type(failed) is aotc.DeadlineExceeded
     assert str(failed) == "rank 2: main: error: late"
     same = CallError("main", "the same")
-    assert str(_cause(dict.fromkeys(range(4), same))) == str(same)
-    assert _cause({0: LOST[0]}).rank == 2
+    assert str(cause(dict.fromkeys(range(4), same))) == str(same)
+    assert cause({0: LOST[0]}).rank == 2

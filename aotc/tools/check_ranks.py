@@ -1,0 +1,146 @@
+"""Compare a sharded model, all ranks of it as threads of this process, with the whole program on one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import aotc
+from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.frontend.mlir import RawModel, of_one_rank
+from aotc.frontend.partition.one_device import for_one_device
+from aotc.options import Options
+from aotc.pipeline import compile_raw
+from aotc.targets import resolve_targets
+from aotc.tools.agreement import Tolerance
+from aotc.tools.check import Checker, CheckReport, has_values, sample
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.errors import CallError
+from aotc.vmfb.gang.rank_processes import cause
+from aotc.vmfb.ranks.cut import Cut, cut_of
+from aotc.vmfb.ranks.layout import Mesh, mesh_of
+from aotc.vmfb.ranks.threads import ThreadLink, thread_links
+
+# Ranks in one process, at most. A rank that waits in a collective occupies a run of the executor, which has as many.
+MOST_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RankChecker:
+    """A sharded model and its whole program.
+
+    Attributes
+    ----------
+    raw : RawModel
+        The model for all devices.
+    whole : Checker
+        The same program for one device.
+    options : Options
+    """
+
+    raw: RawModel
+    whole: Checker
+    options: Options
+
+    @property
+    def arguments(self) -> list[dict[str, Any]]:
+        """The whole arguments of the function, as in a bundle's manifest."""
+        return self.whole.arguments
+
+    def check(
+        self, given: Sequence[Any], sizes: Mapping[str, int], seed: int, oracle: str, ranks: int | None = None
+    ) -> CheckReport:
+        """Compare a call with the whole arguments ``given`` and random ones.
+
+        Parameters
+        ----------
+        given, sizes, seed, oracle
+            As for :func:`aotc.tools.check.check`.
+        ranks : int, optional
+            Number of ranks that the model must be for.
+
+        Raises
+        ------
+        CompileError
+            If the model is for another number of ranks, or for more than one process can have.
+        CallError
+            If the arguments do not fit.
+        """
+        arrays, made = sample(self.whole, given, sizes, seed)
+        self.whole.require_fit(arrays)
+        (target,) = resolve_targets(self.options.target)
+        data = compile_raw(of_one_rank(self.raw), (target,), self.options)
+        mesh = mesh_of(open_bundle(data).manifest["mesh"])
+        _check_size(mesh, ranks)
+        ours = run_on_threads(data, mesh, self.whole.name, arrays)
+        return replace(self.whole.compared(ours, arrays, oracle), arguments=made, ranks=f"{mesh.size} ranks ({mesh})")
+
+
+def rank_checker(raw: RawModel, options: Options, function: str, tolerance: Tolerance | None) -> RankChecker:
+    """Return the checker of a model for several devices; the parameters are those of :class:`Checker`."""
+    if options.quantize_weights != "none":
+        hint = "--quantize-weights for the model on one device"
+        raise CompileError.at(UNKNOWN, "a sharded model is checked without quantised weights", hint=hint)
+    return RankChecker(raw, Checker(for_one_device(raw), options, function, tolerance), options)
+
+
+def example_values(checker: RankChecker) -> list[np.ndarray]:
+    """Return the examples of the model, if all have values."""
+    examples = checker.raw.values.get(checker.whole.name, ())
+    return [np.asarray(x) for x in examples] if all(map(has_values, examples)) else []
+
+
+def _check_size(mesh: Mesh, ranks: int | None) -> None:
+    if ranks not in (None, mesh.size):
+        message = f"the model is for {mesh.size} ranks ({mesh}), and there are {ranks}"
+        raise CompileError.at(UNKNOWN, message, hint=f"--ranks={mesh.size}")
+    if mesh.size > MOST_THREADS:
+        message = f"the model is for {mesh.size} ranks ({mesh}), and one process checks at most {MOST_THREADS}"
+        raise CompileError.at(UNKNOWN, message, hint="the same model on a smaller mesh")
+
+
+def run_on_threads(data: bytes, mesh: Mesh, name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return whole results of a function of a bundle, whose ranks run as threads, for whole arguments.
+
+    Raises
+    ------
+    CallError
+        The error of a rank.
+    """
+    entry = open_bundle(data).manifest["functions"][name]
+    arguments, results = ([cut_of(mesh, row) for row in entry[key]] for key in ("arguments", "results"))
+    found: dict[int, list[Any]] = {}
+    failures: dict[int, Any] = {}
+
+    def run(link: ThreadLink) -> None:
+        rank = link.rank
+        try:
+            with aotc.load(data, ranks=link, threads=1) as module:
+                parts = [array[cut.slices[rank]] for array, cut in zip(arrays, arguments, strict=True)]
+                found[rank] = module.invoke(name, *parts)
+        except (CallError, aotc.BundleError) as error:
+            failures[rank] = error
+        except Exception as error:  # of a custom call; the caller's thread reports it
+            failures[rank] = CallError(name, f"{type(error).__name__}: {error}")
+        finally:
+            link.close("failed" if rank in failures else "closed the module")
+
+    threads = [threading.Thread(target=run, args=(link,), daemon=True) for link in thread_links(mesh.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise cause(failures)
+    return [_joined(cut, [found[rank][n] for rank in range(mesh.size)]) for n, cut in enumerate(results)]
+
+
+def _joined(cut: Cut, parts: Sequence[np.ndarray]) -> np.ndarray:
+    whole = np.empty(cut.whole, cut.dtype)
+    for rank in cut.distinct:
+        whole[cut.slices[rank]] = parts[rank]
+    return whole
