@@ -19,6 +19,8 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import sample_call
+from aotc.vmfb.errors import CallError
+from aotc.vmfb.gang.gang import Gang, gang
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.profile.latency import (
@@ -61,6 +63,7 @@ class BenchKeywords(TypedDict, total=False):
     devices: str | Sequence[str] | Mapping[str, str] | None
     threads: int | None
     custom_calls: tuple[str, ...]
+    ranks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class BenchSettings:
         Threads to compute with; all usable cores by default.
     custom_calls : tuple of str
         Python files that register custom calls, run before the load in a fresh process.
+    ranks : int, optional
+        Run sharded bundles on a gang of so many processes: see :func:`aotc.gang`.
     """
 
     seconds: float = 2.0
@@ -93,6 +98,7 @@ class BenchSettings:
     devices: str | Sequence[str] | Mapping[str, str] | None = None
     threads: int | None = None
     custom_calls: tuple[str, ...] = ()
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,8 @@ class BenchedBundle:
     throughput : tuple of Throughput
     dispatches : tuple of KernelTimes
         Empty if they were not asked for, or if more were made than are recorded.
+    slowest_rank : mapping of str to Interval
+        For a gang: the latency of each call on its slowest rank, without the copies of whole arrays; else empty.
     """
 
     file: str
@@ -131,6 +139,7 @@ class BenchedBundle:
     calls: int
     throughput: tuple[Throughput, ...]
     dispatches: tuple[KernelTimes, ...]
+    slowest_rank: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -170,8 +179,13 @@ class BenchResult(Shown):
             ("memory after load", *(size_text(one.memory_after_load) for one in every)),
             ("first call", *(time_text(one.first_call) for one in every)),
             *((label, *(_interval_text(one.latency[label]) for one in every)) for label in _SHARES),
-            ("calls", *(f"{one.calls:,}" for one in every)),
         ]
+        if every[0].slowest_rank:
+            rows += [
+                (f"{label} of the slowest rank", *(_interval_text(one.slowest_rank[label]) for one in every))
+                for label in _SHARES
+            ]
+        rows.append(("calls", *(f"{one.calls:,}" for one in every)))
         for n, row in enumerate(every[0].throughput):
             label = f"{row.callers} caller{'s' * (row.callers > 1)}, calls/s"
             rows.append((label, *(_rate_text(one.throughput[n].calls_per_second) for one in every)))
@@ -256,7 +270,7 @@ def bench(
         return measure(paths, bind, replace(BenchSettings(), **settings))
 
 
-Bind = Callable[[LoadedModule], tuple[str, Sequence[Any]]]
+Bind = Callable[[Any], tuple[str, Sequence[Any]]]
 
 
 @dataclass
@@ -265,20 +279,21 @@ class _Measured:
 
     file: str
     call: Callable[[], Any]
-    module: LoadedModule
+    module: LoadedModule | Gang
     import_and_load: float
     memory_after_load: int
     first_call: float
     times: list[list[float]] = field(default_factory=list)  # by round
     throughput: list[Throughput] = field(default_factory=list)
     dispatches: list[KernelTimes] = field(default_factory=list)
+    rank_times: list[float] = field(default_factory=list)
 
     def result(self) -> BenchedBundle:
         """Return the measurements."""
         every = [t for some in self.times for t in some]
         return BenchedBundle(
             self.file, self.import_and_load, self.memory_after_load, self.first_call, _quantiles(every), len(every),
-            tuple(self.throughput), tuple(self.dispatches),
+            tuple(self.throughput), tuple(self.dispatches), _quantiles(self.rank_times) if self.rank_times else {},
         )  # fmt: skip
 
 
@@ -294,6 +309,8 @@ def measure(paths: Sequence[Path], bind: Bind, settings: BenchSettings) -> Bench
 
 def _prepare(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
     """Load a bundle, bind its arguments, and measure its start-up and first call."""
+    if settings.ranks is not None:
+        return _prepare_gang(path, bind, settings)
     module = load(str(path), devices=settings.devices, threads=settings.threads)
     name, values = bind(module)
     begin = perf_counter()
@@ -301,6 +318,37 @@ def _prepare(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
     first = perf_counter() - begin
     cold, memory = _cold(path, settings)
     return _Measured(path.name, lambda: module.invoke(name, *values), module, cold, int(memory), first)
+
+
+def _prepare_gang(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
+    """Start a gang; its start is that of fresh processes, and its memory that of all ranks."""
+    if settings.callers or settings.per_dispatch or settings.roofline:
+        what = "of a gang only the latency is measured: its calls run one after another, on several processes"
+        raise CallError(path.name, what, hint="neither callers, nor per_dispatch, nor roofline")
+    begin = perf_counter()
+    module = gang(path, ranks=settings.ranks, threads=settings.threads)
+    cold, memory = perf_counter() - begin, sum(map(_peak_bytes, module.processes))
+    name, values = bind(module)
+    times: list[float] = []
+
+    def call() -> None:
+        module.invoke(name, *values)
+        times.append(max(module.rank_seconds))
+
+    begin = perf_counter()
+    call()
+    first = perf_counter() - begin
+    times.clear()
+    return _Measured(path.name, call, module, cold, memory, first, rank_times=times)
+
+
+def _peak_bytes(process: int) -> int:
+    """Return the largest resident memory of a process so far; 0 where the system does not say."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def _time(found: Sequence[_Measured], settings: BenchSettings) -> None:
@@ -322,6 +370,7 @@ def _quantiles(times: Sequence[float]) -> dict[str, Interval]:
 
 def _record(one: _Measured, seconds: float) -> None:
     """Record the dispatches of some calls."""
+    assert isinstance(one.module, LoadedModule)  # ``_prepare_gang``
     recording = one.module.profile()
     assert not isinstance(recording, dict)
     with recording:

@@ -16,6 +16,7 @@ from aotc_cli.shared.option_groups import BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, 
 if TYPE_CHECKING:
     from aotc.tools.bench import BenchResult
 
+RANKS_HELP = "Start a process for each of N ranks, for a sharded bundle; also show the time of the slowest rank."
 SUMMARY = "Measure latency, throughput, start-up and memory."
 EXAMPLES = """
 Measure start-up, the first call and later calls:
@@ -37,6 +38,10 @@ aotc bench model.vmfb --per-dispatch --roofline
 Measure throughput with 1, 2, 4, ... concurrent callers, as JSON:
 
 aotc bench model.vmfb --throughput --json
+
+Measure a sharded bundle with a process for each rank:
+
+aotc bench sharded.vmfb --ranks=2
 """
 
 
@@ -73,6 +78,9 @@ def command(
     ),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
     threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    ranks: int | None = typer.Option(
+        None, min=1, rich_help_panel=Panel.DEVICES, metavar="N", help=RANKS_HELP, show_default=False
+    ),
 ) -> None:
     """Measure a bundle: import and load in a fresh process, first call, and the latency of later calls.
 
@@ -83,17 +91,26 @@ def command(
     from aotc_cli.commands.profile import bound_values
     from aotc_cli.shared.tables import show
 
+    if ranks is not None:
+        _refuse_with_ranks(custom_calls, device)
     register_from(custom_calls)
     callers = _callers(concurrency, throughput)
     settings = BenchSettings(
-        seconds, rounds, tuple(callers), per_dispatch, roofline, parse_places(device), threads, tuple(custom_calls)
-    )
+        seconds, rounds, tuple(callers), per_dispatch, roofline, parse_places(device), threads, tuple(custom_calls),
+        ranks,
+    )  # fmt: skip
     paths = [bundle] if against is None else [bundle, against]
     found = measure(paths, lambda module: bound_values(module, function, inputs, dims)[:2], settings)
     if as_json:
         _print_json(found)
     else:
         show(found.document())
+
+
+def _refuse_with_ranks(custom_calls: list[str], device: list[str]) -> None:
+    for name, value in {"--custom-calls": custom_calls, "--device": device}.items():
+        if value:
+            raise typer.BadParameter("it is for a bundle of one device", param_hint=name)
 
 
 def _callers(text: str, throughput: bool) -> list[int]:
