@@ -38,7 +38,7 @@ from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_program, digest_of_program
-from aotc.lowering.lower import Variant, check_homes, lower
+from aotc.lowering.lower import Variant, check_homes, check_rank_targets, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bind_weights import bind_weights
@@ -417,6 +417,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         check_program(options.costs, modules[kinds[0]])
     bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=bare)
+    check_rank_targets(signatures, targets)
     warn_of_hidden_functions(bare)
     variants: list[Variant] = []
     ways, used = [Origins() for _ in targets], list[Origins]()

@@ -27,8 +27,8 @@ from aotc_cli.shared.iree_options import Spelled
 from aotc_cli.shared.option_groups import Panel
 
 _NAMES = (
-    "compile", "run", "serve", "upgrade", "update-weights", "lint", "explain", "report", "diff", "check", "inspect",
-    "dump", "bench", "profile", "verify", "sign", "targets", "doctor",
+    "compile", "run", "serve", "upgrade", "update-weights", "shard-weights", "lint", "explain", "report", "diff",
+    "check", "inspect", "dump", "bench", "profile", "verify", "sign", "targets", "doctor",
 )  # fmt: skip
 """The subcommands in the order of the help; each has a module of its name in ``aotc_cli.commands``."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotc.diagnostics import AotcWarning
@@ -106,7 +107,9 @@ def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping
 
 
 def _half(f: Function, v: Variant) -> dict[str, Any]:
-    said = signature_entry(f, taken=v.taken.get(f.name, ()))
+    """Return the entry of one of the two programs, whose arguments are this rank's parts without a whole."""
+    local = replace(f, attrs={key: value for key, value in f.attrs.items() if key != "ranks"})
+    said = signature_entry(local, taken=v.taken.get(f.name, ()))
     own = {key: said[key] for key in ("arguments", "results")}
     return {"name": f.name, **own, **program_entry(v.programs[f.name])}
 

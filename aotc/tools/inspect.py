@@ -15,6 +15,7 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import bytes_text, count_text, size_text, time_text
 from aotc.lowering.cost_model.work import UNKNOWN_SIZE
+from aotc.tools.explain.collectives import explain_collectives
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.arguments import Signature, TensorSpec, dim_names, spec_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
@@ -22,6 +23,7 @@ from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import Error, bundle_errors
 from aotc.vmfb.profile.model_place import model_place
+from aotc.vmfb.ranks.layout import mesh_of
 from aotc.vmfb.weights.own import places_of
 
 # Kernels that the summary lists, by decreasing time: with the other facts of a variant they fill half a screen.
@@ -68,6 +70,18 @@ class InspectedBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class InspectedCollectives:
+    """The collectives of one op: their number, and the bytes that a rank sends in a call of each function.
+
+    ``sent`` is None if the bundle has no debug information. Loops count as often as they run.
+    """
+
+    op: str
+    count: int
+    sent: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class InspectedVariant:
     """The code for one target.
 
@@ -90,6 +104,8 @@ class InspectedVariant:
         The function whose kernels ``top`` lists, with the sizes assumed for its dims.
     top : tuple of KernelTime
         Kernels by decreasing time; empty if the bundle has no debug information.
+    collectives : tuple of InspectedCollectives
+        Collectives of a sharded model by op; ``aotc explain collectives`` lists each one.
     """
 
     target: str
@@ -106,6 +122,7 @@ class InspectedVariant:
     overlaps: tuple[str, ...]
     timed: str
     top: tuple[KernelTime, ...]
+    collectives: tuple[InspectedCollectives, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +157,8 @@ class Inspection(Shown):
     variants : tuple of InspectedVariant
         One for each target.
     segments : tuple of InspectedSegment
+    mesh : str
+        The axes of the mesh of ranks with their sizes, ``data=2 x model=4``; empty for a model of one device.
     """
 
     path: str
@@ -154,6 +173,7 @@ class Inspection(Shown):
     about: Mapping[str, str]
     variants: tuple[InspectedVariant, ...]
     segments: tuple[InspectedSegment, ...]
+    mesh: str = ""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -191,6 +211,7 @@ class Inspection(Shown):
         key = f"signed with {self.signed_by}; aotc verify --trusted-key checks it" if self.signed_by else ""
         rows = [
             *(("function", signature_text(f)) for f in self.functions.values()),
+            ("mesh", self.mesh),
             ("weights", arrays_text(tuple(self.weights.values())) if self.weights else ""),
             ("symbolic dims", ", ".join(self.dims)),
             ("source", self.source),
@@ -270,6 +291,7 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
             found["about"],
             tuple(_variant(opened, variant) for variant in found["variants"]),
             tuple(InspectedSegment(row["name"], row["size"], row["sha256"]) for row in found["segments"]),
+            str(mesh_of(found["mesh"])) if "mesh" in found else "",
         )
 
 
@@ -294,7 +316,20 @@ def _variant(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVaria
         tuple(_overlaps(variant)),
         timed,
         top,
+        _collectives(opened, variant),
     )
+
+
+def _collectives(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[InspectedCollectives, ...]:
+    """Return the collectives by op; without bytes if the bundle has no text of its kernels."""
+    ops = [row["op"] for row in variant.get("collectives", ())]
+    try:
+        reports = [explain_collectives(opened, f, variant["target"]) for f in opened.manifest["functions"] if ops]
+    except Error:
+        return tuple(InspectedCollectives(op, ops.count(op), None) for op in dict.fromkeys(ops))
+    rows = [row for report in reports for row in report.rows]
+    sent = {row.op: sum(r.runs * r.sent for r in rows if r.op == row.op) for row in rows}
+    return tuple(InspectedCollectives(op, ops.count(op), sent.get(op, 0)) for op in dict.fromkeys(ops))
 
 
 def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str, tuple[KernelTime, ...]]:
@@ -341,6 +376,7 @@ def _summary(variant: InspectedVariant, details: int) -> list[Block]:
         *(("memory", line) for line in variant.memory),
         ("constants", weights),
         ("kernels", f"{count_text(len(variant.kernels), 'kernel')}, {buffers}"),
+        ("collectives", ", ".join(map(_collectives_text, variant.collectives))),
     ]
     blocks: list[Block] = [facts(rows)]
     blocks += [Line(note.strip(), 4 if note.startswith(" ") else 2) for note in _shortened(variant.notes, details)]
@@ -359,6 +395,11 @@ def _summary(variant: InspectedVariant, details: int) -> list[Block]:
         largest = sorted(variant.kernels, key=lambda k: -(k.code_bytes or 0))
         blocks += [Line("largest kernels (times need debug information):"), _kernel_table(largest[:TOP_KERNELS])]
     return blocks
+
+
+def _collectives_text(row: InspectedCollectives) -> str:
+    sent = "" if row.sent is None else f" (a rank sends {size_text(row.sent)})"
+    return f"{row.count} {row.op}{sent}"
 
 
 def _shortened(notes: Sequence[str], details: int) -> list[str]:

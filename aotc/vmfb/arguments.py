@@ -12,6 +12,7 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.memory.pointers import address_of
+from aotc.vmfb.ranks.layout import Layout, layout_of, layout_text
 
 GOOD_FLAGS = 0x101  # C-contiguous and aligned: bits of ndarray.flags.num
 
@@ -212,6 +213,21 @@ class Argument:
         return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
 
 
+def refuse_whole(row: Mapping[str, Any], label: str, value: Any, where: str, source: str = "module.shard(...)") -> None:
+    """Refuse a whole array for an argument or weight of which this rank takes a part, which ``source`` makes.
+
+    Raises
+    ------
+    ArgumentValueError
+        Its message has the part's type, and how to get it.
+    """
+    whole, dims = row.get("whole"), tuple(row["dims"])
+    if whole is not None and getattr(value, "shape", None) == tuple(whole) != dims:
+        found, part = type_text(row["dtype"], whole), type_text(row["dtype"], dims)
+        hint = f"this rank's {part}, cut by {layout_text(layout_of(row['layout']))}: {source}"
+        raise ArgumentValueError(where, f"{label} is the whole array", found, part, hint)
+
+
 def dtype_text(dtype: np.dtype) -> str:
     """Return the dtype name of a NumPy dtype, or NumPy's name if there is none."""
     try:
@@ -238,16 +254,28 @@ class TensorSpec(NamedTuple):
         A string is a size that is known when the function is called.
     device : str
         The device of the model where it is placed; empty if the model names none for it.
+    whole : tuple of int
+        The shape of the whole array, of which ``shape`` is one rank's part; empty if each rank has the whole array.
+    layout : tuple of tuple of str
+        The axes of the mesh over which each dim is cut, the slowest first; empty if each rank has the whole array.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     device: str = ""
+    whole: tuple[int, ...] = ()
+    layout: Layout = ()
 
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name else ""
-        return f"{name}{type_text(self.dtype, self.shape)}" + (f" on {self.device}" if self.device else "")
+        place = f" on {self.device}" if self.device else ""
+        return f"{name}{type_text(self.dtype, self.shape)}{_cut_text(self.dtype, self.whole, self.layout)}{place}"
+
+
+def _cut_text(dtype: str, whole: Sequence[int], layout: Layout) -> str:
+    """Return how an array is cut over a mesh: `` of f32[32, 16] cut by data, -``; empty if it is not."""
+    return f" of {type_text(dtype, whole)} cut by {layout_text(layout)}" if layout else ""
 
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -261,7 +289,8 @@ def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def spec_of(row: Mapping[str, Any]) -> TensorSpec:
     """Return the specification of a row of a bundle's manifest."""
-    return TensorSpec(row["name"], row["dtype"], tuple(row["dims"]), row.get("device", ""))
+    cut = (tuple(row["whole"]), layout_of(row.get("layout", ()))) if "whole" in row else ()
+    return TensorSpec(row["name"], row["dtype"], tuple(row["dims"]), row.get("device", ""), *cut)
 
 
 def prepare_arguments(
@@ -441,13 +470,19 @@ class Signature:
 
     def __repr__(self) -> str:
         takes = ", ".join(
-            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}{_home(a)}"
+            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{_cut(a)}{' donated' * a['donated']}{_home(a)}"
             for a in self.arguments
         )
         gives = ", ".join(
-            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) + _home(r) for r in self.results
+            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) + _cut(r) + _home(r)
+            for r in self.results
         )
         return f"{self.name}({takes}) -> ({gives})"
+
+
+def _cut(entry: dict[str, Any]) -> str:
+    layout = layout_of(entry.get("layout", ()))
+    return _cut_text(entry["dtype"], entry["whole"], layout) if "whole" in entry else ""
 
 
 def _home(entry: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import BundleError, bundle_errors
 from aotc.vmfb.native_code import kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
+from aotc.vmfb.ranks.member import PREFIX as RANK_CALL
 from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.verify.schema import NONE, problems
@@ -42,6 +43,7 @@ def _facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
         "producer": manifest["producer"],
         "about": manifest.get("about", {}),
         "functions": manifest["functions"],
+        **({"mesh": manifest["mesh"]} if "mesh" in manifest else {}),
         "symbols": manifest["symbols"],
         "variants": [_variant(opened, variant) for variant in manifest["variants"]],
         "segments": segments,
@@ -62,6 +64,7 @@ def _source(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any
 def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
     sizes = [size for part in parts for size in _code_sizes(opened, part, len(variant["kernels"]))]
+    calls = [row["name"] for part in parts for row in part.get("custom_calls", [])]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
     kernels = []
     for size, kernel in zip(sizes, variant["kernels"]):
@@ -88,8 +91,16 @@ def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
         "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
-        "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
+        "custom_calls": sorted({name for name in calls if not name.startswith(RANK_CALL)}),
+        **({"collectives": _collectives(parts)} if "mesh" in opened.manifest else {}),
     }
+
+
+def _collectives(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the collectives of a variant by their serial number, each with its op and its place in the source."""
+    rows = [row for part in parts for row in part.get("custom_calls", []) if row["name"].startswith(RANK_CALL)]
+    found = [{**row["attributes"], "op": row["name"].removeprefix(RANK_CALL)} for row in rows]
+    return sorted((row for row in found if "serial" in row), key=lambda row: row["serial"])
 
 
 def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:

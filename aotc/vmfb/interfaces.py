@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
     from aotc.vmfb.profile.debug_texts import DebugText
     from aotc.vmfb.profile.trace import Stepper, StepRunner
+    from aotc.vmfb.ranks.layout import Mesh
     from aotc.vmfb.submit.fence import Fence
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
@@ -274,6 +275,14 @@ class RuntimeModule(FunctionTable, Protocol):
     @property
     def gpus(self) -> Sequence[LoadedGpu]:
         """The loaded module of each GPU."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that run the model together."""
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of ranks; None for a model of one device."""
 
     def default_name(self) -> str:
         """Return the name of the function that a call of the module runs."""

@@ -31,12 +31,13 @@ from aotc_cli.shared.option_groups import OPT_LEVEL_HELP, Panel
 
 if TYPE_CHECKING:
     from aotc.tools.explain.affinity import AffinityReport
+    from aotc.tools.explain.collectives import CollectivesReport
     from aotc.tools.explain.fusion import FusionReport
     from aotc.tools.explain.memory import MemoryReport
     from aotc.tools.explain.schedule import ScheduleReport
     from aotc.vmfb.bundle import OpenedBundle
 
-    Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport
+    Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport
 
 SUMMARY = "Explain fusion, placement, schedule and memory of a model."
 EXAMPLES = """
@@ -63,6 +64,10 @@ aotc explain affinity model.vmfb --json | python -m json.tool
 Place ops on a CPU and a GPU by measured costs:
 
 aotc explain affinity model.mlir --device d0=cpu --device d1=cuda:sm_90 --place=auto --costs=record.json
+
+List what the ranks of a sharded model send to each other, for an InfiniBand link:
+
+aotc explain collectives sharded.vmfb --link=ib
 """
 
 
@@ -73,11 +78,25 @@ class Subject(StrEnum):
     fusion = "fusion"
     schedule = "schedule"
     memory = "memory"
+    collectives = "collectives"
+
+
+class Link(StrEnum):
+    """Links between ranks whose times are known."""
+
+    nvlink = "nvlink"
+    pcie = "pcie"
+    ib = "ib"
+    ethernet = "ethernet"
+    loopback = "loopback"
 
 
 TARGET = "cpu (this machine, the default), or a name from `aotc targets`."
 SUBJECTS = """affinity: the device of each op, and the transfers. fusion: the ops of each kernel. schedule: time,
-dependencies and bottleneck of each command. memory: the buffers of a call, and its peak."""
+dependencies and bottleneck of each command. memory: the buffers of a call, and its peak. collectives:
+what the ranks of a sharded model send to each other."""
+_PICTURES = (Subject.affinity, Subject.schedule, Subject.memory)
+_SIZES = (Subject.schedule, Subject.memory)
 
 
 def command(
@@ -89,14 +108,19 @@ def command(
     opt_level: int = typer.Option(None, "-O", "--opt-level", min=0, max=3, metavar="LEVEL", help=OPT_LEVEL_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", metavar="FILE.py", help=HELP),
     function: str = typer.Option(
-        "", metavar="NAME", help="The function; default: main for schedule and memory, else all.", show_default=False
+        "", metavar="NAME", show_default=False,
+        help="The function; default: all for fusion and affinity, else main.",
     ),
     dims: list[str] = typer.Option(
         [], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE",
         help="For schedule and memory: size of a symbolic dim; others are assumed, and printed.",
     ),
     picture: Path = typer.Option(
-        None, rich_help_panel=Panel.RESULTS, metavar="FILE.svg", help="Draw an .svg file; not for fusion."
+        None, rich_help_panel=Panel.RESULTS, metavar="FILE.svg",
+        help="Draw an .svg file; not for fusion or collectives.",
+    ),
+    link: Link = typer.Option(
+        Link.nvlink, rich_help_panel=Panel.RESULTS, metavar="|".join(Link), help="For collectives: link between ranks."
     ),
     as_json: bool = typer.Option(False, "--json", rich_help_panel=Panel.RESULTS, help="Print every row, as JSON."),
     target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=TARGET),
@@ -117,7 +141,7 @@ def command(
     each iteration of a loop is listed once.
     """
     _check_picture(picture, subject)
-    if dims and subject in (Subject.affinity, Subject.fusion):
+    if dims and subject not in _SIZES:
         raise typer.BadParameter(f"{subject.value} is the same for all sizes", param_hint="--dim")
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
@@ -132,6 +156,8 @@ def command(
     with warnings_as_sentences():
         if subject in (Subject.affinity, Subject.fusion):
             _model(subject, source, {**flags, "function": function}, picture, as_json)
+        elif subject is Subject.collectives:
+            _collectives(source, flags, function, link, as_json)
         else:
             _bundle(subject, source, flags, function, dims, picture, as_json)
 
@@ -142,8 +168,8 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
 
     if picture is None:
         return
-    if subject is Subject.fusion:
-        raise typer.BadParameter("fusion has no picture", param_hint="--picture")
+    if subject not in _PICTURES:
+        raise typer.BadParameter(f"there is no picture of {subject.value}", param_hint="--picture")
     if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # an existing file may be a pipe
         raise typer.BadParameter(f"{picture.name} must be an .svg file", param_hint="--picture")
     check_output(picture, option="--picture")
@@ -199,6 +225,14 @@ def _bundle(
     report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
     _draw(picture, report.picture)
     _print(report, as_json)
+
+
+def _collectives(source: Any, flags: dict[str, Any], function: str, link: Link, as_json: bool) -> None:
+    """Print the report on the collectives of a bundle, or of the bundle that a model compiles to."""
+    from aotc.tools.explain.collectives import explain_collectives
+
+    opened, target = _opened(source, flags)
+    _print(explain_collectives(opened, function, target, link.value), as_json)
 
 
 def _opened(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:

@@ -1,4 +1,4 @@
-"""The four explanations by subject, for a model or a bundle."""
+"""The explanations by subject, for a model or a bundle."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 from aotc.pipeline import compile
 from aotc.tools.explain.affinity import AffinityReport, explain_affinity
+from aotc.tools.explain.collectives import DEFAULT_LINK, CollectivesReport, explain_collectives
 from aotc.tools.explain.fusion import FusionReport, explain_fusion
 from aotc.tools.explain.memory import MemoryReport, explain_memory
 from aotc.tools.explain.schedule import ScheduleReport, explain_schedule
@@ -16,7 +17,7 @@ from aotc.tools.fetch_model import is_bundle
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import ArgumentValueError
 
-SUBJECTS = ("affinity", "fusion", "schedule", "memory")
+SUBJECTS = ("affinity", "fusion", "schedule", "memory", "collectives")
 
 
 @overload
@@ -31,33 +32,41 @@ def explain(
 def explain(
     subject: Literal["memory"], model: object, *example_args: Any, sizes: Mapping[str, int] | None = ..., **flags: Any
 ) -> MemoryReport: ...
+@overload
+def explain(
+    subject: Literal["collectives"], model: object, *example_args: Any, link: str = ..., **flags: Any
+) -> CollectivesReport: ...
 def explain(
     subject: str,
     model: object,
     *example_args: Any,
     function: str = "",
     sizes: Mapping[str, int] | None = None,
+    link: str = DEFAULT_LINK,
     **flags: Any,
-) -> AffinityReport | FusionReport | ScheduleReport | MemoryReport:
-    """Explain why a model runs as it does: in which kernels, where, when, and in which memory.
+) -> AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport:
+    """Explain why a model runs as it does: in which kernels, where, when, in which memory, between which ranks.
 
     Parameters
     ----------
     subject : str
         ``affinity``: on which device each op runs, and what is moved. ``fusion``: which ops are one kernel.
         ``schedule``: the time and the dependencies of each command. ``memory``: the values in the arena.
+        ``collectives``: what the ranks of a sharded model send to each other, over which axes of the mesh.
     model, *example_args
         As for :func:`aotc.compile`, or a bundle: its path or its bytes.
     function : str
-        Of a schedule or memory the only function or ``main`` by default, otherwise all.
+        Of a schedule, memory or collectives the only function or ``main`` by default, otherwise all.
     sizes : mapping of str to int
         Of a schedule or memory: sizes of symbolic dims; others are assumed to be 16.
+    link : str
+        Of collectives: the link whose times are listed: ``nvlink``, ``pcie``, ``ib``, ``ethernet`` or ``loopback``.
     **flags
         Options of :func:`aotc.compile`; ``target`` selects one of a bundle's targets.
 
     Returns
     -------
-    AffinityReport, FusionReport, ScheduleReport or MemoryReport
+    AffinityReport, FusionReport, ScheduleReport, MemoryReport or CollectivesReport
         ``print`` displays it as ``aotc explain`` does.
 
     Raises
@@ -80,6 +89,9 @@ def explain(
         case "memory":
             opened, target = bundle_of(model, *example_args, **flags)
             return explain_memory(opened, function, sizes, target)
+        case "collectives":
+            opened, target = bundle_of(model, *example_args, **flags)
+            return explain_collectives(opened, function, target, link)
     raise ArgumentValueError("", "unknown subject", repr(subject), " or ".join(SUBJECTS))
 
 

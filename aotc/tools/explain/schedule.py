@@ -166,7 +166,7 @@ def explain_schedule(
         If it has no such function or target, or stores no kernel text.
     """
     flow = flow_of(opened, function, sizes, target)
-    kernels = _kernels(opened, flow)
+    kernels = kernels_of(opened, flow)
     record = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
     own = {k["name"]: _target(k["target"]) for k in flow.variant["kernels"] if "target" in k}
     costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
@@ -202,7 +202,14 @@ def _target(name: str) -> Target:
     return own if name.startswith("cpu") and (own := host_target()).name == name else TARGETS[name]
 
 
-def _kernels(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
+def kernels_of(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
+    """Return the kernels of a bundle's variant, read from their text.
+
+    Raises
+    ------
+    BundleError
+        If the bundle has no such text, or it cannot be read.
+    """
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
         raise BundleError(opened.where, "the bundle contains no kernel text", hint="compile it with debug information")

@@ -28,6 +28,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import Error
 from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.ranks.layout import layout_text, mesh_of
 from aotc.vmfb.weights.own import own_weights, places_of
 
 SAME, CHANGED, REMOVED, ADDED = "same", "changed", "removed", "added"
@@ -227,7 +228,9 @@ def _texts_of(opened: OpenedBundle, function: str) -> dict[str, str]:
     signature = Signature(function, manifest["functions"][function])
     found = {"producer": manifest["producer"], "function": signature_text(signature)}
     found["other functions"] = ", ".join(name for name in manifest["functions"] if name != function)
+    found["mesh"] = str(mesh_of(manifest["mesh"])) if "mesh" in manifest else ""
     found["targets"] = ", ".join(v["target"] for v in manifest["variants"])
+    found |= {f"layout of {x.name}": layout_text(x.layout) for x in (*signature.inputs, *signature.outputs) if x.layout}
     if manifest.get("source"):
         options = restore(opened).options
         found |= {f"option {name}": str(value) for name, value in options.items()}

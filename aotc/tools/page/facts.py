@@ -22,6 +22,7 @@ from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble, kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.trace import flops_of
+from aotc.vmfb.ranks.layout import mesh_of
 
 # Sizes that the picker offers, relative to the assumed size: a single sample to a large batch.
 _FACTORS = (1 / 16, 1 / 4, 4, 16)
@@ -44,11 +45,16 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     kernels = _kernels(opened, variant)
     source = _add_reasons(data, opened, kernels)
     return {
-        "name": opened.manifest["name"], "function": name, "producer": opened.manifest["producer"], "path": where,
+        "name": opened.manifest["name"], "function": name, "mesh": _mesh_text(opened), "producer": opened.manifest["producer"], "path": where,
         "bytes": len(data), "kernels": kernels, "source": source, "weights": _weights(opened, variant),
         "segments": _segments(opened), "roof": _roof(own["target"]), **own,
         "choices": _choices(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
     }  # fmt: skip
+
+
+def _mesh_text(opened: OpenedBundle) -> str:
+    """Return the mesh of a sharded model as text; empty for a model of one device."""
+    return f"mesh {mesh_of(opened.manifest['mesh'])}" if "mesh" in opened.manifest else ""
 
 
 def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:

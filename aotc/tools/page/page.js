@@ -2,7 +2,7 @@
 function head() {
   const sizes = Object.entries(N.sizes ?? {}).map(([dim, size]) => `${dim} = ${size}${N.assumed.includes(dim) ? " (assumed)" : ""}`);
   $("title").textContent = `${F.path.split("/").at(-1)}: ${F.function}`;
-  $("summary").textContent = [F.target, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
+  $("summary").textContent = [F.target, F.mesh, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
     .filter(Boolean).join(" · ");
   const tiles = [
     [time(N.work), N.measured_on ? "measured, one core or one GPU" : "predicted, one core or one GPU"],

@@ -17,7 +17,7 @@ import numpy as np
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.api.named_values import by_number, on_its_device
 from aotc.vmfb.api.partial_signature import signature_without
-from aotc.vmfb.arguments import Argument, Signature
+from aotc.vmfb.arguments import Argument, Signature, refuse_whole
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import ArgumentError, CallError
 from aotc.vmfb.memory.pointers import address_of, aligned_bytes
@@ -262,6 +262,7 @@ def place_bound_values(
             problems.append(str(CallError(function.where, what, hint="give it to each call")))
             continue
         try:
+            refuse_whole(function.signature.arguments[number], function.arguments[number].label, value, function.where)
             held[number] = on_its_device(function, number, value, module.home)
         except CallError as error:
             problems.append(str(error))

@@ -14,11 +14,13 @@ from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.mapped_file import check_of
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
+from aotc.vmfb.weights.shards import is_folder, weights_of_rank
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction, RuntimeModule
     from aotc.vmfb.memory.mapped_file import MappedFile
+    from aotc.vmfb.ranks.layout import Mesh
 
 
 class _Whole(NamedTuple):
@@ -38,10 +40,15 @@ class OwnWeights:
     """The weights of a module, and their replacement."""
 
     def __init__(
-        self, whole: _Whole, places: WeightPlaces, arrays: dict[str, np.ndarray], file: MappedFile | None
+        self,
+        whole: _Whole,
+        places: WeightPlaces,
+        arrays: dict[str, np.ndarray],
+        files: dict[str, MappedFile | None],
+        ranked: tuple[Mesh, int] | None,
     ) -> None:
-        self._whole, self.places, self._arrays = whole, places, arrays
-        self._files: dict[str, MappedFile | None] = dict.fromkeys(arrays, file)  # the file that each array is in
+        self._whole, self.places, self._arrays, self._ranked = whole, places, arrays, ranked
+        self._files = files  # the file that each array is in
         self._lock = new_lock()
         self.functions = {
             name: OpenFunction(whole.loaded(name), places.functions[name].values(), partial)
@@ -51,14 +58,18 @@ class OwnWeights:
     def update(self, values: Any) -> None:
         """Replace some weights; all functions read the new ones from the next call on."""
         file = None
+        files: Mapping[str, MappedFile | None] = {}
         if isinstance(values, str | os.PathLike):
-            values = read_tensors(values)
-            file = values.file
+            if self._ranked is not None and is_folder(values):
+                values, files = weights_of_rank(values, self.places, *self._ranked)
+            else:
+                values = read_tensors(values)
+                file = values.file
         found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # concurrent updates must not undo each other
             check_of([x for x in {f for path, f in self._files.items() if path not in found} if x is not None])()
             arrays = {**self._arrays, **found}
-            self._files.update(dict.fromkeys(found, file))
+            self._files.update(dict.fromkeys(found, file) | files)
             for name, partial in self._bound_with(arrays).items():
                 self.functions[name].switch_to(partial)
             self._arrays = arrays
@@ -117,15 +128,21 @@ def give_weights(
         If ``given`` weights do not fit.
     """
     places = places_of(bundle.manifest, variant, bundle.where)
-    if isinstance(given, str | os.PathLike):
+    ranked = None if module.mesh is None else (module.mesh, module.rank)
+    files: dict[str, MappedFile | None] = {}
+    file = None
+    if ranked is not None and isinstance(given, str | os.PathLike):
+        arrays, files = weights_of_rank(given, places, *ranked, verify)
+    elif isinstance(given, str | os.PathLike):
         tensors = read_tensors(given)
         arrays, file = checked_tensors(tensors, places.types, os.fspath(given)), tensors.file
     elif given is not None:
-        arrays, file = _unshared(checked_weights(given, places, bundle.where)), None
+        arrays = _unshared(checked_weights(given, places, bundle.where))
     else:
         arrays, file = own_weights(bundle, places.types, verify)
     every = module.every_function
-    own = OwnWeights(_Whole(module.name, module.home, module.prepared, every), places, arrays, file)
+    whole = _Whole(module.name, module.home, module.prepared, every)
+    own = OwnWeights(whole, places, arrays, files or dict.fromkeys(arrays, file), ranked)
     for name in own.functions:
         halves = module.prepared.get(name, {})
         for row in (halves[key] for key in ("prepare", "call") if key in halves):

@@ -11,13 +11,13 @@ import msgpack
 import numpy as np
 
 from aotc.vmfb.api.partial import WrappedFunction
-from aotc.vmfb.arguments import dtype_text, type_text
+from aotc.vmfb.arguments import dtype_text, refuse_whole, type_text
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective, run_collective
 from aotc.vmfb.ranks.cut import cut_of
-from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of, slices_of_rank
+from aotc.vmfb.ranks.layout import Mesh, layout_of, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
 from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
 
@@ -133,13 +133,6 @@ def _placed(row: Mapping[str, Any]) -> tuple[Any, tuple[int, ...], tuple[int, ..
     return layout_of(row.get("layout") or [[] for _ in dims]), tuple(row.get("whole", dims)), dims
 
 
-def layout_note(row: Mapping[str, Any]) -> str:
-    """Return how an argument or result is cut, to append to its type: `` of f32[32, 16] cut by data, -``."""
-    if not any(row.get("layout", ())):
-        return ""
-    return f" of {type_text(row['dtype'], row['whole'])} cut by {layout_text(layout_of(row['layout']))}"
-
-
 class RankFunction(WrappedFunction):
     """A function of a rank's module: one call at a time."""
 
@@ -185,15 +178,8 @@ class RankFunction(WrappedFunction):
             return self._whole.step(values, make)
 
     def _refuse_whole_arrays(self, values: Sequence[Any]) -> None:
-        """Refuse a whole array where the rank's part is expected."""
         for argument, row, value in zip(self.arguments, self.signature.arguments, values):
-            whole = row.get("whole")
-            shape = getattr(value, "shape", None)
-            if whole is not None and shape == tuple(whole) and shape != argument.dims:
-                what = f"{argument.label} is the whole array"
-                part = type_text(argument.dtype_name, argument.dims)
-                hint = f"this rank's {part}, cut by {layout_text(layout_of(row['layout']))}: module.shard(...)"
-                raise ArgumentValueError(self.where, what, type_text(argument.dtype_name, whole), part, hint)
+            refuse_whole(row, argument.label, value, self.where)
 
 
 def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:

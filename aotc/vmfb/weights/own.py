@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.arguments import Argument, type_text
+from aotc.vmfb.arguments import Argument, refuse_whole, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
+from aotc.vmfb.ranks.layout import Layout, layout_of
 from aotc.vmfb.result_names import path_of
 from aotc.vmfb.weights.constants import find_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
@@ -27,6 +28,7 @@ from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_part
 WEIGHTS = "weights"
 _DIGEST = "aotc.weights"  # its key in the file's metadata
 _BIND = "compile it with bind=[...]"
+_SHARDS = "a folder that aotc shard-weights has written"
 
 
 class WeightPlaces(NamedTuple):
@@ -40,11 +42,14 @@ class WeightPlaces(NamedTuple):
         For each function the paths of its weights, and their argument numbers.
     names : dict of str to str
         The path of each weight by argument name.
+    cuts : dict of str to (tuple of int, Layout)
+        The whole shape and the layout of each weight of which a rank has a part.
     """
 
     types: dict[str, tuple[str, list[int]]]
     functions: dict[str, dict[str, int]]
     names: dict[str, str]
+    cuts: dict[str, tuple[tuple[int, ...], Layout]]
 
 
 def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
@@ -55,7 +60,7 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
     BundleError
         If no argument is a weight, or functions disagree about the type of one.
     """
-    found = WeightPlaces({}, {}, {})
+    found = WeightPlaces({}, {}, {}, {})
     for name in variant["functions"]:
         entry = manifest["functions"][name]
         numbers = entry.get("bound") or variant.get("prepared", {}).get(name, {}).get("weights", ())
@@ -70,6 +75,8 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
                 what = f"{path} is {type_text(*type_)} in function {name!r}, and {known} in another"
                 raise BundleError(where, what, hint="call one of the parameters otherwise")
             found.names[arguments[n]["name"]] = path
+            if "whole" in arguments[n]:
+                found.cuts[path] = tuple(arguments[n]["whole"]), layout_of(arguments[n]["layout"])
         if len(own) < len(numbers):
             raise BundleError(where, f"two weights of function {name!r} have one path", ", ".join(own))
     if not found.functions:
@@ -147,8 +154,10 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
             problems.append(f"there is no weight {name!r}")
             continue
         dtype, shape = places.types[path]
-        row = {"name": path, "dtype": dtype, "dims": shape, "donated": False}
+        row: dict[str, Any] = {"name": path, "dtype": dtype, "dims": shape, "donated": False}
         try:
+            if path in places.cuts:
+                refuse_whole({**row, **dict(zip(("whole", "layout"), places.cuts[path]))}, path, value, where, _SHARDS)
             found[path] = Argument(0, row).prepare(value, where)
         except CallError as error:
             description = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
@@ -187,6 +196,9 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
         If the file cannot be written.
     """
     opened = data if isinstance(data, OpenedBundle) else OpenedBundle("<bytes>", None, memoryview(data))
+    if "mesh" in opened.manifest:
+        hint = "aotc shard-weights, and aotc.load(bundle, weights=FOLDER)"
+        raise BundleError(opened.where, "a bundle for several ranks has no weights of its own", hint=hint)
     found = [places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
     arrays = checked_weights(values, found[0], opened.where)
     arrays = {path: arrays[path] for path in found[0].types}

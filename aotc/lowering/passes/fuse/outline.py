@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
+from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors
@@ -206,6 +207,9 @@ def _is_splat(op: Op) -> bool:
 
 
 def _label(group: Group) -> str:
+    call = next((op.attrs["target"] for op in group.members if op.name == "custom_call"), "")
+    if call.startswith(RANK_CALL):
+        return call.removeprefix(RANK_CALL)
     names = [op.name for op in group.members if op.name not in FREE]
     hero = next((n for n in names if OPS[n].names_kernel), None)
     if group.kind == "row":

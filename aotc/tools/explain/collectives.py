@@ -1,0 +1,295 @@
+"""Report on collectives: what the ranks of a sharded model send to each other, over which axes, and how long it takes.
+
+Bytes and times are those of ring algorithms: a rank of a group of ``n`` sends ``2 (n - 1) / n`` of its array in an
+all_reduce, ``(n - 1) / n`` in a reduce_scatter or all_to_all, and its part ``n - 1`` times in an all_gather. Patarasuk
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.places import short_place
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, size_text, time_text
+from aotc.ir.loop.ir import Buffer, ExternalCall, Kernel, walk
+from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
+from aotc.tools.explain.schedule import kernels_of
+from aotc.tools.flow import flow_of
+from aotc.vmfb.bundle import OpenedBundle
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.errors import ArgumentValueError, BundleError
+from aotc.vmfb.profile.model_place import model_place
+from aotc.vmfb.ranks.layout import Mesh, mesh_of
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    """A connection between ranks: a message of ``b`` bytes takes ``latency + b / bandwidth`` seconds.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds of a step of a ring.
+    bandwidth : float
+        Bytes that a rank sends in a second.
+    source : str
+        The origin of both figures.
+    """
+
+    name: str
+    latency: float
+    bandwidth: float
+    source: str
+
+
+_NCCL = "latency of a ring step in NCCL 2.28, src/graph/tuning.cc"
+
+LINKS = {
+    link.name: link
+    for link in (
+        LinkModel("nvlink", 3.4e-6, 280e9, f"{_NCCL}; all_reduce of 64 MiB measured on two H200: 245 us"),
+        LinkModel("pcie", 5.7e-6, 63e9, f"{_NCCL}; PCIe 5.0 x16, one direction, from its signal rate"),
+        LinkModel("ib", 14e-6, 50e9, f"{_NCCL}; InfiniBand NDR, 400 Gb/s"),
+        LinkModel("ethernet", 14e-6, 12.5e9, f"{_NCCL}; 100 Gb/s"),
+        LinkModel("loopback", 70e-6, 0.2e9, "TCP between two processes of a busy host with 2 cores, measured"),
+    )
+}
+"""Links by name."""
+
+DEFAULT_LINK = "nvlink"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """A collective of one rank's program.
+
+    Attributes
+    ----------
+    number : int
+        Its number in the total order of the program's collectives, as in messages at run time.
+    op : str
+    types : tuple of str
+        Types of the operands: this rank's parts.
+    axes : str
+        The axes of the mesh that its groups span, joined by ``+``; with the size of a group if they are cut smaller.
+    group : int
+        Ranks that exchange data.
+    bytes : int
+        Bytes of the operands.
+    sent : int
+        Bytes that a rank sends in one execution.
+    seconds : float
+        Time of one execution on the link.
+    within : str
+        The loops and branches around it, as in a schedule.
+    runs : int
+        Executions in a call; all branches are assumed taken.
+    guessed : bool
+        True if a number of iterations is a guess.
+    loc, line, scope : str
+        Its location in the model: the full text, the user's line, and the layer.
+    """
+
+    number: int
+    op: str
+    types: tuple[str, ...]
+    axes: str
+    group: int
+    bytes: int
+    sent: int
+    seconds: float
+    within: str
+    runs: int
+    guessed: bool
+    loc: str
+    line: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSum:
+    """The executions over the same axes of a call: their number, and bytes and seconds of a rank."""
+
+    axes: str
+    runs: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CollectivesReport(Shown):
+    """The collectives of a call in their order.
+
+    Attributes
+    ----------
+    function, target : str
+    mesh : str
+        The axes of the mesh with their sizes; empty for a model of one device.
+    link : LinkModel
+    rows : tuple of CollectiveRow
+    sums : tuple of CollectiveSum
+        By axes; the most seconds first.
+    """
+
+    function: str
+    target: str
+    mesh: str
+    link: LinkModel
+    rows: tuple[CollectiveRow, ...]
+    sums: tuple[CollectiveSum, ...]
+
+    @property
+    def sent(self) -> int:
+        """Return the bytes that a rank sends in a call."""
+        return sum(row.sent for row in self.sums)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of all collectives of a call, one after the other."""
+        return sum(row.seconds for row in self.sums)
+
+    def document(self) -> Document:
+        """Return a table of the collectives, and their sums by axes."""
+        if not self.mesh:
+            return Document("", (Line(f"@{self.function} is for one device, and has no collectives"),))
+        blocks: list[Block] = []
+        if self.rows:
+            columns = [
+                Column("n", True), Column("op"), Column("of", priority=3), Column("axes"), Column("sends", True),
+                Column("runs", True), Column(self.link.name, True), Column("within", priority=2), Column("from"),
+                Column("scope", priority=1),
+            ]  # fmt: skip
+            rows = [
+                (str(r.number), r.op, ", ".join(r.types), r.axes, size_text(r.sent), f"{'~' * r.guessed}{r.runs:,}",
+                 time_text(r.seconds), r.within, short_place(r.loc), r.scope)
+                for r in self.rows
+            ]  # fmt: skip
+            own = [Column("axes"), Column("runs", True), Column("sends", True), Column(self.link.name, True)]
+            sums = [(s.axes, f"{s.runs:,}", size_text(s.sent), time_text(s.seconds)) for s in self.sums]
+            blocks += [table(columns, rows), table(own, sums)]
+        what = f"{count_text(len(self.rows), 'collective')} of @{self.function} for {self.target}, mesh {self.mesh}"
+        blocks.append(Line(f"{what}: a rank sends {size_text(self.sent)}, {time_text(self.seconds)} on {self._link()}"))
+        blocks.append(Line(f"{self.link.name}: {self.link.source}"))
+        return Document("", tuple(blocks))
+
+    def _link(self) -> str:
+        rate = f"{self.link.bandwidth / 1e9:g} GB/s"
+        return f"{self.link.name} ({time_text(self.link.latency)} a step, {rate}) one after the other"
+
+
+def explain_collectives(
+    opened: OpenedBundle, function: str = "", target: str = "", link: str = DEFAULT_LINK
+) -> CollectivesReport:
+    """Return the report on the collectives of a bundle's function.
+
+    Raises
+    ------
+    BundleError
+        If it has no such function or target, or stores no kernel text.
+    ArgumentValueError
+        If there is no such link.
+    """
+    if link not in LINKS:
+        raise ArgumentValueError("", "there is no such link", repr(link), " or ".join(LINKS))
+    flow = flow_of(opened, function, None, target)
+    entry = opened.manifest.get("mesh")
+    if entry is None:
+        return CollectivesReport(flow.function, flow.variant["target"], "", LINKS[link], (), ())
+    mesh, calls = mesh_of(entry), _rank_calls(flow.variant)
+    try:
+        kernels = kernels_of(opened, flow)
+        rows = [
+            _row(mesh, calls[symbol], kernel, LINKS[link], (step.within, flow.runs_of(step.within),
+                 flow.is_guessed(step.within), step.loc))
+            for step in flow.steps if step.kernel >= 0
+            for kernel in (kernels[step.kernel],) for symbol in _symbols(kernel) if symbol in calls
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise BundleError(opened.where, f"the facts of a collective cannot be read: {error}") from error
+    return CollectivesReport(
+        flow.function, flow.variant["target"], str(mesh), LINKS[link], tuple(rows), tuple(_sums(rows))
+    )
+
+
+def _rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the calls of collectives by symbol."""
+    parts = variant.get("parts") or [variant]
+    calls = (row for part in parts for row in part.get("custom_calls", ()) if row["name"].startswith(RANK_CALL))
+    return {row["symbol"]: row for row in calls if "serial" in row["attributes"]}
+
+
+def _symbols(kernel: Kernel) -> Iterator[str]:
+    return (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall) and isinstance(s.function, str))
+
+
+def _row(
+    mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: tuple[str, int, bool, str]
+) -> CollectiveRow:
+    within, runs, guessed, loc = place
+    facts, op = call["attributes"], call["name"].removeprefix(RANK_CALL)
+    if op not in COLLECTIVES:
+        raise ValueError(f"there is no collective {op!r}")
+    operands = kernel.inputs[:-1]  # the last one is the token that orders collectives
+    size = sum(map(_bytes_of, operands))
+    groups, pairs = facts.get("groups", ()), facts.get("pairs", ())
+    count = max(map(len, groups), default=1 if pairs else mesh.size)
+    sent, steps = sent_by_ring(op, size, count)
+    if pairs and all(a == b for a, b in pairs):
+        sent = steps = 0
+    seconds = steps * link.latency + sent / link.bandwidth
+    where = model_place(loc)
+    return CollectiveRow(
+        facts["serial"], op, tuple(f"{x.dtype}[{', '.join(map(str, x.shape))}]" for x in operands),
+        axes_of(mesh, groups, pairs), 2 if pairs else count, size, sent, seconds, within, runs, guessed, loc,
+        where.line or facts.get("place", ""), where.scope,
+    )  # fmt: skip
+
+
+def _bytes_of(buffer: Buffer) -> int:
+    return prod(int(d) for d in buffer.shape) * size_of(buffer.dtype)
+
+
+def sent_by_ring(op: str, size: int, ranks: int) -> tuple[int, int]:
+    """Return the bytes that a rank sends, and the number of steps, for operands of ``size`` bytes in a group."""
+    match op:
+        case "collective_permute":
+            return size, 1
+        case "collective_broadcast":
+            return (size, ranks - 1) if ranks > 1 else (0, 0)
+        case "all_reduce":
+            return 2 * size * (ranks - 1) // ranks, 2 * (ranks - 1)
+        case "all_gather":
+            return size * (ranks - 1), ranks - 1
+    return size * (ranks - 1) // ranks, ranks - 1  # reduce_scatter and all_to_all
+
+
+def axes_of(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequence[Sequence[int]] = ()) -> str:
+    """Return the axes that vary inside groups, or between sources and targets: ``data+model``.
+
+    The size of a group follows if groups are smaller than these axes: ``model in groups of 2``.
+    """
+    every = groups or pairs or [range(mesh.size)]
+    at = [mesh.coordinates(rank) for rank in range(mesh.size)]
+    names = [name for name, _ in mesh.axes if any(len({at[rank][name] for rank in group}) > 1 for group in every)]
+    text = "+".join(names) or "-"
+    size = max(map(len, every))
+    whole = prod(n for name, n in mesh.axes if name in names)
+    return text if pairs or size == whole else f"{text} in groups of {size}"
+
+
+def _sums(rows: Sequence[CollectiveRow]) -> list[CollectiveSum]:
+    by_axes: dict[str, list[CollectiveRow]] = {}
+    for row in rows:
+        by_axes.setdefault(row.axes, []).append(row)
+    found = [
+        CollectiveSum(
+            axes, sum(r.runs for r in some), sum(r.runs * r.sent for r in some), sum(r.runs * r.seconds for r in some)
+        )
+        for axes, some in by_axes.items()
+    ]
+    return sorted(found, key=lambda s: -s.seconds)

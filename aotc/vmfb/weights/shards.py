@@ -1,0 +1,335 @@
+"""Weights of a model that several ranks run: one file for each set of parts, cut out of a checkpoint of whole arrays.
+
+A rank's columns of a matrix are in every page of the checkpoint, so a rank that mapped it would read all of it. Files of
+parts are contiguous: a rank maps its own, and reads nothing else. Ranks whose parts are the same share a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.dtypes import size_of, to_numpy
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.host.files import write_atomically
+from aotc.vmfb.memory.mapped_file import MappedFile
+from aotc.vmfb.memory.pointers import address_of
+from aotc.vmfb.ranks.layout import Mesh, layout_text, mesh_of, slices_of_rank
+from aotc.vmfb.weights.own import WeightPlaces, places_of
+from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, encode_header, make_row
+from aotc.vmfb.weights.tensors import Tensors, checked_tensors, read_tensors
+
+TABLE = "shards.json"
+"""The file of a folder of shards that has the mesh, the weights, and each file with its ranks and its sha256."""
+
+INDEX = ".index.json"
+"""The end of the name of a list of safetensors files: ``{"weight_map": {tensor: file}}``."""
+
+# Bytes that are read and written at a time: the memory that cutting a checkpoint takes.
+PIECE_BYTES = 16 << 20
+
+Held = tuple[dict[str, np.ndarray], dict[str, MappedFile | None]]
+"""Arrays by path, and the mapped file that each is in, None for a copy."""
+
+
+class ShardFile(NamedTuple):
+    """A file of parts.
+
+    Attributes
+    ----------
+    file : str
+        Its name in the folder.
+    ranks : list of int
+        The ranks that map it.
+    bytes : int
+    sha256 : str
+        In hexadecimal digits.
+    """
+
+    file: str
+    ranks: list[int]
+    bytes: int
+    sha256: str
+
+
+class Checkpoint:
+    """Whole arrays in a safetensors file, or in the files of an index; memory-mapped.
+
+    Tensors are named by the paths of weights: ``params/w``. Where all paths begin alike, names may leave that out, and
+    dots may be in place of slashes: ``layers.0.w`` for ``params/layers/0/w``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], paths: Sequence[str]) -> None:
+        self.where = os.fspath(path)
+        self._files = self._opened()
+        owners = {name: tensors for tensors in self._files for name in tensors.rows}
+        aliases = _aliases(paths)
+        named = [(aliases.get(name, name), name) for name in owners]
+        self._names = dict(named)
+        self.rows = {path: owners[name].rows[name] for path, name in named}
+        self._owners = {path: owners[name] for path, name in named}
+        if len(self._names) < len(named):
+            twice = sorted({path for path in self._names if sum(p == path for p, _ in named) > 1})
+            raise BundleError(self.where, "two tensors are the same weight", ", ".join(twice))
+
+    def _opened(self) -> list[Tensors]:
+        if not self.where.endswith(INDEX):
+            return [read_tensors(self.where)]
+        try:
+            with open(self.where, "rb") as file:
+                rows = json.load(file)["weight_map"]
+            names = sorted({str(name) for name in rows.values()})
+        except OSError as error:
+            raise BundleError(self.where, f"the file cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            expected = '{"weight_map": {tensor: file}}'
+            raise BundleError(self.where, "this is not an index of safetensors files", expected=expected) from None
+        if bad := [name for name in names if os.path.basename(name) != name]:
+            raise BundleError(self.where, "a file of the index is in another folder", bad[0], "a name without folders")
+        return [read_tensors(os.path.join(os.path.dirname(self.where), name)) for name in names]
+
+    def is_whole(self, places: WeightPlaces) -> bool:
+        """Return True if some tensor has the shape of a whole array of which a rank has a part."""
+        found = ((path, self.rows[path]) for path in places.cuts if path in self.rows)
+        return any(row == make_row(places.types[p][0], places.cuts[p][0], row["data_offsets"][0]) for p, row in found)
+
+    def check(self, places: WeightPlaces) -> None:
+        """Check that the checkpoint has each weight as a whole array, and nothing else.
+
+        Raises
+        ------
+        BundleError
+            Its message lists all differences.
+        """
+        whole = {path: (dtype, _whole(places, path)) for path, (dtype, _) in places.types.items()}
+        problems = [f"{path} is missing, {type_text(*type_)}" for path, type_ in whole.items() if path not in self.rows]
+        problems += [f"there is no weight {self._names[path]!r}" for path in self.rows if path not in whole]
+        for path, (dtype, shape) in whole.items():
+            row = self.rows.get(path)
+            if row is not None and row != make_row(dtype, shape, row["data_offsets"][0]):
+                found = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
+                problems.append(f"{path} is {found}, expected {type_text(dtype, shape)}")
+        if problems:
+            raise BundleError(self.where, "the checkpoint does not fit:\n  " + "\n  ".join(problems))
+
+    def pieces(self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]) -> Iterator[np.ndarray]:
+        """Yield the bytes of a part in order; the pages that were read are released."""
+        for view in _blocks(self._bytes(path, dtype, whole)[slices]):
+            yield np.ascontiguousarray(view).reshape(-1)
+            self._forget(path, view)
+
+    def part(
+        self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]
+    ) -> tuple[np.ndarray, MappedFile | None]:
+        """Return a part, and the file that it is in; rows are a view of the file, columns are copied."""
+        view = self._bytes(path, dtype, whole)[slices]
+        type_ = to_numpy(dtype)
+        if view.flags.c_contiguous and address_of(view) % type_.alignment == 0:
+            return view.reshape(-1).view(type_).reshape(view.shape[:-1]), self._owners[path].file
+        made = np.empty(view.shape, np.uint8)
+        made[...] = view
+        self._forget(path, view)
+        return made.reshape(-1).view(type_).reshape(view.shape[:-1]), None
+
+    def _bytes(self, path: str, dtype: str, whole: Sequence[int]) -> np.ndarray:
+        """Return a whole array as bytes, whatever its alignment: its shape, and the bytes of an element."""
+        size = size_of(dtype)
+        flat = self._owners[path].array(self._names[path], "u8", (-1,))
+        return flat.reshape(*whole, size)
+
+    def _forget(self, path: str, view: np.ndarray) -> None:
+        file = self._owners[path].file
+        if file is not None and view.size:
+            file.forget(address_of(view), 1 + sum((n - 1) * step for n, step in zip(view.shape, view.strides)))
+
+
+def _aliases(paths: Sequence[str]) -> dict[str, str]:
+    """Return the path for each other name of a weight; names of two weights are none."""
+    roots = {path.partition("/")[0] for path in paths}
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        short = path.partition("/")[2] if len(roots) == 1 else ""
+        for name in {path.replace("/", "."), short, short.replace("/", ".")} - {"", path}:
+            found.setdefault(name, set()).add(path)
+    return {name: path for name, (path, *more) in found.items() if not more and name not in paths}
+
+
+def _blocks(view: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a view in blocks of its slowest dims, each of at most :data:`PIECE_BYTES` bytes."""
+    if view.nbytes <= PIECE_BYTES or view.ndim == 1:
+        yield view
+        return
+    rows = PIECE_BYTES // max(view[:1].nbytes, 1)
+    if not rows:
+        for inner in view:
+            yield from _blocks(inner)
+        return
+    for start in range(0, len(view), rows):
+        yield view[start : start + rows]
+
+
+def _whole(places: WeightPlaces, path: str) -> Sequence[int]:
+    return places.cuts[path][0] if path in places.cuts else places.types[path][1]
+
+
+def _slices(places: WeightPlaces, mesh: Mesh, path: str, rank: int) -> tuple[slice, ...]:
+    shape = places.types[path][1]
+    if path not in places.cuts:
+        return tuple(slice(n) for n in shape)
+    return slices_of_rank(mesh, places.cuts[path][1], rank, shape)
+
+
+def shard_weights(
+    bundle: str | os.PathLike[str], checkpoint: str | os.PathLike[str], folder: str | os.PathLike[str]
+) -> list[ShardFile]:
+    """Cut a checkpoint into the parts that the ranks of a sharded model read; nothing is compiled.
+
+    Memory is bounded: arrays are read through memory maps, and written in pieces.
+
+    Parameters
+    ----------
+    bundle : path
+        A bundle that was compiled with a mesh and with ``bind=[...]``.
+    checkpoint : path
+        A safetensors file of whole arrays, or a ``*.safetensors.index.json`` that lists several.
+    folder : path
+        The folder to write to; made if it is missing. ``aotc.load(bundle, weights=folder)`` maps a rank's file.
+
+    Returns
+    -------
+    list of ShardFile
+
+    Raises
+    ------
+    BundleError
+        If the bundle is for one device or has no bound arguments, or the checkpoint does not fit or cannot be read.
+    OSError
+        If a file cannot be written.
+    """
+    opened = open_bundle(os.fspath(bundle))
+    entry = opened.manifest.get("mesh")
+    if entry is None:
+        hint = "aotc update-weights, or aotc.load(bundle, weights=...)"
+        raise BundleError(opened.where, "the bundle is for one device, which has whole arrays", hint=hint)
+    mesh = mesh_of(entry)
+    places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
+    source = Checkpoint(checkpoint, list(places.types))
+    source.check(places)
+    os.makedirs(folder, exist_ok=True)
+    stem = os.path.basename(os.fspath(bundle)).removesuffix(".vmfb")
+    written = [
+        _write(os.path.join(folder, stem + name + ".safetensors"), source, places, mesh, ranks)
+        for name, ranks in _groups(mesh, places).items()
+    ]
+    table = {"mesh": mesh.entry(), "weights": _rows(places), "files": [file._asdict() for file in written]}
+    write_atomically(os.path.join(folder, TABLE), [json.dumps(table, indent=1).encode()])
+    return written
+
+
+def _groups(mesh: Mesh, places: WeightPlaces) -> dict[str, list[int]]:
+    """Return the ranks that have the same parts, by their place on the axes over which weights are cut."""
+    cut = {axis for _, layout in places.cuts.values() for axes in layout for axis in axes}
+    found: dict[str, list[int]] = {}
+    for rank in range(mesh.size):
+        at = mesh.coordinates(rank)
+        name = "".join(f"-{axis}{at[axis]}" for axis, size in mesh.axes if axis in cut and size > 1)
+        found.setdefault(name, []).append(rank)
+    return found
+
+
+def _rows(places: WeightPlaces) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for path, (dtype, shape) in places.types.items():
+        whole, layout = places.cuts.get(path, (tuple(shape), ()))
+        rows[path] = {"dtype": dtype, "dims": list(shape), "whole": list(whole), "cut": layout_text(layout)}
+    return rows
+
+
+def _write(path: str, source: Checkpoint, places: WeightPlaces, mesh: Mesh, ranks: list[int]) -> ShardFile:
+    """Write the parts that ``ranks`` share."""
+    header: dict[str, Any] = {METADATA: {"aotc.mesh": str(mesh), "aotc.ranks": ", ".join(map(str, ranks))}}
+    order = sorted(places.types, key=lambda p: -to_numpy(places.types[p][0]).alignment)  # so that each is aligned
+    at = 0
+    for name in order:
+        header[name] = make_row(*places.types[name], at)
+        at = header[name]["data_offsets"][1]
+    digest, size = sha256(), 0
+
+    def parts() -> Iterator[Any]:
+        nonlocal size
+        start = encode_header(header)
+        digest.update(start)
+        size += len(start)
+        yield start
+        for name in order:
+            slices = _slices(places, mesh, name, ranks[0])
+            for piece in source.pieces(name, places.types[name][0], _whole(places, name), slices):
+                digest.update(piece.data)
+                size += piece.nbytes
+                yield piece.data
+
+    write_atomically(path, parts())
+    return ShardFile(os.path.basename(path), ranks, size, digest.hexdigest())
+
+
+def weights_of_rank(
+    path: str | os.PathLike[str], places: WeightPlaces, mesh: Mesh, rank: int, verify: bool = False
+) -> Held:
+    """Return a rank's weights: its file of a folder of shards, its parts of a checkpoint, or a file of its parts.
+
+    Raises
+    ------
+    BundleError
+        If they do not fit, cannot be read, or, with ``verify``, are damaged.
+    """
+    where = os.fspath(path)
+    if is_folder(where):
+        return _of_folder(where, places, mesh, rank, verify)
+    source = Checkpoint(where, list(places.types))
+    if not source.is_whole(places):
+        tensors = read_tensors(where)
+        return checked_tensors(tensors, places.types, where), dict.fromkeys(places.types, tensors.file)
+    source.check(places)
+    parts = {
+        p: source.part(p, dtype, _whole(places, p), _slices(places, mesh, p, rank))
+        for p, (dtype, _) in places.types.items()
+    }
+    return {p: array for p, (array, _) in parts.items()}, {p: file for p, (_, file) in parts.items()}
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Return True if a path is a folder of shards, or its table."""
+    return os.path.isdir(path) or os.path.basename(path) == TABLE
+
+
+def _of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, verify: bool) -> Held:
+    folder = where if os.path.isdir(where) else os.path.dirname(where)
+    table = os.path.join(folder, TABLE)
+    try:
+        with open(table, "rb") as file:
+            entry = json.load(file)
+        own = mesh_of(entry["mesh"])
+        rows = [ShardFile(**row) for row in entry["files"]]
+        found = next(row for row in rows if rank in row.ranks)
+        path = os.path.join(folder, os.path.basename(found.file))
+        weights = entry["weights"]
+    except OSError as error:
+        hint = f"aotc shard-weights model.vmfb checkpoint.safetensors -o {folder}"
+        raise BundleError(table, f"the file cannot be read: {error.strerror}", hint=hint) from None
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
+        raise BundleError(table, "this is not a table of shards", expected="what aotc shard-weights writes") from None
+    if own != mesh or weights != _rows(places):
+        expected = ", ".join(f"{p} cut by {row['cut']}" for p, row in _rows(places).items() if row["cut"])
+        hint = "aotc shard-weights for this bundle"
+        raise BundleError(table, "these are shards for another bundle", f"mesh {own}", f"mesh {mesh}, {expected}", hint)
+    tensors = read_tensors(path)
+    if verify and tensors.file is not None and sha256(tensors.file.data).hexdigest() != found.sha256:
+        raise BundleError(path, "the weights are damaged: their sha256 differs", hint="aotc shard-weights, again")
+    return checked_tensors(tensors, places.types, path), dict.fromkeys(places.types, tensors.file)
