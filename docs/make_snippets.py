@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 DOCS = Path(__file__).parent
 GUIDES = (
-    "inputs", "weights", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls", "debugging",
+    "inputs", "weights", "sharding", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls", "debugging",
     "tools", "devices",
 )  # fmt: skip
 PAGES = [DOCS.parent / "README.md", DOCS / "index.md", *(DOCS / f"{guide}.md" for guide in GUIDES)]

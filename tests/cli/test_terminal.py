@@ -16,12 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import jax
 import numpy as np
 import pytest
 from support import tiny
 from typer.main import get_command
 
 import aotc
+from aotc.vmfb.weights.tensors import write_tensors
 from aotc_cli.main import app
 
 COLUMNS = 80
@@ -93,6 +95,7 @@ CASES = {
     "verify": ("tiny.vmfb",),
     "upgrade": ("m.vmfb", "-o", "upgraded.vmfb"),
     "update-weights": ("own.vmfb", "w.safetensors", "-o", "new.vmfb"),
+    "shard-weights": ("sharded.vmfb", "whole.safetensors", "-o", "shards"),
     "sign": ("tiny.vmfb", "--key=me.key", "-o", "signed.vmfb"),
     "targets": (),
     "doctor": (),
@@ -259,6 +262,15 @@ def write_own_weights(folder):
     numpy.save_file({"params/w": 2 * ones}, folder / "w.safetensors")
 
 
+def write_sharded(folder):
+    """Write a bundle for two ranks with bound weights, and a checkpoint of whole arrays."""
+    ones = np.ones(4, "float32")
+    cut = jax.sharding.PartitionSpec("d")
+    flags = {"mesh": {"d": 2}, "in_shardings": (cut, cut), "out_shardings": cut, "bind": ["w"]}
+    (folder / "sharded.vmfb").write_bytes(aotc.compile(lambda w, x: w * x, ones, ones, **flags))
+    write_tensors(folder / "whole.safetensors", {"w": ones})
+
+
 def assert_fits(lines):
     """No line is wider than the terminal, but those with a word that has no room in a column."""
     for line in lines:
@@ -281,6 +293,7 @@ def commands(folder):
     cases = [[name, *words] for name, words in CASES.items() if name not in NEEDS or find_spec(NEEDS[name])]
     if find_spec("safetensors"):
         write_own_weights(folder)
+        write_sharded(folder)
     shown = on_terminals(folder, cases)
     return dict(zip((words[0] for words in cases), zip(shown, in_files(folder, cases), strict=True), strict=True))
 
