@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 DOCS = Path(__file__).parent
 GUIDES = (
-    "inputs", "weights", "sharding", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls", "debugging",
-    "tools", "devices",
+    "inputs", "weights", "sharding", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls",
+    "debugging", "tools", "devices",
 )  # fmt: skip
 PAGES = [DOCS.parent / "README.md", DOCS / "index.md", *(DOCS / f"{guide}.md" for guide in GUIDES)]
 PAGES += [path for folder in ("get_started", "tutorials") for path in sorted((DOCS / folder).glob("*.md"))]

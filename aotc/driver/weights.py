@@ -42,7 +42,7 @@ def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callabl
     place = options.weights
     if options.bind and place != "inline" and "ranks" in raws[0].metadata:
         what = f"weights={os.fspath(place)!r} keeps whole arrays in the bundle, and the model is for several ranks"
-        raise CompileError.at(UNKNOWN, what, hint="bind=[...] alone, then aotc shard-weights, and aotc.load(weights=...)")
+        raise CompileError.at(UNKNOWN, what, hint="bind=[...] alone, then aotc shard-weights")
     if place == UNPACKED and not (options.bind and values):
         what = f"weights={UNPACKED!r} keeps the examples of bound arguments, and there are none"
         raise CompileError.at(UNKNOWN, what, hint="bind=['params'], and arrays as examples of a function")

@@ -83,7 +83,8 @@ def test_inspect_counts_collectives_without_debug_information():
 def test_the_report_has_ops_axes_lines_layers_and_iterations(sharded):
     report = aotc.explain("collectives", sharded, link="ib")
     first, second = report.rows
-    assert (first.op, first.types, first.axes, first.group, first.runs) == ("all_reduce", ("f32[4, 64]",), "model", 4, 5)
+    assert (first.op, first.types) == ("all_reduce", ("f32[4, 64]",))
+    assert (first.axes, first.group, first.runs) == ("model", 4, 5)
     assert (second.types, second.axes, second.runs, second.within) == (("f32[64]",), "data", 1, "")
     assert first.scope == "mlp"
     assert "test_explain_collectives.py:" in first.line
@@ -99,7 +100,7 @@ def test_a_model_of_one_device_has_no_collectives():
 
 
 def test_an_unknown_link_is_refused(sharded):
-    with pytest.raises(aotc.CallError, match="no such link 'rope'|no such link"):
+    with pytest.raises(aotc.CallError, match="no such link"):
         aotc.explain("collectives", sharded, link="rope")
 
 

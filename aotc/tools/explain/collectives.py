@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotc.display.document import Block, Column, Document, Line, table
 from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
+from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Buffer, ExternalCall, Kernel, walk
 from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
 from aotc.tools.explain.schedule import kernels_of
-from aotc.tools.flow import flow_of
+from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentValueError, BundleError
@@ -204,11 +205,12 @@ def explain_collectives(
     try:
         kernels = kernels_of(opened, flow)
         rows = [
-            _row(mesh, calls[symbol], kernel, LINKS[link], (step.within, flow.runs_of(step.within),
-                 flow.is_guessed(step.within), step.loc))
-            for step in flow.steps if step.kernel >= 0
-            for kernel in (kernels[step.kernel],) for symbol in _symbols(kernel) if symbol in calls
-        ]  # fmt: skip
+            _row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place(flow, step))
+            for step in flow.steps
+            if step.kernel >= 0
+            for symbol in _symbols(kernels[step.kernel])
+            if symbol in calls
+        ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise BundleError(opened.where, f"the facts of a collective cannot be read: {error}") from error
     return CollectivesReport(
@@ -227,10 +229,20 @@ def _symbols(kernel: Kernel) -> Iterator[str]:
     return (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall) and isinstance(s.function, str))
 
 
-def _row(
-    mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: tuple[str, int, bool, str]
-) -> CollectiveRow:
-    within, runs, guessed, loc = place
+class _Place(NamedTuple):
+    """The place of a step in its program and in the model."""
+
+    within: str
+    runs: int
+    guessed: bool
+    loc: str
+
+
+def _place(flow: Flow, step: FlowStep) -> _Place:
+    return _Place(step.within, flow.runs_of(step.within), flow.is_guessed(step.within), step.loc)
+
+
+def _row(mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _Place) -> CollectiveRow:
     facts, op = call["attributes"], call["name"].removeprefix(RANK_CALL)
     if op not in COLLECTIVES:
         raise ValueError(f"there is no collective {op!r}")
@@ -242,16 +254,16 @@ def _row(
     if pairs and all(a == b for a, b in pairs):
         sent = steps = 0
     seconds = steps * link.latency + sent / link.bandwidth
-    where = model_place(loc)
+    where = model_place(place.loc)
     return CollectiveRow(
         facts["serial"], op, tuple(f"{x.dtype}[{', '.join(map(str, x.shape))}]" for x in operands),
-        axes_of(mesh, groups, pairs), 2 if pairs else count, size, sent, seconds, within, runs, guessed, loc,
+        axes_of(mesh, groups, pairs), 2 if pairs else count, size, sent, seconds, *place,
         where.line or facts.get("place", ""), where.scope,
     )  # fmt: skip
 
 
 def _bytes_of(buffer: Buffer) -> int:
-    return prod(int(d) for d in buffer.shape) * size_of(buffer.dtype)
+    return prod(map(static, buffer.shape)) * size_of(buffer.dtype)
 
 
 def sent_by_ring(op: str, size: int, ranks: int) -> tuple[int, int]:

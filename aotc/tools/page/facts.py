@@ -45,8 +45,9 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     kernels = _kernels(opened, variant)
     source = _add_reasons(data, opened, kernels)
     return {
-        "name": opened.manifest["name"], "function": name, "mesh": _mesh_text(opened), "producer": opened.manifest["producer"], "path": where,
-        "bytes": len(data), "kernels": kernels, "source": source, "weights": _weights(opened, variant),
+        "name": opened.manifest["name"], "function": name, "mesh": _mesh_text(opened),
+        "producer": opened.manifest["producer"], "path": where, "bytes": len(data), "kernels": kernels,
+        "source": source, "weights": _weights(opened, variant),
         "segments": _segments(opened), "roof": _roof(own["target"]), **own,
         "choices": _choices(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
     }  # fmt: skip

@@ -1,14 +1,14 @@
 """Weights of a model that several ranks run: one file for each set of parts, cut out of a checkpoint of whole arrays.
 
-A rank's columns of a matrix are in every page of the checkpoint, so a rank that mapped it would read all of it. Files of
-parts are contiguous: a rank maps its own, and reads nothing else. Ranks whose parts are the same share a file.
+A rank's columns of a matrix are in every page of the checkpoint, so a rank that mapped it would read all of it. Files
+of parts are contiguous: a rank maps its own, and reads nothing else. Ranks whose parts are the same share a file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
