@@ -22,9 +22,6 @@ from aotc.vmfb.ranks.watch import LossWatch
 
 _POLL_MILLISECONDS = int(POLL_SECONDS * 1000)
 
-# Bytes of the system's buffers of a connection, if the system allows them.
-_SOCKET_BYTES = 4 << 20
-
 _OPEN: weakref.WeakSet[TcpLink] = weakref.WeakSet()
 
 
@@ -48,9 +45,7 @@ class TcpLink:
         self._peers, self._watch = peers, watch
         self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
-        for sock in pairs.values():
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+        # The system sizes their buffers: a size of ours would be no faster, and on many systems the limit is lower.
         self._channels = {other: _Channel(other, sock) for other, sock in pairs.items()}
         self._shut = weakref.finalize(self, _shut, watch, list(pairs.values()))  # also when the interpreter ends
         _OPEN.add(self)
