@@ -81,7 +81,8 @@ def test_a_rank_that_closes_early_is_named_by_all(links_of):
     for rank in (0, 2, 3):
         assert isinstance(found[rank], RankLost), found[rank]
         assert found[rank].rank == 1
-        assert "closed the module before all_reduce at model.py:35, collective 1" in str(found[rank])
+        # A slow rank learns it in the collective before: that one is not complete there.
+        assert "closed the module before all_reduce at model.py:35, collective" in str(found[rank])
         with pytest.raises(RankLost) as again:
             reduce(links[rank], 9)
         assert str(again.value) == str(found[rank])
