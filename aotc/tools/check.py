@@ -637,7 +637,7 @@ def fetch_for_check(model: Any, example_args: Sequence[Any], ranks: int | None) 
     """
     if ranks is not None and is_bundle(model):
         message = "a sharded bundle holds the program of one rank, and not the whole program to compare with"
-        raise CompileError.at(UNKNOWN, message, hint="aotc check MODEL, the export or text that it was compiled from")
+        raise CompileError.at(Loc(), message, hint="aotc check MODEL, the export or text that it was compiled from")
     return fetch_whole(model, example_args)
 
 

@@ -75,7 +75,7 @@ def gang(
     RankLost
         If a process of a rank ended, at the start or in a call.
     """
-    check_keywords("gang", others, (*gang.__kwdefaults__,))
+    check_keywords("gang", others, (*(gang.__kwdefaults__ or ()),))
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ArgumentValueError("gang", "timeout must be positive", repr(timeout), "seconds")
     with bundle_errors(source):
@@ -121,8 +121,8 @@ def _weights(weights: Any) -> str | None:
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
-        found = type(weights).__name__
-        raise ArgumentError("gang", "weights= of a gang is a file", found, hint="write the arrays to a safetensors file")
+        found, hint = type(weights).__name__, "write the arrays to a safetensors file"
+        raise ArgumentError("gang", "weights= of a gang is a file", found, hint=hint)
     return os.path.abspath(os.fspath(weights))
 
 

@@ -106,7 +106,7 @@ class Member:
             return [self._gathered(row, np.asarray(x, order="C"), n) for n, (row, x) in enumerate(zip(rows, values))]
 
     def _gathered(self, row: Mapping[str, Any], array: np.ndarray, number: int) -> np.ndarray:
-        layout, whole, dims = _placed(row)
+        _, whole, dims = _placed(row)
         if array.shape != dims or array.dtype != to_numpy(row["dtype"]):
             found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], dims)
             raise ArgumentValueError(self.where, f"result {number} is not this rank's part", found, expected)
@@ -200,8 +200,8 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
     found = ranks if ranks is not None else ranks_from_environment()
     if found is None:
         hint = (
-            f"aotc.gang(path) or --ranks {mesh.size} to start them all here; torchrun --nproc-per-node {mesh.size} ..., "
-            f"mpirun -n {mesh.size} ...; or aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address=...))"
+            f"aotc.gang(path) or --ranks {mesh.size} to start them all here; torchrun --nproc-per-node {mesh.size} "
+            f"..., mpirun -n {mesh.size} ...; or aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address=...))"
         )
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process"
         raise BundleError(bundle.where, message, hint=hint)
