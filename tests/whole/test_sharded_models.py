@@ -1,10 +1,13 @@
 """Sharded functions: one bundle, eight ranks, the results of one device."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from support.random_sharded import random_case
 from support.sharded_models import CASES, LINE, check, f32, run_on_threads
 
 import aotc
@@ -19,6 +22,24 @@ AS_FILES = ("mlp", "training", "every_collective")
 def test_results_are_those_of_one_device(name):
     case = CASES[name]
     check(case, run_on_threads(case.compile(source=False), case.args))
+
+
+def check_random(seed):
+    case = random_case(seed)
+    size = math.prod(case.mesh.values())
+    check(case, run_on_threads(case.compile(source=False), case.args, size))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_functions(seed):
+    check_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 1000, 50))
+def test_a_thousand_random_functions(first):
+    for seed in range(first, first + 50):
+        check_random(seed)
 
 
 @pytest.mark.parametrize("level", [0, 1])
