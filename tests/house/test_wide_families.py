@@ -35,7 +35,7 @@ def cases(sizes, family=None, slow=False):
     return [
         Case(
             nodeid=f"tests/{family or min(WIDE)}[{'-'.join(map(str, at))}]",
-            callspec=SimpleNamespace(indices=dict(zip("abc", at))), slow=slow,
+            callspec=SimpleNamespace(params=dict(zip("abc", at))), slow=slow,
         )
         for at in product(*map(range, sizes))
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_a_third_of_a_family_with_one_parameter_is_left():
 def test_a_fifth_of_a_product_is_left_with_every_value(sizes):
     items = cases(sizes)
     out = left_out(items)
-    kept = [i.callspec.indices for i in items if i not in out]
+    kept = [i.callspec.params for i in items if i not in out]
     assert all({k[name] for k in kept} == set(range(n)) for name, n in zip("abc", sizes))
     assert len(kept) <= len(items) / 5 + sum(sizes)
 
@@ -60,7 +60,7 @@ def test_a_fifth_of_a_product_is_left_with_every_value(sizes):
 def test_names_of_one_decorator_are_one_parameter():
     items = cases([300])
     for item in items:
-        item.callspec.indices["b"] = item.callspec.indices["a"]
+        item.callspec.params["b"] = item.callspec.params["a"]
     assert 80 <= 300 - len(left_out(items)) <= 120
 
 

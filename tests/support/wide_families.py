@@ -136,14 +136,22 @@ def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def _left_out(cases: list[pytest.Item]) -> list[pytest.Item]:
     """Return the cases of a family without those that are chosen by their name, or are the first with a value."""
-    values = {case: set(case.callspec.indices.items()) for case in cases}
-    names = {name for of_one in values.values() for name, _ in of_one}
-    axes = {tuple(case.callspec.indices[name] for case in cases) for name in names}  # names of one decorator agree
-    one_in = ONE_IN_OF_PRODUCTS if len(axes) > 1 else ONE_IN
-    chosen = {case for case in cases if zlib.crc32(case.nodeid.encode()) % one_in == 0}
-    seen = set().union(*(values[case] for case in chosen)) if len(axes) > 1 else set().union(*values.values())
-    for case in cases:
-        if not values[case] <= seen or not (chosen or case is not cases[0]):
-            chosen.add(case)
-            seen |= values[case]
+    values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
+    one_in = ONE_IN_OF_PRODUCTS if _has_several_parameters(cases) else ONE_IN
+    chosen = {case for case in cases if zlib.crc32(case.nodeid.encode()) % one_in == 0} or {cases[0]}
+    if one_in == ONE_IN_OF_PRODUCTS:
+        seen = set().union(*(values[case] for case in chosen))
+        for case in cases:
+            if not values[case] <= seen:
+                chosen.add(case)
+                seen |= values[case]
     return [case for case in cases if case not in chosen]
+
+
+def _has_several_parameters(cases: list[pytest.Item]) -> bool:
+    """Return True if two names divide the cases by their values in different ways; those of one tuple do not."""
+    divisions = set()
+    for name in cases[0].callspec.params:
+        numbers: dict[int, int] = {}
+        divisions.add(tuple(numbers.setdefault(id(c.callspec.params[name]), len(numbers)) for c in cases))
+    return len(divisions) > 1
