@@ -47,7 +47,7 @@ Parameters = ParamSpec("Parameters")
 Loaded = TypeVar("Loaded")
 
 
-def _with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
+def with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
     """Decorator: an unknown keyword argument raises an error that suggests the nearest valid one."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -60,7 +60,7 @@ def _with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Par
     return checked
 
 
-@_with_known_keywords
+@with_known_keywords
 def load(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview | OpenedBundle, *,
     devices: str | Sequence[str] | Mapping[str, str] | None = None, threads: int | None = None, verify: bool = False,

@@ -75,8 +75,8 @@ def opened(
         raise typer.BadParameter("it is for a bundle of one device", param_hint=alone[0])
     if ranks is not None:
         _refuse_launcher(ranks)
-        module = aotc.gang(os.fspath(path), ranks=ranks, threads=threads, **trust)
-        return Runnable(module, module.functions, module.invoke)
+        gang = aotc.gang(os.fspath(path), ranks=ranks, threads=threads, **trust)
+        return Runnable(gang, gang.functions, gang.invoke)
     return _of_launcher(bundle, threads, trust)
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     bundle(2).save(folder / "model.vmfb")
-    weights, x, scale = arguments()
+    weights, x, _ = arguments()
     for name, array in {**weights, "x": x}.items():
         np.save(folder / f"{name}.npy", array)
     return folder / "model.vmfb"

@@ -99,13 +99,13 @@ def test_32_ranks_in_one_process():
 
 def test_a_shard_map_has_no_program_for_one_device():
     local = jax.shard_map(partial(jax.lax.psum, axis_name="model"), mesh=MESH, in_specs=P("model"), out_specs=P())
-    with pytest.raises(aotc.CompileError, match="jax.shard_map describes what one rank computes"):
+    with pytest.raises(aotc.CompileError, match=r"jax\.shard_map describes what one rank computes"):
         aotc.check(jax.jit(local), shape((8, 4), "model", None))
 
 
 def test_a_bundle_has_no_whole_program(tmp_path):
     data = aotc.compile(lambda x: x.sum(), np.zeros(4, "f4"), mesh={"a": 2}, in_shardings=P("a"))
-    with pytest.raises(aotc.CompileError, match="holds the program of one rank(.|\n)*aotc check MODEL"):
+    with pytest.raises(aotc.CompileError, match=r"holds the program of one rank(.|\n)*aotc check MODEL"):
         aotc.check(bytes(data), ranks=2)
 
 
@@ -120,5 +120,5 @@ def test_an_error_of_a_rank_reaches_the_caller(exported, monkeypatch):
         return found
 
     monkeypatch.setattr(check_ranks, "thread_links", broken)
-    with pytest.raises(aotc.CallError, match="^rank 1: (.|\n)*TypeError"):
+    with pytest.raises(aotc.CallError, match=r"^rank 1: (.|\n)*TypeError"):
         check_ranks.run_on_threads(data, mesh, "main", [np.zeros(4, "f4")])

@@ -7,7 +7,7 @@ import socket
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -21,24 +21,27 @@ from aotc.vmfb.errors import (
     CallError,
     RankLost,
     bundle_errors,
-    check_keywords,
 )
 from aotc.vmfb.gang.rank_processes import RankProcesses
 from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped, memory_file
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import usable_cores
+from aotc.vmfb.module import with_known_keywords
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.ranks.cut import whole_signature
 from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of
 
+if TYPE_CHECKING:
+    from aotc.vmfb.interfaces import RuntimeFunction
+
 MOST_RANKS = 512  # processes of one host: a wrong number is an error before the host is filled with them
 
 
+@with_known_keywords
 def gang(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview, *, ranks: int | None = None,
     threads: int | None = None, timeout: float = 30.0, weights: str | os.PathLike[str] | None = None,
     verify: bool = False, trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None, untrusted: bool = False,
-    **others: Any,
 ) -> Gang:  # fmt: skip
     """Run a sharded bundle on this host: ``with aotc.gang("model.vmfb") as module: y = module(x)``.
 
@@ -75,7 +78,6 @@ def gang(
     RankLost
         If a process of a rank ended, at the start or in a call.
     """
-    check_keywords("gang", others, (*(gang.__kwdefaults__ or ()),))
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ArgumentValueError("gang", "timeout must be positive", repr(timeout), "seconds")
     with bundle_errors(source):
@@ -114,7 +116,9 @@ def _threads(threads: int | None, size: int) -> int | None:
 
 
 def _text(key: str | os.PathLike[str] | bytes) -> str:
-    return key.decode() if isinstance(key, bytes) else os.path.abspath(key) if os.path.exists(key) else os.fspath(key)
+    if isinstance(key, bytes):
+        return key.decode()
+    return os.path.abspath(key) if os.path.exists(key) else os.fspath(key)
 
 
 def _weights(weights: Any) -> str | None:
@@ -168,7 +172,7 @@ class Gang:
             os.close(file)
         functions = {name: GangFunction(self, signatures[name], parts[name]) for name in parts}
         self._functions = functions
-        self.functions = {name: GangEntry(function, "cpu:0") for name, function in functions.items()}
+        self.functions = {name: GangEntry(function) for name, function in functions.items()}
         if replies[0]["signatures"] != {name: repr(signature) for name, signature in signatures.items()}:
             self.close()
             raise BundleError(bundle.where, "the file was replaced while the ranks loaded it", hint="aotc.gang again")
@@ -323,6 +327,9 @@ class GangFunction:
 
 class GangEntry(Entry):
     """A function of a gang, called with pytrees of whole arrays."""
+
+    def __init__(self, function: GangFunction) -> None:
+        super().__init__(cast("RuntimeFunction", function), "cpu:0")  # of its methods, calls need these alone
 
     def options(self, **_: Any) -> NoReturn:
         """Refuse submissions: calls of a gang wait for their results.

@@ -98,8 +98,7 @@ class _Call:
 
 def _described(error: BaseException) -> dict[str, Any]:
     """Return an error as plain data: the gang raises it again."""
-    if isinstance(error, Error):
-        facts = {"kind": type(error).__name__, "text": str(error), "rank": getattr(error, "rank", None)}
-    else:
-        facts = {"kind": "", "text": f"{type(error).__name__}: {error}", "rank": None}
-    return {**facts, "text": facts["text"][: MOST_BYTES // 16]}
+    ours = isinstance(error, Error)
+    text = str(error) if ours else f"{type(error).__name__}: {error}"
+    kind = type(error).__name__ if ours else ""
+    return {"kind": kind, "text": text[: MOST_BYTES // 16], "rank": getattr(error, "rank", None)}

@@ -197,9 +197,10 @@ def _received(rank: _Rank, during: str) -> dict[str, Any] | CallError | BundleEr
 
 def _error(facts: Mapping[str, Any]) -> CallError | BundleError:
     """Return the error that a rank has described."""
-    kind = getattr(errors, facts["kind"], None) if facts["kind"] else None
-    if not isinstance(kind, type) or not issubclass(kind, CallError | BundleError):
-        kind = CallError
+    known = getattr(errors, facts["kind"], None) if facts["kind"] else None
+    kind: type[CallError | BundleError] = CallError
+    if isinstance(known, type) and issubclass(known, CallError | BundleError):
+        kind = known
     more = {} if facts["rank"] is None else {"rank": facts["rank"]}
     return error_of_message(kind, facts["text"], more)
 

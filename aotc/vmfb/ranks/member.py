@@ -200,8 +200,8 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
     found = ranks if ranks is not None else ranks_from_environment()
     if found is None:
         hint = (
-            f"aotc.gang(path) or --ranks {mesh.size} to start them all here; torchrun --nproc-per-node {mesh.size} "
-            f"..., mpirun -n {mesh.size} ...; or aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address=...))"
+            f"aotc.gang(path) starts all ranks here; torchrun --nproc-per-node {mesh.size} ..., "
+            f"mpirun -n {mesh.size} ...; aotc.load(path, ranks=aotc.Ranks(rank=..., size={mesh.size}, address=...))"
         )
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and this is one process"
         raise BundleError(bundle.where, message, hint=hint)

@@ -68,7 +68,7 @@ def test_a_rank_killed_between_calls_is_named_by_the_next():
     with aotc.gang(bundle(2)) as module:
         assert_close(module(*arguments()), expected(*arguments()))
         os.kill(module.processes[1], signal.SIGKILL)
-        with pytest.raises(RankLost, match="rank 1 .* was killed by SIGKILL"):
+        with pytest.raises(RankLost, match=r"rank 1 .* was killed by SIGKILL"):
             module(*arguments())
         wait_until_ended(module.processes)
 
@@ -168,7 +168,7 @@ def test_an_error_of_all_ranks_at_the_start_reaches_the_caller_once(tmp_path, ca
 
 def test_a_rank_that_cannot_start_is_named(monkeypatch):
     monkeypatch.setattr("aotc.vmfb.gang.rank_processes._CHILD", "import os, sys; os._exit(int(sys.argv[1]) and 9)")
-    with pytest.raises(RankLost, match="rank 0 .* ended with status 9 while the gang started"):
+    with pytest.raises(RankLost, match=r"rank 0 .* ended with status 9 while the gang started"):
         aotc.gang(bundle(2))
 
 
