@@ -90,8 +90,8 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
         message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
         raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
-    metadata = {**from_jax.metadata(exported), "checks": checks, "devices": exported.nr_devices}
-    return JaxProgram(exported.mlir_module_serialized, metadata)
+    several = {"devices": exported.nr_devices} if b"sdy\0" in exported.mlir_module_serialized else {}
+    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **several})
 
 
 def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -231,7 +231,7 @@ def _from_lowered(lowered: Any) -> JaxProgram:
         "platforms": list(getattr(lowered._lowering, "_platforms", None) or ("cpu",)),
         "callbacks": records_of(known.get("host_callbacks", ())),
         "checks": checks_of_results(lowered.out_tree, known.get("global_out_avals")),
-        "devices": known.get("num_devices", 1),
+        **({"devices": known.get("num_devices", 1)} if _has_mesh(lowered) else {}),
     }
     return JaxProgram(jax_mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")), metadata)
 

@@ -120,7 +120,8 @@ def of_one_rank(raw: RawModel) -> RawModel:
         from aotc.frontend.partition.partition import partitioned  # only for models for several devices
 
         data, ranks = partitioned(module, raw.path)
-    return RawModel(data, raw.path, {**raw.metadata, "ranks": ranks}, digest=raw.digest)
+    kept = {key: value for key, value in raw.metadata.items() if key != "devices"}
+    return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
 
 
 def is_for_several(raw: RawModel) -> bool:
@@ -129,11 +130,18 @@ def is_for_several(raw: RawModel) -> bool:
         return module is not None
 
 
+def has_shardings(data: str | bytes) -> bool:
+    """Return True if a model may have shardings: of Shardy's dialect, or of MHLO."""
+    if isinstance(data, str) or not data.startswith(_BYTECODE_MAGIC):
+        data = data.encode() if isinstance(data, str) else data
+        return b"sdy." in data or b"mhlo.sharding" in data
+    return b"sdy\0" in data or b"mhlo.sharding" in data  # a name in bytecode ends with 0; weights have any bytes
+
+
 @contextmanager
 def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
     """Yield the module of a model for several devices; None for any other model."""
-    data = raw.data.encode() if isinstance(raw.data, str) else raw.data
-    if "ranks" in raw.metadata or not (b"sdy" in data or b"mhlo.sharding" in data):
+    if "ranks" in raw.metadata or not has_shardings(raw.data):
         yield None
         return
     from aotc.frontend.partition.partition import names_several_devices  # only for models with shardings
