@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from aotc.vmfb.api.entry import Entry
+from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.arguments import Argument, Signature, TensorSpec, type_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import (
@@ -30,6 +31,7 @@ from aotc.vmfb.module import with_known_keywords
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.ranks.cut import whole_signature
 from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of
+from aotc.vmfb.weights.own import places_of
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
@@ -125,7 +127,8 @@ def _weights(weights: Any) -> str | None:
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
-        found, hint = type(weights).__name__, "write the arrays to a safetensors file"
+        found = type(weights).__name__
+        hint = "write the arrays to a safetensors file"
         raise ArgumentError("gang", "weights= of a gang is a file", found, hint=hint)
     return os.path.abspath(os.fspath(weights))
 
@@ -157,7 +160,12 @@ class Gang:
         self.rank_seconds: tuple[float, ...] = ()
         self._lock, self._end = new_lock(), ""
         signatures = {name: Signature(name, entry) for name, entry in bundle.manifest["functions"].items()}
-        signatures = {name: signatures[name] for name in bundle.manifest["variants"][0]["functions"]}
+        variant = bundle.manifest["variants"][0]
+        given = places_of(bundle.manifest, variant, bundle.where).functions if keywords["weights"] else {}
+        signatures = {
+            name: signature_without(signatures[name], given[name].values(), ()) if name in given else signatures[name]
+            for name in variant["functions"]
+        }
         parts = {name: SharedFunction(mesh, signature) for name, signature in signatures.items()}
         file = memory_file(max((shared.size for shared in parts.values()), default=0))
         try:

@@ -252,3 +252,10 @@ def test_memory_is_bounded(tmp_path):
     args = [str(tmp_path / "m.vmfb"), str(tmp_path / "w.safetensors"), str(tmp_path)]
     found = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, check=True, text=True)
     assert int(found.stdout) < 120 << 10
+
+
+def test_a_gang_maps_the_files_of_its_ranks(made, tmp_path):
+    shard_weights(made / "model.vmfb", made / "whole.safetensors", tmp_path)
+    with aotc.gang(made / "model.vmfb", weights=tmp_path) as module:
+        assert str(module.signature) == "main(x: f32[4, 8]) -> (result: f32[4, 8])"
+        check([module(X)])
