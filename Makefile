@@ -119,8 +119,8 @@ site: .venv-test/ready
 VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
 
 site-version: .venv-site/ready
-	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike deploy --update-aliases $(VERSION) latest
-	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mike set-default latest
+	PATH="$(CURDIR)/.venv-site/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/.venv-site/bin:$$PATH" mike set-default latest
 
 .venv-site/ready:
 	$(PYTHON) -m venv .venv-site

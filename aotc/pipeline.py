@@ -342,7 +342,7 @@ def compile(
 
 
 def compile_for(
-    targets: tuple[Target, ...], chosen: Options, model: Any, example_args: Sequence[Any] = (),
+    targets: tuple[Target, ...], chosen: Options, model: object, example_args: Sequence[Any] = (),
     args: Mapping[str, Sequence[Any]] | None = None, kwargs: Mapping[str, Any] | None = None,
 ) -> Bundle:  # fmt: skip
     """Compile a model for ``targets``, in place of the targets of the options; see :func:`compile`."""

@@ -119,7 +119,7 @@ def test_the_same_seed_draws_the_same(server):
         ("sums", {"tokens": [1], "seed": -5}, "seed"),
         ("sums", {"tokens": [1], "prompt": "x"}, "no 'prompt'"),
         ("sums", {"tokens": [1], "timeout": -1}, "timeout is not a time"),
-        ("other", {"tokens": [1]}, "not the state that decode takes"),
+        ("other", {"tokens": [1]}, "not the state arguments of decode"),
     ],
 )
 def test_a_wish_that_cannot_be(server, name, parameters, words):

@@ -54,9 +54,11 @@ def test_sites_of_versions_are_beside_each_other(tmp_path):
     for part in ("docs", "mkdocs.yml", "README.md", *MADE_PAGES):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tmp_path / part)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])  # mike runs mkdocs
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", *words], cwd=tmp_path, env=environment, check=True)
     for version in ("0.1", "0.2"):
-        command = [sys.executable, "-m", "mike.driver", "deploy", "--update-aliases", version, "latest"]
+        command = ["mike", "deploy", "--update-aliases", version, "latest"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
     shown = subprocess.run(
         ["git", "show", "gh-pages:versions.json"], cwd=tmp_path, check=True, capture_output=True, text=True
