@@ -41,7 +41,7 @@ class Segments:
 
 
 def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
-    """Return ``source`` as segments of a bundle, whose variants store ``constants``.
+    """Encode the model's source as bundle segments, without copies of constants that the bundle stores.
 
     ``ways`` can unpack each variant's.
     """

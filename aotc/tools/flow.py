@@ -176,7 +176,7 @@ class Flow:
         return any(self.loops[int(part.split()[1])].iterations is None for part in loops)
 
     def name_of(self, step: FlowStep) -> str:
-        """Return the name of a step's kernel."""
+        """Return the name of the kernel that a step runs."""
         if step.control:
             return step.control
         return "copy" if step.kernel < 0 else self.variant["kernels"][step.kernel]["name"]

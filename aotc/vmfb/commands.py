@@ -172,7 +172,7 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
 
 
 def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
-    """Decode the tiles and followers after a command's dims; return the position of their end."""
+    """Decode a command's tile edges (producers and followers) into ``command``; return the end position."""
     first = at + abi.TILED_HEADER
     _need(node, first, end)
     followers, tiles = words[at:first]

@@ -352,7 +352,7 @@ def lapack_symbol(routine: str, dtype: str) -> str:
 
 
 def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) -> Types:
-    """Return the result types of the op ``lapack``; see :class:`OpSpec`."""
+    """Return the result types of a ``lapack`` op, for ``OpSpec.infer``."""
     name = attrs["routine"]
     row = ROUTINES.get(name)
     if row is None:
@@ -404,5 +404,5 @@ def may_hold(count: Dim, room: Dim) -> bool:
 
 
 def in_place(attrs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the operands that the routine of an op ``lapack`` overwrites; see :class:`OpSpec`."""
+    """Return the operands that a ``lapack`` routine overwrites, for ``OpSpec.in_place``."""
     return ROUTINES[attrs["routine"]].updates

@@ -42,7 +42,7 @@ def call(name: str, arrays: list[np.ndarray]) -> None:
 
 
 def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Return the results of one ``lapack`` op; see :class:`OpSpec`."""
+    """Compute a ``lapack`` op by SciPy's LAPACK, matrix by matrix."""
     row = ROUTINES[attrs["routine"]]
     results = [np.zeros(static_sizes(t), to_numpy(t.dtype)) for t in types]
     for n, operand in enumerate(row.updates):

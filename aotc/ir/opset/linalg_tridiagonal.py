@@ -10,7 +10,7 @@ from aotc.ir.opset.spec import Arrays, Attrs, Types, require_rule
 
 
 def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    """Return the type of the solution; see :class:`OpSpec`."""
+    """Return the type of a tridiagonal solution, for ``OpSpec.infer``."""
     require_rule(len(types) == 4, f"tridiagonal_solve_perturbed takes 4 operands, found {len(types)}")
     low, diagonal, high, b = types
     require_rule(low == diagonal == high and low.shape == b.shape[:-1] and low.dtype == b.dtype,

@@ -90,14 +90,14 @@ class Indices:
         return any(name in frame for frame in self._names)
 
     def bind_number(self, name: str, value: int) -> None:
-        """Bind ``name``, the variable of an unrolled loop, to a number.
+        """Replace the variable ``name`` of an unrolled loop by a constant from now on.
 
         The caller emits the body once for each number.
         """
         self._numbers[name] = value
 
     def unbind_number(self, name: str) -> None:
-        """Remove the number of ``name``."""
+        """End the replacement of the loop variable ``name`` by a constant."""
         del self._numbers[name]
 
     def fold(self, dim: Dim) -> Dim:

@@ -38,7 +38,7 @@ def complex_min(z, w):
 
 @njit
 def conjugate(z):
-    """Return the conjugate."""
+    """Return the complex conjugate."""
     return complex(z.real, -z.imag)
 
 
@@ -271,7 +271,7 @@ def complex_asinh(z):
 
 @njit
 def complex_atanh(z):
-    """Return the inverse hyperbolic tangent."""
+    """Return the complex inverse hyperbolic tangent."""
     z = complex128(z)
     x, y = z.real, z.imag
     rest = 1 - abs(x)

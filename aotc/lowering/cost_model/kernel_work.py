@@ -286,7 +286,7 @@ class _Counter:
         self.block(stmt.body, times * iterations, inner)
 
     def inner(self, stmt: For, iterations: float) -> _Loop:
-        """Return how the body of a loop executes: as vectors with a scalar remainder, as a chain, or as scalars.
+        """Return how a loop body executes: vectorized with a scalar remainder, as a dependence chain, or scalar.
 
         A loop is not vectorized if it contains a loop, a tile or a call, or if it is spread over items or threads. It
         is a chain if it loads what it stores: from another index of the same buffer, or from one that stays the same.

@@ -57,7 +57,7 @@ class _Order:
         self.copies: dict[Value, Value] = {}  # of values from before it
 
     def region(self) -> Region:
-        """Return the body in its new order."""
+        """Return the function's body with assertions and the ops they need moved forward."""
         for needed, stops in self._stops():
             self._emit(needed)
             self._emit(stops)

@@ -34,7 +34,7 @@ class RegionPlan:
 
 
 def parse_plan(text: str) -> RegionPlan:
-    """Return the plan whose ``str`` is ``text``.
+    """Parse the text of a region plan, as ``str`` prints it.
 
     Raises
     ------

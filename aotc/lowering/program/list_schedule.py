@@ -80,7 +80,7 @@ def _longest_way_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[fl
 def makespan(
     order: Sequence[int], before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]
 ) -> float:
-    """Return the end of the last command if workers take commands in ``order``."""
+    """Return the time at which the last command ends if workers start commands in ``order``."""
     workers = [0.0] * ORDER_WORKERS.value
     ends = [0.0] * len(before)
     for n in order:

@@ -35,7 +35,7 @@ class LimitedFunction(WrappedFunction):
 
     @property
     def direct(self) -> RuntimeFunction:
-        """The function without limits, which submissions run."""
+        """Return the function without limits, which submissions run."""
         return self._whole
 
     def call(self, values: Sequence[Any]) -> list[Any]:
@@ -82,9 +82,9 @@ class LimitedFunction(WrappedFunction):
         return self._whole.run_early(values, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        """Run the function and write inputs and outputs of each dispatch to ``folder``."""
         return self._whole.trace(values, folder)
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        """Run the function with a stepper that runs its commands one by one."""
         return self._whole.step(values, make)

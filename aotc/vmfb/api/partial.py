@@ -141,7 +141,7 @@ class WrappedFunction:
         return self._whole.recordings
 
     def check_ahead(self) -> None:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.check_ahead`."""
+        """Do the checks of a first call in advance."""
         self._whole.check_ahead()
 
 
@@ -203,7 +203,7 @@ class OpenFunction(WrappedFunction):
         return made
 
     def call(self, values: Sequence[Any]) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        """Run the function on positional unbound arguments, without options."""
         if not self._is_direct:
             return self._current[0].call(values)
         function, row = self._filled(values)
@@ -211,13 +211,13 @@ class OpenFunction(WrappedFunction):
 
     @property
     def has_early_results(self) -> bool:
-        """See :attr:`aotc.vmfb.vm.LoadedFunction.has_early_results`."""
+        """Return True if results can be read before the call ends."""
         return self._is_direct and self._whole.has_early_results
 
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        """Run the function on the unbound arguments; see :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
         if not self._is_direct:
             return self._current[0].run(values, out, donate, results)
         function, row = self._filled(values)
@@ -226,19 +226,19 @@ class OpenFunction(WrappedFunction):
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.run_early`."""
+        """Run the function on the unbound arguments; ``early`` gets results before the call ends."""
         function, row = self._filled(values)
         if not function.has_early_results:
             return function.run(row, out, donate, results)
         return function.run_early(row, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        """Run the function and write inputs and outputs of each dispatch to ``folder``."""
         function, row = self._filled(values)
         return function.trace(row, folder)
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        """Run the function with a stepper that runs its commands one by one."""
         function, row = self._filled(values)
         return function.step(row, make)
 

@@ -94,7 +94,7 @@ def roof_of(size: int) -> Roof:
 
 
 def peak_here() -> Peak | None:
-    """Return the loop for the widest registers of this machine, or None."""
+    """Return the micro-benchmark for peak arithmetic with this machine's widest registers, or None."""
     have, linux = cpu_features(), sys.platform.startswith("linux")
     rows = [p for p in PEAKS if p.machine == platform.machine() and p.features <= have]
     return rows[0] if rows and linux else None

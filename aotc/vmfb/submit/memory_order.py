@@ -72,7 +72,7 @@ class MemoryAccess:
         self.writes, self.reads, self.after = writes, reads, -1
 
     def behind(self, number: int, writes: bool) -> MemoryAccess:
-        """Return the same range, for a submission that waits for submission ``number``."""
+        """Return this memory range for another submission that waits for submission ``number``."""
         other = MemoryAccess.__new__(MemoryAccess)
         other.key, other.begin, other.end = self.key, self.begin, self.end
         other.writes, other.reads, other.after = writes, True, number

@@ -72,7 +72,7 @@ class CallMemory:
         self.writable = [*donated, *[True] * (len(results) + spaces), *[False] * spaces]
 
     def result(self, number: int, dims: tuple[int, ...]) -> None:
-        """Record the allocation of a result.
+        """Record the allocation of a result while the loader checks a call's memory accesses.
 
         Raises
         ------

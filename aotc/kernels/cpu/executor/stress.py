@@ -172,7 +172,7 @@ def dawdle(trial, dice):
 
 @njit
 def begin_claim(trial, dice):
-    """Return the time at which a claim begins."""
+    """Return the trial's logical time at which a claim begins, after a random delay."""
     dawdle(trial, dice)
     return fetch_add(at(trial, abi.TRIAL_CLOCK), 1)
 

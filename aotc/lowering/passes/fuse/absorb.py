@@ -288,7 +288,7 @@ def _too_much(work: RegionWork) -> str:
 
 
 def fusion_target(options: Options) -> Target:
-    """Return the target for which fusion forms regions, as far as options limit it."""
+    """Return the target for whose limits fusion sizes its regions, adjusted by the options."""
     return resolve_targets(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
 

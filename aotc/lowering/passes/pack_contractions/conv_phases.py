@@ -98,7 +98,7 @@ def convolve_by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
 
 
 def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list[Run]:
-    """Return the runs of the phases of a dim, in order."""
+    """Return the runs of neighbouring output phases of one dim that read the same pixels."""
     size = -(-outputs // gap)
 
     def meets(p: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builde
 
 
 def _kernel_of(spread: Spread, runs: Sequence[Run], b: Builder) -> Value:
-    """Return the kernel of all phases of ``runs``; its output channels are ordered by group, phase and channel."""
+    """Return the convolution weights of all output phases in ``runs``, as output channels (group, phase, channel)."""
     kernel, gaps = spread.kernel, spread.gaps
     *taps, features, c = map(static, kernel.type.shape)
     rank = len(runs)

@@ -87,7 +87,7 @@ class Owners:
         return self.of(a) is self.of(b)
 
     def result(self, number: int) -> BufferOwner:
-        """Return the owner of the caller's memory for a result."""
+        """Return the owner that stands for the memory of result ``number``, which the caller supplies."""
         return self._owners[self.results[number]]
 
     def copies_in(self, loop: Op) -> list[Tie]:

@@ -51,7 +51,7 @@ class Rows:
         self.known: dict[Value, tuple[Index, Scalar]] = {}
 
     def in_items(self, item_axes: int) -> Kernel:
-        """Return the kernel of which a grid item has all rows along the last ``item_axes`` kept axes."""
+        """Return the reduction kernel whose grid items each have the rows of the last ``item_axes`` kept axes."""
         b = self.b
         self._keep_for_later("private" if self.is_unrolled else "scratch")
         axes = make_axes(b.shape, [(k,) for k in self.kept])

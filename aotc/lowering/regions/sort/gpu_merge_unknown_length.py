@@ -101,7 +101,7 @@ class _CountedSort:
         return self.e.bind(Apply("select", (is_left, *sides), "i1"))
 
     def _move(self) -> For:
-        """Return the stores of the block's elements at their positions."""
+        """Return the stores of a block's elements at their sorted positions."""
         e, t = self.e, sym("t", 0, WARP)
         block = e.new_block()
         total: Scalar = Load(self.parts, (0, t))

@@ -208,7 +208,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
 
 
 def hold_trial(trial: int) -> None:
-    """Let all calls of this process take part in the trial at address ``trial``; 0 ends this.
+    """Make all calls of this process follow the stress trial at address ``trial``; 0 ends it.
 
     See :class:`aotc.vmfb.devices.cpu.executor_trials.Trial`.
     """

@@ -23,7 +23,7 @@ def change_counter() -> int:
 
 
 def count_change() -> None:
-    """Increase the counter of :func:`change_counter`."""
+    """Record that memory in use by a stream was written by another stream, or donated."""
     _LAST[0] = next(CHANGES)
 
 

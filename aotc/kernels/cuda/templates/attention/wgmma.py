@@ -203,7 +203,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
 
 
 def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of the first iteration: the weights of the last stage of keys."""
+    """Return the device function of the first loop iteration: scores and softmax weights, before any values."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _places(tiles)
     multiply, know, score, pack_weights = (
@@ -232,7 +232,7 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
 
 
 def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of the last iteration: the last weights times their values."""
+    """Return the device function of the last loop iteration: the remaining weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _places(tiles)
     of_values, add_values, wait_sums = (
