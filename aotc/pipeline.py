@@ -38,7 +38,7 @@ from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_program, digest_of_program
-from aotc.lowering.lower import Variant, check_homes, check_rank_targets, lower
+from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bind_weights import bind_weights
@@ -66,6 +66,7 @@ from aotc.lowering.passes.narrow_products import narrow_products
 from aotc.lowering.passes.pack_contractions.pack_contractions import pack_contractions
 from aotc.lowering.passes.parallelize_gpu.parallelize_gpu import parallelize_gpu
 from aotc.lowering.passes.quantize_weights import quantize_weights
+from aotc.lowering.passes.rank_calls import check_rank_targets
 from aotc.lowering.passes.set_precision import set_precision
 from aotc.lowering.passes.sink_transposes import sink_transposes
 from aotc.lowering.passes.softmax_by_reciprocal import softmax_by_reciprocal

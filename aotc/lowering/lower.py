@@ -59,10 +59,9 @@ from aotc.lowering.regions.custom_call import CustomCall, custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import DEVICE, HOST, Options
 from aotc.support.recursion_limit import deeper_recursion
-from aotc.targets import MIX, Mix, Target
+from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered_call
-from aotc.vmfb.ranks.layout import mesh_of
 
 
 @dataclass
@@ -206,24 +205,6 @@ def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
     """Return the sizes with which each merged kernel is called, by its name: a row for each set of sizes."""
     rows = dict.fromkeys((sized.kernel.name, sized.sizes) for sized in shared.values())
     return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
-
-
-def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
-    """Check that a program of several ranks is for CPUs: collectives run on the host, and no rank chooses its GPU.
-
-    Raises
-    ------
-    CompileError
-        If a target is, or contains, a GPU.
-    """
-    own = [t for target in targets for t in (dict(target.devices).values() if isinstance(target, Mix) else (target,))]
-    gpus = ", ".join(dict.fromkeys(t.name for t in own if t.kind != "cpu"))
-    sharded = next((f for f in signatures.functions.values() if "ranks" in f.attrs), None)
-    if sharded is not None and gpus:
-        mesh = mesh_of(sharded.attrs["ranks"]["mesh"])
-        what = f"the model is for several ranks ({mesh}), which run on CPUs only, and a target is {gpus}"
-        hint = "target='cpu'; or a bundle for one GPU, without shardings"
-        raise CompileError.at(sharded.loc, what, hint=hint)
 
 
 def check_homes(variants: Sequence[Variant], signatures: Module) -> None:

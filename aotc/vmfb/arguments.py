@@ -213,7 +213,9 @@ class Argument:
         return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
 
 
-def refuse_whole(row: Mapping[str, Any], label: str, value: Any, where: str, source: str = "module.shard(...)") -> None:
+def refuse_whole(
+    row: Mapping[str, Any], label: str, value: object, where: str, source: str = "module.shard(...)"
+) -> None:
     """Refuse a whole array for an argument or weight of which this rank takes a part, which ``source`` makes.
 
     Raises

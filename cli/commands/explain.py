@@ -81,7 +81,7 @@ class Subject(StrEnum):
     collectives = "collectives"
 
 
-class Link(StrEnum):
+class LinkName(StrEnum):
     """Links between ranks whose times are known."""
 
     nvlink = "nvlink"
@@ -119,8 +119,9 @@ def command(
         None, rich_help_panel=Panel.RESULTS, metavar="FILE.svg",
         help="Draw an .svg file; not for fusion or collectives.",
     ),
-    link: Link = typer.Option(
-        Link.nvlink, rich_help_panel=Panel.RESULTS, metavar="|".join(Link), help="For collectives: link between ranks."
+    link: LinkName = typer.Option(
+        LinkName.nvlink, rich_help_panel=Panel.INPUTS, metavar="LINK",
+        help="For collectives: the link that times are for: nvlink, pcie, ib, ethernet or loopback.",
     ),
     as_json: bool = typer.Option(False, "--json", rich_help_panel=Panel.RESULTS, help="Print every row, as JSON."),
     target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=TARGET),
@@ -227,7 +228,7 @@ def _bundle(
     _print(report, as_json)
 
 
-def _collectives(source: Any, flags: dict[str, Any], function: str, link: Link, as_json: bool) -> None:
+def _collectives(source: bytes | Path, flags: dict[str, Any], function: str, link: LinkName, as_json: bool) -> None:
     """Print the report on the collectives of a bundle, or of the bundle that a model compiles to."""
     from aotc.tools.explain.collectives import explain_collectives
 

@@ -18,8 +18,9 @@ import numpy as np
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.rank_classes import check_groups_agree
+from aotc.targets import Mix, Target
 from aotc.vmfb.ranks.layout import mesh_of
 
 _TOKEN = TensorType("u32")
@@ -41,13 +42,31 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     names = Names(function.body)
     start = Value(names.fresh("token"), _TOKEN)
     zero = Op("constant", (), (start,), {"value": np.zeros((), np.uint32)}, loc=function.loc)
-    order = _Order(names, first, mesh_of(function.attrs["ranks"]["mesh"]).size)
+    order = _TokenOrder(names, first, mesh_of(function.attrs["ranks"]["mesh"]).size)
     body, _ = order.region(function.body, start)
     return function.doing(replace(body, ops=(zero, *body.ops))), order.serial
 
 
+def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
+    """Check that a program of several ranks is for CPUs: collectives run on the host, and no rank chooses its GPU.
+
+    Raises
+    ------
+    CompileError
+        If a target is, or contains, a GPU.
+    """
+    own = [t for target in targets for t in (dict(target.devices).values() if isinstance(target, Mix) else (target,))]
+    gpus = ", ".join(dict.fromkeys(t.name for t in own if t.kind != "cpu"))
+    sharded = next((f for f in signatures.functions.values() if "ranks" in f.attrs), None)
+    if sharded is not None and gpus:
+        mesh = mesh_of(sharded.attrs["ranks"]["mesh"])
+        what = f"the model is for several ranks ({mesh}), which run on CPUs only, and a target is {gpus}"
+        hint = "target='cpu'; or a bundle for one GPU, without shardings"
+        raise CompileError.at(sharded.loc, what, hint=hint)
+
+
 @dataclass(slots=True)
-class _Order:
+class _TokenOrder:
     """The names in use, the serial number of the next collective, and the number of ranks."""
 
     names: Names

@@ -205,7 +205,7 @@ def explain_collectives(
     try:
         kernels = kernels_of(opened, flow)
         rows = [
-            _row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place(flow, step))
+            _row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place_of(flow, step))
             for step in flow.steps
             if step.kernel >= 0
             for symbol in _symbols(kernels[step.kernel])
@@ -229,7 +229,7 @@ def _symbols(kernel: Kernel) -> Iterator[str]:
     return (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall) and isinstance(s.function, str))
 
 
-class _Place(NamedTuple):
+class _StepPlace(NamedTuple):
     """The place of a step in its program and in the model."""
 
     within: str
@@ -238,11 +238,11 @@ class _Place(NamedTuple):
     loc: str
 
 
-def _place(flow: Flow, step: FlowStep) -> _Place:
-    return _Place(step.within, flow.runs_of(step.within), flow.is_guessed(step.within), step.loc)
+def _place_of(flow: Flow, step: FlowStep) -> _StepPlace:
+    return _StepPlace(step.within, flow.runs_of(step.within), flow.is_guessed(step.within), step.loc)
 
 
-def _row(mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _Place) -> CollectiveRow:
+def _row(mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _StepPlace) -> CollectiveRow:
     facts, op = call["attributes"], call["name"].removeprefix(RANK_CALL)
     if op not in COLLECTIVES:
         raise ValueError(f"there is no collective {op!r}")
