@@ -69,7 +69,7 @@ class OwnWeights:
         with self._lock:  # concurrent updates must not undo each other
             check_of([x for x in {f for path, f in self._files.items() if path not in found} if x is not None])()
             arrays = {**self._arrays, **found}
-            self._files.update(dict.fromkeys(found, file) | files)
+            self._files.update({**dict.fromkeys(found, file), **files})
             for name, partial in self._bound_with(arrays).items():
                 self.functions[name].switch_to(partial)
             self._arrays = arrays
