@@ -400,7 +400,7 @@ def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
 
 
 def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
-    """Return the clone of ``callee`` for ``operands``: imported once per operand types and shape values."""
+    """Import function ``callee`` for these operands; calls with equal types and shape values share the result."""
     session = state.session
     known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
     key = (callee, tuple(v.type for v in operands), known, bool(state.by_element))

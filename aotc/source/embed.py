@@ -120,7 +120,7 @@ def _word(elements: memoryview, ratio: float) -> int:
 def _places(
     code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Origins]
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return for each range of ``cuts`` whose bytes the bundle stores: the array and the steps that unpack it."""
+    """Return, for each range of the source that equals a stored constant, that constant and how to unpack it."""
     wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     for begin, end in cuts:
         wanted.setdefault((end - begin, code[begin : begin + KEY_BYTES]), []).append((begin, end))

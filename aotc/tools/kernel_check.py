@@ -58,7 +58,7 @@ class KernelCode(Protocol):
         """Run the bundle's kernel on all of its grid, which overwrites the outputs."""
 
     def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
-        """Run a printed function, which overwrites the outputs."""
+        """Run a kernel's printed Python function on ``arguments``, in place of the bundle's kernel."""
 
 
 class NativeKernels:
@@ -76,7 +76,7 @@ class NativeKernels:
         call_native(self._addresses[kernel.name], kernel, arguments)
 
     def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
-        """Run a printed function for a CPU."""
+        """Run a CPU kernel's printed Python function on ``arguments``."""
         call_printed(function, kernel, arguments)
 
 

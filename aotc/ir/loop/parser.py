@@ -314,7 +314,7 @@ class _Parser:
 
 @memoized
 def _operated(fn: str, a: Dim, b: Dim) -> Dim:
-    """Return ``a fn b`` as a dim; memoized, as a kernel's indices share most subexpressions."""
+    """Return the dim expression ``a fn b``, memoized."""
     match fn:
         case "+":
             return a + b

@@ -29,7 +29,7 @@ def constant(value: float, dtype: str) -> ir.Value:
 
 
 def to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
-    """Return the f32 value of a code, exactly. NaN becomes the quiet NaN of its sign."""
+    """Convert the bit pattern of a small float to f32, exactly; NaN becomes a quiet NaN."""
     row = SMALL_FLOATS[dtype]
     wide = builder.zext(code, I32)
     if row.special == "power":
@@ -63,7 +63,7 @@ def _power_to_f32(builder: ir.IRBuilder, wide: ir.Value) -> ir.Value:
 
 
 def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
-    """Return the code of an f32 rounded to ``dtype``, to nearest, ties to even."""
+    """Round an f32 to the bit pattern of a small float, to nearest, ties to even."""
     row = SMALL_FLOATS[dtype]
     bits = builder.bitcast(value, I32)
     magnitude = builder.and_(bits, i32(_MAGNITUDE))

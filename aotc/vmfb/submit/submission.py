@@ -234,7 +234,7 @@ class Submission(Fence):
             self._post()
 
     def output_regions(self, result: int, writes: bool) -> list[MemoryAccess]:
-        """Return the memory of the caller that a reader of this result accesses in addition."""
+        """Return the caller's ``out=`` memory that a reader of this result also accesses."""
         regions = self._lent
         return [] if regions is None else regions.touches(result, writes)
 

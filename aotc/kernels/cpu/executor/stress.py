@@ -179,7 +179,7 @@ def begin_claim(trial, dice):
 
 @njit
 def slow_since(trial, command, who):
-    """Return this thread's processor time at the start of a claim that is to be slowed down, else 0.
+    """Return the processor time at the start of a claim that the trial slows down, else 0.
 
     Wall-clock time would make a thread that the system suspends during a claim as many times slower.
     """

@@ -127,7 +127,7 @@ class _Tracker:
             self.states -= failing
 
     def _hopeful(self, states: Sequence[tuple[Op, int]]) -> set[Value]:
-        """Return the tracked values whose flags can become true: after a sum, or because they start without a -0.0."""
+        """Return the tracked loop arrays that may become free of -0.0: initially, or after a sum."""
         hopeful, count = set(self.unsigned), -1
         while len(hopeful) != count:
             count = len(hopeful)

@@ -215,7 +215,7 @@ class _Unroller:
 
 
 def _copied_states(owners: Owners) -> tuple[dict[Op, int], dict[Op, int]]:
-    """Return the bytes copied per iteration, and the depth, of each loop with copied next states."""
+    """Return, for each loop that copies its next state, the bytes copied per iteration and the nesting depth."""
     copied: dict[Op, int] = {}
     depths: dict[Op, int] = {}
     states: set[Op] = set()

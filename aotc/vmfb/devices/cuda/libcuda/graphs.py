@@ -111,7 +111,7 @@ class CopyParameters(Structure):
         return cls(*ends, (c_size_t * 3)(size, 1, 1))
 
     def cells(self) -> list[Cell]:
-        """Return the positions of the source and target addresses in the structure."""
+        """Return the memory cells of the source and target addresses in this parameter structure."""
         rows = CopyParameters.source, CopyParameters.target
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
