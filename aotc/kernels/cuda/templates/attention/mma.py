@@ -83,12 +83,8 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), multiply_values(tiles)
-    score, know, shorten, pack_weights = (
-        attention_scores(tiles),
-        online_softmax(tiles),
-        rescale_accumulators(tiles),
-        pack_softmax_weights(tiles),
-    )
+    score, know = attention_scores(tiles), online_softmax(tiles)
+    shorten, pack_weights = rescale_accumulators(tiles), pack_softmax_weights(tiles)
     divide, store, clear = rescale_accumulators(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
     wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
     m_of, n_of, heads_of = matmul_extent("rows"), matmul_extent("terms"), matmul_extent("batch")
@@ -112,9 +108,8 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         sums, known = clear(), initial_softmax_statistics()
         whole = i32(0)
         if plain:
-            whole = unsigned_quotient(
-                i32(max(i32(min(key_count_of_row(pointers, dims, z, first_row), n) - begin), i32(0))), i32(terms)
-            )
+            unmasked = i32(min(key_count_of_row(pointers, dims, z, first_row), n) - begin)
+            whole = unsigned_quotient(i32(max(unmasked, i32(0))), i32(terms))
         iteration, at, ahead = i32(0), i32(0), i32(stages - 1)
         while iteration < iterations:
             wait_ready()

@@ -117,11 +117,8 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
-    ask, locate, (first, second) = (
-        prefetch_epilogue(tiles),
-        _locate(tiles),
-        swapped_operand_pair(tiles, 0, rows * CHUNK),
-    )
+    ask, locate = prefetch_epilogue(tiles), _locate(tiles)
+    first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
     tall, every = (0, 2) if tiles.in_turn else (WARPGROUP_TILE, 1)  # rows, and tiles, from one consumer to the next
