@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aotc.recompile import upgrade
     from aotc.serve.asgi import asgi
     from aotc.tools.bench import bench
-    from aotc.tools.check import check
+    from aotc.tools.check_model import check
     from aotc.tools.explain.explain import explain
     from aotc.tools.inspect import inspect
     from aotc.tools.lint import lint
@@ -70,7 +70,7 @@ _HOMES = {
     "Ranks": "aotc.vmfb.ranks.ranks",
     "asgi": "aotc.serve.asgi",
     "bench": "aotc.tools.bench",
-    "check": "aotc.tools.check",
+    "check": "aotc.tools.check_model",
     "compile": "aotc.pipeline",
     "diff": "aotc.tools.page.compare",
     "explain": "aotc.tools.explain.explain",

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice, product, zip_longest
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,7 @@ from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
 from aotc.driver.assemble import Ahead, assemble, signature_entry
 from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several
-from aotc.frontend.partition.meshes import function_on_mesh
+from aotc.frontend.mlir import RawModel
 from aotc.frontend.xla import run_xla
 from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims.symbols import symbols
@@ -46,16 +44,16 @@ from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.regions.custom_call import describe_custom_call
 from aotc.options import Options
-from aotc.pipeline import Pass, checked_options, run_passes
+from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve_targets
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, array_deviation, compare_op, compare_results
-from aotc.tools.fetch_model import is_bundle, public_names
+from aotc.tools.fetch_model import public_names
 from aotc.tools.largest_error import LargestError, largest_error
 from aotc.tools.sample_arguments import make_values
 from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.dtypes import DTYPES, to_numpy
-from aotc.vmfb.errors import ArgumentValueError, CallError
+from aotc.vmfb.errors import CallError
 
 QUANTIZE = "quantize-weights"  # name of the pass
 
@@ -551,110 +549,6 @@ __all__ = ["CheckReport", "Checker", "Difference"]
 _SIZES = (3, 2, 4, 8, 1, 6, 16, 12, 5, 7, 32, 64)
 # Combinations of sizes to try for a model that reports invalid sizes only by refusing them.
 MOST_TRIES = 20000
-
-
-def check(
-    model: object,
-    *example_args: Any,
-    function: str = "",
-    inputs: Sequence[Any] = (),
-    sizes: Mapping[str, int] = MappingProxyType({}),
-    seed: int = 0,
-    oracle: str = "reference",
-    bisect: bool = False,
-    tolerance: Tolerance | None = None,
-    ranks: int | None = None,
-    mesh: Any = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    **flags: Any,
-) -> CheckReport:
-    """Compile a model, call it, and compare its results with the reference; find the first op that differs.
-
-    All ranks of a sharded model run as threads of this process. Their results are compared with those of the whole
-    program on one device; single ops are not.
-
-    Parameters
-    ----------
-    model, *example_args
-        As for :func:`aotc.compile`. Example arguments with values are the arguments of the call.
-    function : str
-        By default the only function, or ``main``.
-    inputs : sequence of arrays
-        The first arguments of the call, flat; the others are random values.
-    sizes : mapping of str to int
-        Sizes of symbolic dims; others get the first sizes that fit.
-    seed : int
-        For the random values.
-    oracle : str
-        ``reference``: the IR interpreted by NumPy; ``jax``: XLA on the CPU.
-    bisect : bool
-        Name the pass after which the result changes.
-    tolerance : Tolerance, optional
-        In place of the bounds by op and dtype.
-    ranks : int, optional
-        Number of ranks that the model must be for; any number by default.
-    mesh, in_shardings, out_shardings
-        As for :func:`aotc.compile`.
-    **flags
-        Options of :func:`aotc.compile`, for one CPU target.
-
-    Returns
-    -------
-    CheckReport
-
-    Raises
-    ------
-    CompileError
-        If the model cannot be compiled.
-    CallError
-        If the arguments do not fit the model.
-    """
-    if oracle not in ORACLES:
-        raise ArgumentValueError("", "unknown oracle", repr(oracle), " or ".join(ORACLES))
-    if mesh is not None or in_shardings is not None or out_shardings is not None:
-        model = function_on_mesh(model, mesh, in_shardings, out_shardings)
-    raw, options = fetch_for_check(model, example_args, ranks), checked_options(None, flags)
-    if is_for_several(raw) or ranks is not None:
-        refuse_search(bisect, raw)
-        from aotc.tools.check_ranks import example_values, rank_checker  # it imports this module
-
-        sharded = rank_checker(raw, options, function, tolerance)
-        return sharded.check(list(inputs) or example_values(sharded), sizes, seed, oracle, ranks)
-    checker = Checker(raw, options, function, tolerance)
-    examples = raw.values.get(checker.name, ())
-    given = list(inputs) or ([np.asarray(x) for x in examples] if all(map(has_values, examples)) else [])
-    return check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
-
-
-def fetch_for_check(model: Any, example_args: Sequence[Any], ranks: int | None) -> RawModel:
-    """Return a model, the whole program if it is for several devices.
-
-    Raises
-    ------
-    CompileError
-        If it cannot be read; also for a bundle.
-    """
-    if ranks is not None and is_bundle(model):
-        message = "a sharded bundle holds the program of one rank, and not the whole program to compare with"
-        raise CompileError.at(Loc(), message, hint="aotc check MODEL, the export or text that it was compiled from")
-    return fetch_whole(model, example_args)
-
-
-def refuse_search(bisect: bool, raw: RawModel) -> None:
-    """Refuse the options and models that a check of all ranks does not have.
-
-    Raises
-    ------
-    CompileError
-        If the model is for one device, or a pass is to be searched.
-    """
-    if not is_for_several(raw):
-        hint = "leave --ranks out, or give a model with shardings over a mesh"
-        raise CompileError.at(Loc(raw.path), "the model is for one device and has no ranks", hint=hint)
-    if bisect:
-        message = "the pass that changes a result is not searched in a sharded model"
-        raise CompileError.at(Loc(raw.path), message, hint="leave --bisect out")
 
 
 def check_call(

@@ -100,7 +100,8 @@ def command(
     from aotc.frontend.mlir import is_for_several
     from aotc.options import Options, quantization
     from aotc.tools.agreement import Tolerance
-    from aotc.tools.check import ORACLES, Checker, check_call, fetch_for_check, refuse_search
+    from aotc.tools.check import ORACLES, Checker, check_call
+    from aotc.tools.check_model import fetch_for_check, refuse_search
     from aotc.tools.check_ranks import rank_checker
     from aotc_cli.shared.inputs import parse_sizes, parse_values
     from aotc_cli.shared.tables import show

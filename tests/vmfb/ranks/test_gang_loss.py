@@ -175,7 +175,7 @@ def test_a_rank_that_cannot_start_is_named(monkeypatch):
 LOST = {rank: RankLost(2, "rank 2 (host, process 9) failed during all_reduce") for rank in (0, 1, 3)}
 
 
-def test_thecause_is_raised_and_not_its_consequences():
+def test_the_cause_is_raised_and_not_its_consequences():
     assert cause({**LOST, 2: RankLost(2, "rank 2 was killed")}).args == ("rank 2 was killed\n  try: start all ranks "
         "again; values of donated arguments and of state are lost",)  # fmt: skip
     failed = cause({**LOST, 2: aotc.DeadlineExceeded("main", "late")})
