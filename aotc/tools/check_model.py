@@ -34,8 +34,7 @@ def check(
 ) -> CheckReport:
     """Compile a model, call it, and compare its results with the reference; find the first op that differs.
 
-    All ranks of a sharded model run as threads of this process. Their results are compared with those of the whole
-    program on one device; single ops are not.
+    All ranks of a sharded model run as threads. Their results are compared with one device's, and single ops are not.
 
     Parameters
     ----------
@@ -56,8 +55,7 @@ def check(
     tolerance : Tolerance, optional
         In place of the bounds by op and dtype.
     **flags
-        Options of :func:`aotc.compile`, for one CPU target, and its ``mesh``, ``in_shardings`` and ``out_shardings``;
-        ``ranks``: the number of ranks that a sharded model must be for.
+        Options of :func:`aotc.compile` for one CPU target, also ``mesh``, ``in_shardings``, ``out_shardings``; ``ranks``.
 
     Returns
     -------
@@ -85,7 +83,7 @@ def check(
 
 
 def _fetched(
-    model: Any, example_args: Sequence[Any], ranks: int | None, flags: dict[str, Any]
+    model: object, example_args: Sequence[Any], ranks: int | None, flags: dict[str, Any]
 ) -> tuple[RawModel, Options]:
     """Return the model, for the mesh and the shardings of ``flags``, and the options that are the rest of them."""
     shardings = [flags.pop(key, None) for key in ("mesh", "in_shardings", "out_shardings")]
@@ -94,7 +92,7 @@ def _fetched(
     return fetch_for_check(model, example_args, ranks), checked_options(None, flags)
 
 
-def fetch_for_check(model: Any, example_args: Sequence[Any], ranks: int | None) -> RawModel:
+def fetch_for_check(model: object, example_args: Sequence[Any], ranks: int | None) -> RawModel:
     """Return a model, the whole program if it is for several devices.
 
     Raises

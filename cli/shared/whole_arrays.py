@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import aotc
-from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, bundle_errors
 
 
@@ -43,8 +43,9 @@ class Runnable:
 
 
 def opened(
-    path: Path, ranks: int | None, devices: Any, alone: Sequence[str], threads: int | None, trust: Mapping[str, Any]
-) -> Runnable:
+    path: Path, ranks: int | None, devices: str | Sequence[str] | Mapping[str, str] | None, alone: Sequence[str],
+    threads: int | None, trust: Mapping[str, Any],
+) -> Runnable:  # fmt: skip
     """Open a bundle.
 
     Parameters
@@ -90,7 +91,7 @@ def _refuse_launcher(ranks: int) -> None:
         raise typer.BadParameter(f"{message}; leave the option out", param_hint="--ranks")
 
 
-def _of_launcher(bundle: Any, threads: int | None, trust: Mapping[str, Any]) -> Runnable:
+def _of_launcher(bundle: OpenedBundle, threads: int | None, trust: Mapping[str, Any]) -> Runnable:
     from aotc.vmfb.api.module_ranks import WholeFunction
     from aotc.vmfb.ranks.layout import mesh_of
     from aotc.vmfb.ranks.ranks import ranks_from_environment

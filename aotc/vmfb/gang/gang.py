@@ -36,12 +36,14 @@ from aotc.vmfb.weights.own import places_of
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
 
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+
 MOST_RANKS = 512  # processes of one host: a wrong number is an error before the host is filled with them
 
 
 @with_known_keywords
 def gang(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview, *, ranks: int | None = None,
+    source: Source, *, ranks: int | None = None,
     threads: int | None = None, timeout: float = 30.0, weights: str | os.PathLike[str] | None = None,
     verify: bool = False, trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None, untrusted: bool = False,
 ) -> Gang:  # fmt: skip
@@ -123,7 +125,7 @@ def _text(key: str | os.PathLike[str] | bytes) -> str:
     return os.path.abspath(key) if os.path.exists(key) else os.fspath(key)
 
 
-def _weights(weights: Any) -> str | None:
+def _weights(weights: object) -> str | None:
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
@@ -153,7 +155,7 @@ class Gang:
     """
 
     def __init__(
-        self, source: Any, bundle: OpenedBundle, mesh: Mesh, keywords: Mapping[str, Any], timeout: float
+        self, source: Source, bundle: OpenedBundle, mesh: Mesh, keywords: Mapping[str, Any], timeout: float
     ) -> None:
         self.name: str = bundle.manifest["name"]
         self.mesh = mesh
@@ -322,7 +324,7 @@ class GangFunction:
         """Run a call."""
         return self.call(values)
 
-    def _whole(self, number: int, value: Any) -> np.ndarray:
+    def _whole(self, number: int, value: object) -> np.ndarray:
         """Return an argument as an array; refuse a part."""
         argument, row, shape = self.arguments[number], self._rows[number], getattr(value, "shape", None)
         if "whole" in row and shape != argument.dims and shape == tuple(row["dims"]):
@@ -339,7 +341,7 @@ class GangEntry(Entry):
     def __init__(self, function: GangFunction) -> None:
         super().__init__(cast("RuntimeFunction", function), "cpu:0")  # of its methods, calls need these alone
 
-    def options(self, **_: Any) -> NoReturn:
+    def options(self, **_: object) -> NoReturn:
         """Refuse submissions: calls of a gang wait for their results.
 
         Raises
@@ -358,7 +360,7 @@ def _short(error: BaseException) -> str:
 
 
 @contextmanager
-def _path_of(source: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _path_of(source: Source) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Return a path of the bundle for child processes, and the descriptors that they need for it."""
     if isinstance(source, str | os.PathLike):
         yield os.path.abspath(source), ()

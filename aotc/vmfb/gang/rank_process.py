@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 import threading
+from mmap import mmap
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -85,7 +86,7 @@ class _Call:
         self._shared = SharedFunction(module.mesh, module.functions[name].signature)
         self._arrays: tuple[list[Any], list[Any]] | None = None
 
-    def run(self, memory: Any) -> float:
+    def run(self, memory: mmap) -> float:
         """Run a call; return its time in seconds."""
         if self._arrays is None:
             shared, rank = self._shared, self._rank
