@@ -55,7 +55,7 @@ def check(
     tolerance : Tolerance, optional
         In place of the bounds by op and dtype.
     **flags
-        Options of :func:`aotc.compile` for one CPU target, also ``mesh``, ``in_shardings``, ``out_shardings``; ``ranks``.
+        Options of :func:`aotc.compile` for one CPU target; ``mesh``, ``in_shardings``, ``out_shardings``; ``ranks``.
 
     Returns
     -------

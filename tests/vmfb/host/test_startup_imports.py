@@ -15,7 +15,7 @@ AOTC = {
     "import aotc": {"aotc"},
     "aotc.load": {
         "aotc.vmfb", "aotc.vmfb.abi", "aotc.vmfb.api", "aotc.vmfb.api.entry",
-        "aotc.vmfb.api.module_state", "aotc.vmfb.api.parameters", "aotc.vmfb.arguments",
+        "aotc.vmfb.api.module_ranks", "aotc.vmfb.api.module_state", "aotc.vmfb.api.parameters", "aotc.vmfb.arguments",
         "aotc.vmfb.bundle", "aotc.vmfb.commands", "aotc.vmfb.device", "aotc.vmfb.devices",
         "aotc.vmfb.devices.array", "aotc.vmfb.verify.buffers", "aotc.vmfb.devices.cpu",
         "aotc.vmfb.devices.cpu.device", "aotc.vmfb.devices.cpu.native", "aotc.vmfb.dtypes",

@@ -14,6 +14,7 @@ from support.small_sharded import arguments, assert_close, bundle, expected
 import aotc
 from aotc.vmfb.errors import BundleError, CallError, RankLost
 from aotc.vmfb.gang.rank_processes import cause
+from aotc.vmfb.ranks.threads import thread_links
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")]
 
@@ -184,3 +185,12 @@ def test_the_cause_is_raised_and_not_its_consequences():
     same = CallError("main", "the same")
     assert str(cause(dict.fromkeys(range(4), same))) == str(same)
     assert cause({0: LOST[0]}).rank == 2
+
+
+def test_a_lost_rank_in_a_call_of_a_module_is_a_rank_lost():
+    links = thread_links(2)
+    with aotc.load(bundle(2), ranks=links[0], threads=1) as module:
+        links[1].close()
+        with pytest.raises(RankLost, match="rank 1 closed the module") as caught:
+            module(*module.shard(*arguments()))
+    assert caught.value.rank == 1
