@@ -239,7 +239,7 @@ class LoadedModule(Keeping, RankedModule):
             self._functions = {name: LimitedFunction(f, limits) for name, f in self._functions.items()}
         self._member = member
         if member is not None:
-            from aotc.vmfb.ranks.member import RankFunction
+            from aotc.vmfb.api.rank_function import RankFunction
 
             self._functions = {name: RankFunction(f, member) for name, f in self._functions.items()}
         self.prepared: dict[str, Any] = variant.get("prepared", {})

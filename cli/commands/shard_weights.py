@@ -8,17 +8,21 @@ import typer
 
 SUMMARY = "Cut a checkpoint into one file for each set of parts that ranks of a sharded model read."
 EXAMPLES = """
+Cut a checkpoint of one file, or of several that an index lists:
+
 aotc shard-weights model.vmfb checkpoint.safetensors -o shards/
+
 aotc shard-weights model.vmfb model.safetensors.index.json -o shards/
 """
 
 
 def command(
-    bundle: Path = typer.Argument(..., help="A .vmfb file that was compiled with a mesh and --bind."),
+    bundle: Path = typer.Argument(..., metavar="BUNDLE", help="A .vmfb file that was compiled with a mesh and --bind."),
     checkpoint: Path = typer.Argument(
-        ..., help="A .safetensors file of whole arrays named as params/w, or the .safetensors.index.json of several."
+        ..., metavar="CHECKPOINT",
+        help="A .safetensors file of whole arrays, such as params/w, or the .safetensors.index.json of several.",
     ),
-    output: Path = typer.Option(..., "-o", "--output", help="The folder to write to; made if it is missing."),
+    output: Path = typer.Option(..., "-o", "--output", metavar="FOLDER", help="The folder to write; made if missing."),
 ) -> None:
     """Write the parts as safetensors files, and shards.json with their ranks and digests. JAX is not needed.
 
