@@ -65,7 +65,7 @@ Place ops on a CPU and a GPU by measured costs:
 
 aotc explain affinity model.mlir --device d0=cpu --device d1=cuda:sm_90 --place=auto --costs=record.json
 
-List what the ranks of a sharded model send to each other, for an InfiniBand link:
+List what the ranks of a sharded model send, with times for InfiniBand:
 
 aotc explain collectives sharded.vmfb --link=ib
 """
