@@ -194,7 +194,7 @@ def _from_traced(traced: Any) -> JaxProgram:
             names += sorted(more)
 
 
-def _has_mesh(lowered: Any) -> bool:
+def _has_mesh(lowered: jax.stages.Lowered) -> bool:
     """Return True if a lowered program may be for several devices: it names a mesh."""
     return any(op.operation.name == "sdy.mesh" for op in lowered.compiler_ir("stablehlo").body.operations)
 

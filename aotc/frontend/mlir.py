@@ -33,6 +33,7 @@ from aotc.frontend.model_text import (
     modern_text,
     suspect_line,
 )
+from aotc.frontend.partition.partition import names_several_devices, partitioned
 from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
@@ -106,7 +107,7 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         return of_one_rank(_fetch(source, example_args, example_kwargs))
 
 
-def fetch_whole(source: Any, example_args: Sequence[Any] = ()) -> RawModel:
+def fetch_whole(source: object, example_args: Sequence[Any] = ()) -> RawModel:
     """Return what :func:`fetch` does, but a model for several devices as it is: not the program of one rank."""
     with guard("while reading the model", Options()):
         return _fetch(source, example_args, NO_KEYWORDS)
@@ -117,8 +118,6 @@ def of_one_rank(raw: RawModel) -> RawModel:
     with _sharded_module(raw) as module:
         if module is None:
             return raw
-        from aotc.frontend.partition.partition import partitioned  # only for models for several devices
-
         data, ranks = partitioned(module, raw.path)
     kept = {key: value for key, value in raw.metadata.items() if key != "devices"}
     return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
@@ -144,8 +143,6 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
     if "ranks" in raw.metadata or not has_shardings(raw.data):
         yield None
         return
-    from aotc.frontend.partition.partition import names_several_devices  # only for models with shardings
-
     with make_context():
         try:
             module = parse_model(raw.code)

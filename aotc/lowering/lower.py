@@ -15,7 +15,6 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import FREE
-from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.program.ir import (
     Bind,
     Buffered,
@@ -62,6 +61,7 @@ from aotc.support.recursion_limit import deeper_recursion
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered_call
+from aotc.vmfb.ranks.layout import RANK_CALL
 
 
 @dataclass

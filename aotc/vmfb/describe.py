@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import BundleError, bundle_errors
 from aotc.vmfb.native_code import kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
-from aotc.vmfb.ranks.member import PREFIX as RANK_CALL
+from aotc.vmfb.ranks.layout import RANK_CALL
 from aotc.vmfb.verify.buffers import load_buffers
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.verify.schema import NONE, problems

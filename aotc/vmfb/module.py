@@ -105,8 +105,7 @@ def load(
         Call each function with zeros now, so that the first call is as fast as later ones: True for functions without
         symbolic dims, else their sizes: ``[{"b": 1}, {"b": 8}]``.
     ranks : Ranks, optional
-        Which rank this process is, for a bundle that several ranks run (``docs/sharding.md``); by default as torchrun,
-        MPI or Slurm say.
+        Which rank of a sharded bundle this process is; by default as its launcher says (``docs/sharding.md``).
 
     Raises
     ------
@@ -120,10 +119,14 @@ def load(
     asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
     module.again = PickledModule(_unpickle, bundle.path, (*asked, max_in_flight, timeout, weights))
     if warm:
-        from aotc.vmfb.api.warm_up import warm_up  # only for modules that are warmed up
-
-        warm_up(module, warm)
+        _warm_up(module, warm)
     return module.with_entry()
+
+
+def _warm_up(module: LoadedModule, warm: bool | Mapping[str, int] | Sequence[Mapping[str, int]]) -> None:
+    from aotc.vmfb.api.warm_up import warm_up  # only for modules that are warmed up
+
+    warm_up(module, warm)
 
 
 def _unpickle(path: str, asked: Sequence[Any]) -> LoadedModule:

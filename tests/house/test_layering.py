@@ -55,7 +55,8 @@ MAY_IMPORT = {
         "aotc.vmfb.verify.program", *COMMON,
     ),
     "aotc.lowering.lower": (
-        "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
+        "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", "aotc.vmfb.ranks.layout",
+        *COMMON,
     ),
     "aotc.kernels": (
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.host.files",

@@ -5,9 +5,8 @@ from collections import Counter
 
 import numpy as np
 
-from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.semantics.run import Hooks, interpret
-from aotc.vmfb.ranks.layout import mesh_of, slices_of_rank
+from aotc.vmfb.ranks.layout import RANK_CALL, mesh_of, slices_of_rank
 
 FUNCTIONS = {
     "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or

@@ -51,7 +51,7 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
 class _Traced:
     """A jitted function that is traced with a mesh in its context, as ``with_sharding_constraint`` needs."""
 
-    def __init__(self, function: Any, mesh: AbstractMesh) -> None:
+    def __init__(self, function: jax.stages.Wrapped, mesh: AbstractMesh) -> None:
         self._function, self._mesh = function, mesh
         self.__wrapped__ = function
 

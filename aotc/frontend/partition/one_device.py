@@ -58,12 +58,12 @@ def _remove_shardings(module: ir.Module, path: str) -> None:
             _remove_attributes(op)
 
 
-def _call(op: Any) -> str:
+def _call(op: ir.Operation) -> str:
     """Return the name that a custom call calls; empty for other ops."""
     return str(op.attributes["call_target_name"].value) if op.name == "stablehlo.custom_call" else ""
 
 
-def _remove_attributes(op: Any) -> None:
+def _remove_attributes(op: ir.Operation) -> None:
     for name in [name for name, _ in op.attributes.items() if _is_sharding(name)]:
         del op.attributes[name]
     for kind in ("arg_attrs", "res_attrs"):

@@ -28,8 +28,8 @@ GROUPED = ("groups", "channel", "global_ids")
 SAME_ON_ALL = frozenset({"all_reduce", "all_gather", "collective_broadcast"})
 """Collectives whose result is the same on each rank of a group."""
 
-RANK_CALL = "aotc."
-"""Prefix of the custom calls that the runtime of a rank answers: ``aotc.all_reduce``, ``aotc.partition_id``."""
+REDUCTIONS = ("add", "mul", "max", "min", "and", "or")
+"""Ops by which the ranks of a mesh can reduce."""
 
 
 def group_size(groups: tuple[tuple[int, ...], ...]) -> int:

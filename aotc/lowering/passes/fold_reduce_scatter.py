@@ -20,8 +20,6 @@ from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.ranks.layout import mesh_of
 
-_NAMES = ("all_reduce", "dynamic_slice")
-
 
 def fold_reduce_scatter(module: Module, options: Options) -> Module:
     """Return ``module`` with ``reduce_scatter`` in place of each ``all_reduce`` that is only sliced by rank."""
@@ -42,7 +40,7 @@ def _folded(function: Function) -> Function:
             return op.operands[:1]  # what it read is its result now
         return None
 
-    return rewrite_function(function, rule, _NAMES)
+    return rewrite_function(function, rule)
 
 
 class _Sliced:

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
+from aotc.ir.opset.collective import COLLECTIVES, REDUCTIONS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.rank_classes import check_groups_agree
 from aotc.targets import Mix, Target
-from aotc.vmfb.ranks.layout import mesh_of
+from aotc.vmfb.ranks.layout import RANK_CALL, mesh_of
 
 _TOKEN = TensorType("u32")
-_REDUCTIONS = ("add", "mul", "max", "min", "and", "or")
 
 
 def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
@@ -156,10 +155,10 @@ def _facts(op: Op, ranks: int) -> dict[str, Any]:
 def _reduction(op: Op) -> str:
     (region,) = op.regions
     ops: Sequence[Op] = region.ops
-    if len(ops) == 1 and ops[0].name in _REDUCTIONS and {*ops[0].operands} == {*region.params}:
+    if len(ops) == 1 and ops[0].name in REDUCTIONS and {*ops[0].operands} == {*region.params}:
         return ops[0].name
     found = ", ".join(o.name for o in ops) or "nothing"
-    hint = f"one of {', '.join(_REDUCTIONS)} of the two elements"
+    hint = f"one of {', '.join(REDUCTIONS)} of the two elements"
     raise CompileError.at(op.loc, f"{op.name} reduces by {found}", hint=hint)
 
 

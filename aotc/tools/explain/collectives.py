@@ -18,14 +18,14 @@ from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Buffer, ExternalCall, Kernel, walk
-from aotc.ir.opset.collective import COLLECTIVES, RANK_CALL
+from aotc.ir.opset.collective import COLLECTIVES
 from aotc.tools.explain.schedule import kernels_of
 from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentValueError, BundleError
 from aotc.vmfb.profile.model_place import model_place
-from aotc.vmfb.ranks.layout import Mesh, mesh_of
+from aotc.vmfb.ranks.layout import RANK_CALL, Mesh, mesh_of
 
 
 @dataclass(frozen=True, slots=True)

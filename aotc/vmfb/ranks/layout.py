@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+RANK_CALL = "aotc."
+"""Prefix of the custom calls that the runtime of a rank answers: ``aotc.all_reduce``, ``aotc.partition_id``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:

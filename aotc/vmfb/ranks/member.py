@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,12 @@ from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective, run_collective
 from aotc.vmfb.ranks.cut import cut_of
-from aotc.vmfb.ranks.layout import Mesh, layout_of, mesh_of, slices_of_rank
+from aotc.vmfb.ranks.layout import RANK_CALL, Mesh, layout_of, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
 from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
     from aotc.vmfb.bundle import OpenedBundle
-
-PREFIX = "aotc."
-"""Custom calls of this prefix are answered here."""
 
 
 class Member:
@@ -35,24 +32,23 @@ class Member:
     mesh : Mesh
     rank : int
     functions : dict of str to callable
-        The functions of the bundle's collectives, by the names of their custom calls.
+        The functions of the bundle's collectives, by the names of their custom ``calls``.
     """
 
-    def __init__(self, where: str, mesh: Mesh, link: Link) -> None:
+    def __init__(self, where: str, mesh: Mesh, link: Link, calls: Iterable[str]) -> None:
         self.where, self.mesh, self.link = where, mesh, link
         self.rank = link.rank
         self._running = new_lock()
-        self.functions: dict[str, Callable[..., Any]] = {PREFIX + "partition_id": self._number}
-        for op in (
-            "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast"
-        ):  # fmt: skip
-            self.functions[PREFIX + op] = self._function(op)
+        ops = {name: name.removeprefix(RANK_CALL) for name in calls if name.startswith(RANK_CALL)}
+        self.functions: dict[str, Callable[..., Any]] = {name: self._function(op) for name, op in ops.items()}
 
     def _number(self, out: np.ndarray) -> None:
         out[...] = self.rank
 
     def _function(self, op: str) -> Callable[..., None]:
         """Return the function of a collective: operands and a token, then results and the next token."""
+        if op == "partition_id":
+            return self._number
 
         def run(*arrays: np.ndarray, serial: int, place: str, **facts: Any) -> None:
             count = len(arrays) // 2
@@ -155,8 +151,9 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
     if found.size != mesh.size:
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and there are {found.size}"
         raise BundleError(bundle.where, message, hint=f"start {mesh.size} processes")
+    calls = [row["name"] for part in (variant, *variant.get("parts", ())) for row in part.get("custom_calls", ())]
     if not isinstance(found, Ranks):
-        return Member(bundle.where, mesh, found)
+        return Member(bundle.where, mesh, found, calls)
     digest = sha256(msgpack.packb(bundle.manifest)).hexdigest()[:16]
     facts = {"bundle": digest, "compiler": bundle.manifest["producer"], "target": variant["target"], "mesh": str(mesh)}
-    return Member(bundle.where, mesh, open_link(found, facts))
+    return Member(bundle.where, mesh, open_link(found, facts), calls)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
-from aotc.ir.opset.collective import RANK_CALL
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
+from aotc.vmfb.ranks.layout import RANK_CALL
 
 
 @dataclass(eq=False)
