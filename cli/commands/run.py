@@ -63,10 +63,6 @@ aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
 Start a process for each rank of a sharded bundle, and pass whole arrays:
 
 aotc run sharded.vmfb --ranks=2 --input=@x.npy
-
-Run each rank in a process that torchrun, mpirun or srun starts:
-
-torchrun --nproc-per-node 2 -m aotc run sharded.vmfb --random
 """
 
 
@@ -120,8 +116,9 @@ def command(
     Values are written as for iree-run-module. A .npy file stores bf16, f8 and other types without a NumPy name as
     unsigned integers of the same bits, and i4 and i2 as int8.
 
-    A sharded bundle runs on all ranks of its mesh: on processes of this host with --ranks, or on those that torchrun,
-    mpirun or srun have started. Inputs and results are whole arrays; rank 0 prints and writes them.
+    A sharded bundle runs on all ranks of its mesh: on processes of this host with --ranks, or on those that a launcher
+    has started, as torchrun --nproc-per-node 2 -m aotc run sharded.vmfb or mpirun -n 2 aotc run sharded.vmfb. Inputs
+    and results are whole arrays; rank 0 prints and writes them.
     """
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
