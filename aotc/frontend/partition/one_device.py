@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import BytesIO
-from typing import Any
 
 from jaxlib.mlir import ir
 
