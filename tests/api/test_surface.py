@@ -293,7 +293,7 @@ def test_dir_shows_public_names_alone(module, bundle):
         for name in dir(shown):
             member = getattr(shown, name)
             assert name == "__version__" or not name.startswith("_")
-            assert member is not None
+            assert member is not None or name == "mesh"  # of a model for one device
     assert {"again", "own_weights", "prepared", "loaded"}.isdisjoint(dir(module))
     assert {"follow", "expire", "hear", "run", "stop"}.isdisjoint(dir(fence))
     with warnings.catch_warnings():

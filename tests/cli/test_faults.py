@@ -61,7 +61,7 @@ STAGES = {
     "join": (aotc.lowering.lower, "_join_specialized", "while joining the programs"),
     "kernels": (aotc.driver.assemble, "Build", "while compiling the kernels"),
     "executor": (aotc.driver.assemble, "build_executor", "while compiling the kernels"),
-    "manifest": (aotc.driver.assemble, "signature", "while writing the bundle"),
+    "manifest": (aotc.driver.assemble, "signature_entry", "while writing the bundle"),
     "write": (aotc.driver.assemble, "write_bundle", "while writing the bundle"),
     "check": (aotc.pipeline, "check_bundle", "while checking the bundle that was written"),
 }
