@@ -90,8 +90,9 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
         message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
         raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
-    several = {"devices": exported.nr_devices} if b"sdy\0" in exported.mlir_module_serialized else {}
-    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **several})
+    several = exported.nr_devices > 1 or b"sdy\0" in exported.mlir_module_serialized
+    devices = {"devices": exported.nr_devices} if several else {}
+    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **devices})
 
 
 def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

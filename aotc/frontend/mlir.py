@@ -150,7 +150,7 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
         except (ir.MLIRError, ValueError):
             found = None  # the reader of the model reports the error
         else:
-            found = module if names_several_devices(module, "devices" in raw.metadata) else None
+            found = module if names_several_devices(module, raw.metadata.get("devices", 0)) else None
         yield found
 
 

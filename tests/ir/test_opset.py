@@ -71,7 +71,7 @@ def test_scalar_ops_refuse_different_shapes_and_counts(name):
 @pytest.mark.parametrize(
     ("name", "operands", "attrs", "message"),
     [
-        ("transpose", [(2, 3)], {"perm": (0, 0)}, "no permutation"),
+        ("transpose", [(2, 3)], {"perm": (0, 0)}, "not a permutation"),
         ("slice", [(4,)], {"start": (0,), "limit": (5,), "stride": (1,)}, "0:5 of"),
         ("concatenate", [(2, 3), (2, 4)], {"dim": 0}, "does not join"),
         ("reverse", [(2,)], {"dims": (1,)}, "bad dims"),

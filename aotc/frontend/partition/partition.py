@@ -63,7 +63,7 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
         main = _public_function(module, path)
         _check(module, main, path)
         mesh = _mesh_of(module)
-        module.operation.attributes[_COUNT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), mesh.size)
+        _set_partitions(module, mesh.size)
         layouts, local = _split(module, main, mesh, path)
         if _close_uneven(main, mesh, layouts):
             layouts, local = _split(module, main, mesh, path)
@@ -112,20 +112,27 @@ def _check(module: ir.Module, main: ir.OpView, path: str) -> None:
                 raise CompileError.at(loc_from_mlir(op.operation.location, path), message, hint="sizes as numbers")
 
 
-def names_several_devices(module: ir.Module, traced: bool) -> bool:
-    """Return True if a program is for several devices.
+def names_several_devices(module: ir.Module, devices: int) -> bool:
+    """Return True if a program is for several devices; the number that JAX knows is written to the module.
 
     JAX states one device for a function over a mesh without devices, if none of its arguments has a sharding; so the
-    mesh counts for programs that JAX has ``traced`` for us, and for manual computations.
+    mesh counts for programs for which JAX has stated ``devices`` (0: it has not), and for manual computations.
     """
+    if devices > _partitions(module):
+        _set_partitions(module, devices)
     if _partitions(module) > 1:
         return True
-    counts = traced or any(op.name == "sdy.manual_computation" for op in operations_of(module))
+    counts = devices > 0 or any(op.name == "sdy.manual_computation" for op in operations_of(module))
     return counts and any(mesh.size > 1 for mesh in _named_meshes(module))
 
 
 def _partitions(module: ir.Module) -> int:
     return discardable_integer(module.operation.attributes, _COUNT, 1, Loc())
+
+
+def _set_partitions(module: ir.Module, count: int) -> None:
+    with module.context:
+        module.operation.attributes[_COUNT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), count)
 
 
 def _named_meshes(module: ir.Module) -> list[Mesh]:
