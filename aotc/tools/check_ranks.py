@@ -23,10 +23,7 @@ from aotc.vmfb.errors import CallError
 from aotc.vmfb.gang.rank_processes import cause
 from aotc.vmfb.ranks.cut import Cut, cut_of
 from aotc.vmfb.ranks.layout import Mesh, mesh_of
-from aotc.vmfb.ranks.threads import ThreadLink, thread_links
-
-# Ranks in one process, at most. A rank that waits in a collective occupies a run of the executor, which has as many.
-MOST_THREADS = 32
+from aotc.vmfb.ranks.threads import MOST_THREADS, ThreadLink, thread_links
 
 
 @dataclass(frozen=True, slots=True)

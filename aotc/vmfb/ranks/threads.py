@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.vmfb.errors import CallError, RankLost
+from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_condition, new_lock
 from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Loss, OneThread
+
+# Ranks that are threads of one process, at most: the concurrent calls of the executor, in which they wait.
+MOST_THREADS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +155,13 @@ def thread_links(size: int) -> list[ThreadLink]:
     """Return the links of ``size`` ranks that are threads of this process.
 
     A thread that ends early must close its link, so that the others raise instead of waiting.
+
+    Raises
+    ------
+    ArgumentValueError
+        If they are more than the calls that run at a time in a process: the others would never begin.
     """
+    if size > MOST_THREADS:
+        raise ArgumentValueError("", "too many ranks for one process", size, f"at most {MOST_THREADS}: aotc.gang(...)")
     board = _Board(size)
     return [ThreadLink(rank, board) for rank in range(size)]

@@ -14,6 +14,7 @@ import pytest
 from support import rank_cases
 from support.rank_cases import Collective, run_threads
 
+import aotc
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.ranks import collectives
@@ -173,3 +174,9 @@ def test_mpi_has_the_same_bits_as_threads():
     assert done.returncode == 0, done.stderr
     found = {int(rank): text for rank, text in re.findall(r'\[(\d), "(\w+)"\]', done.stdout)}  # lines may be mixed
     assert [found[rank] for rank in range(4)] == thread_digests(4)
+
+
+def test_more_ranks_than_one_process_can_run_are_refused():
+    assert len(thread_links(32)) == 32
+    with pytest.raises(aotc.ArgumentValueError, match="too many ranks for one process"):
+        thread_links(33)
