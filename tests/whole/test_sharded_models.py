@@ -1,17 +1,22 @@
 """Sharded functions: one bundle, eight ranks, the results of one device."""
 
+import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.random_sharded import random_case
-from support.sharded_models import CASES, LINE, check, f32, run_on_threads
+from support.rank_cases import run_threads
+from support.sharded_models import CASES, LINE, check, decode, f32, over, run_on_threads
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.ranks.threads import thread_links
 
 pytestmark = pytest.mark.cpu
 
@@ -113,6 +118,17 @@ def test_a_mesh_in_another_order():
     check(text, run_on_threads(aotc.compile(moved), text.args))
 
 
+def test_static_arguments_of_a_jitted_function():
+    @functools.partial(jax.jit, static_argnames="name")
+    def chosen(x, name):
+        return getattr(jnp, name)(x)
+
+    x = f32(8, 4)
+    data = aotc.compile(chosen, x, "tanh", mesh=LINE, out_shardings=P("data"))
+    for (found,) in run_on_threads(data, (x,)):
+        np.testing.assert_allclose(found, np.tanh(x), rtol=1e-6)
+
+
 class TestRefused:
     @pytest.mark.parametrize(("given", "message"), [
         ({"mesh": {"data": 0}}, "mesh is"),
@@ -133,8 +149,6 @@ class TestRefused:
             aotc.compile(function, x)
 
     def test_ranks_that_may_take_another_branch(self):
-        from support.sharded_models import over
-
         @over(LINE, P("data"), P("data"))
         def branches(x):
             return jax.lax.cond(x[0, 0] > 0, lambda x: jax.lax.psum(x, "data") + x, lambda x: x, x)
@@ -164,10 +178,6 @@ class TestArrays:
                     module.shard(*module.shard(*case.args))
                 return module.rank, str(module.mesh)
 
-        from support.rank_cases import run_threads
-
-        from aotc.vmfb.ranks.threads import thread_links
-
         found = run_threads(thread_links(8), work)
         assert found == [(rank, "data=8") for rank in range(8)]
 
@@ -176,3 +186,23 @@ class TestArrays:
         assert (module.rank, module.mesh) == (0, None)
         with pytest.raises(aotc.CallError, match="one device"):
             module.shard(f32(2))
+
+    def test_a_state_of_each_rank(self):
+        """Caches stay on their rank between calls, and are overwritten there: they are donated."""
+        case = CASES["decode"]
+        data = case.compile()
+        rows = open_bundle(data).manifest["functions"]["main"]["arguments"]
+        assert [row["name"] for row in rows if row["donated"]] == ["cache['keys']", "cache['values']"]
+
+        def work(link):
+            with aotc.load(data, ranks=link, threads=1) as module:
+                weights, cache, x, _ = module.shard(*case.args)
+                state = module.state("cache", init={"cache": cache}, results={"result[1]": "cache"})
+                return [np.asarray(jax.tree.leaves(state(weights, x, np.int32(at)))[0]) for at in range(4)]
+
+        found = run_threads(thread_links(8), work)
+        weights, cache, x, _ = case.args
+        for at in range(4):
+            want, cache = jax.jit(decode)(weights, cache, x, np.int32(at))
+            for results in found:
+                np.testing.assert_allclose(results[at], want, atol=2e-6)

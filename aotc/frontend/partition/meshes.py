@@ -22,7 +22,7 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
         Axes with their sizes; no devices are needed.
     in_shardings, out_shardings : pytree of PartitionSpec or Sharding, or None
         As in ``jax.jit``, also with specifications in place of shardings; None: those of the function itself, or of its
-        examples.
+        examples. Arguments that the function donates, or that are static, stay so.
 
     Returns
     -------
@@ -43,9 +43,16 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
     given = {"in_shardings": in_shardings, "out_shardings": out_shardings}
     shardings = {key: _on_mesh(value, chosen, key) for key, value in given.items() if value is not None}
     try:
-        return _Traced(jax.jit(model, **shardings), chosen)
+        return _Traced(jax.jit(model, **shardings, **_arguments_of_jit(model)), chosen)
     except (TypeError, ValueError) as error:
         raise CompileError.at(Loc(), f"the shardings do not fit: {str(error).splitlines()[0]}") from error
+
+
+def _arguments_of_jit(model: object) -> dict[str, Any]:
+    """Return which arguments of a jitted function are donated or static, as ``jax.jit`` takes them."""
+    info = getattr(model, "_jit_info", None)
+    names = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
+    return {name: found for name in names if (found := getattr(info, name, ()))}
 
 
 class _Traced:
@@ -54,6 +61,7 @@ class _Traced:
     def __init__(self, function: jax.stages.Wrapped, mesh: AbstractMesh) -> None:
         self._function, self._mesh = function, mesh
         self.__wrapped__ = function
+        self._jit_info = getattr(function, "_jit_info", None)  # as of a jitted function: its static arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
