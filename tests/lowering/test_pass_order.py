@@ -13,6 +13,7 @@ from jax.experimental import checkify
 from aotc import pipeline
 from aotc.diagnostics import CompileError, InternalError
 from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import RawModel
 from aotc.ir.tensor.ir import walk
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -55,6 +56,32 @@ ALL_REDUCE = """func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   }) {replica_groups = dense<0> : tensor<1x1xi64>} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }"""
+
+
+OWN_PART = """module attributes {mhlo.num_partitions = 2 : i32} {
+func.func public @main(%x: tensor<4xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<4xf32>) -> tensor<4xf32>
+  %r = stablehlo.partition_id : tensor<ui32>
+  %two = stablehlo.constant dense<2> : tensor<ui32>
+  %start = stablehlo.multiply %r, %two : tensor<ui32>
+  %1 = stablehlo.dynamic_slice %0, %start, sizes = [2] : (tensor<4xf32>, tensor<ui32>) -> tensor<2xf32>
+  return %1 : tensor<2xf32>
+}}"""
+RANKS = {"mesh": {"axes": [["x", 2]]}, "arguments": [[[]]], "results": [[["x"]]]}
+
+
+def calls_of_ranks(name):
+    """Is this the only exchange in the program of a rank?"""
+
+    def good(module, count):
+        ops = [op for f in module.functions.values() for op in walk(f.body) if op.name == "custom_call"]
+        return {op.attrs["target"] for op in ops} - {"aotc.partition_id"} == {f"aotc.{name}"}
+
+    return good
 
 
 TWO_DEVICES = """func.func public @main(%x: tensor<8x8xf32> {aotc.affinity = "d0"},
@@ -255,6 +282,9 @@ REASONS = {
     ("specialize", "split_reductions"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4096,)}, kernels(3)),
     ("specialize", "fuse"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4,)}, lowers),
     ("lower_collectives", "fuse"): (ALL_REDUCE, (), {}, lowers),
+    ("fold_reduce_scatter", "lower_collectives"): (
+        RawModel(OWN_PART, metadata={"ranks": RANKS}), (), {}, calls_of_ranks("reduce_scatter")
+    ),
     ("licm", "fuse"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
     ("canonicalize_dot", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, has("packed_matmul")),
     ("narrow_products", "canonicalize_dot"): (rows_of_integers, (i8(3, 64, 64),), {}, in_quads),

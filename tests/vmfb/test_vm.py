@@ -138,9 +138,9 @@ def test_python_scalars(module):
         ((X, Y.astype(np.int32)), r"argument 1 \(y\) has the wrong dtype"),
         ((X[:3], Y), r"wrong shape\n    found:    f32\[3\]\n    expected: f32\[4\]"),
         ((X.reshape(2, 2), Y), "wrong shape"),
-        (([1, 2, 3, 4], Y), "no array\n    found:    list"),
+        (([1, 2, 3, 4], Y), "not an array\n    found:    list"),
         ((np.array(["a"] * 4), Y), "wrong dtype"),
-        ((None, Y), "no array"),
+        ((None, Y), "not an array"),
     ],
 )
 def test_wrong_arguments(module, arguments, message):
@@ -213,7 +213,7 @@ def test_out_buffers(module):
         ([np.empty(8, np.float32)[::2]], "not contiguous"),
         ([X], r"out\[0\] shares memory"),
         ([], "wrong number of out buffers"),
-        ([[0.0] * 4], "no array that can be written to"),
+        ([[0.0] * 4], "not a writable array"),
     ],
 )
 def test_out_buffers_that_do_not_fit(module, out, message):

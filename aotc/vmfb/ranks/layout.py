@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 RANK_CALL = "aotc."
 """Prefix of the custom calls that the runtime of a rank answers: ``aotc.all_reduce``, ``aotc.partition_id``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(NamedTuple):
     """Ranks in a grid with named axes.
 
     Attributes

@@ -25,7 +25,7 @@ AOTC = {
         "aotc.vmfb.host.shutdown", "aotc.vmfb.isa", "aotc.vmfb.limits", "aotc.vmfb.log", "aotc.vmfb.manifest",
         "aotc.vmfb.memory", "aotc.vmfb.memory.arena", "aotc.vmfb.memory.pointers",
         "aotc.vmfb.memory.result_pool", "aotc.vmfb.module", "aotc.vmfb.plan",
-        "aotc.vmfb.public_names", "aotc.vmfb.results", "aotc.vmfb.trees",
+        "aotc.vmfb.public_names", "aotc.vmfb.ranks", "aotc.vmfb.ranks.layout", "aotc.vmfb.results", "aotc.vmfb.trees",
         "aotc.vmfb.verify", "aotc.vmfb.verify.call_memory", "aotc.vmfb.verify.elf",
         "aotc.vmfb.verify.kernel_interface", "aotc.vmfb.verify.program",
         "aotc.vmfb.verify.plan_recorder", "aotc.vmfb.verify.schema", "aotc.vmfb.verify.unpack",

@@ -138,7 +138,7 @@ def test_a_call_that_ends_well_leaves_nothing_and_no_folder_is_overwritten(bundl
     (tmp_path / "mine").write_text("mine")
     done = run(bundle, "--random", f"--reproducer={tmp_path}")
     assert isinstance(done.exception, CallError)
-    assert "holds something" in str(done.exception)
+    assert "is not empty" in str(done.exception)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 

@@ -8,7 +8,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from support import sharded_models
+from support import small_sharded
 from support.small_sharded import arguments, assert_close, bundle, expected
 
 import aotc
@@ -42,7 +42,7 @@ def test_four_ranks_of_a_file_with_two_axes(tmp_path):
         assert os.getpid() not in module.processes
         assert len(module.rank_seconds) == 4
         x = np.arange(32, dtype="f4").reshape(8, 4)
-        np.testing.assert_allclose(module["spin"](x, 3), jax.jit(sharded_models.spin)(x, 3), 1e-5)
+        np.testing.assert_allclose(module["spin"](x, 3), jax.jit(small_sharded.spin)(x, 3), 1e-5)
 
 
 def test_results_stay_when_the_next_call_runs(pair):
