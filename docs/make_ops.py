@@ -28,7 +28,7 @@ FAMILIES = {
     "Control flow, calls, tuples": tables.CONTROL | tables.CONTROL_SCAN,
     "Random numbers": tables.RANDOM,
     "Quantized types": tables.QUANTIZED,
-    "Collectives, in the meaning of one process": tables.COLLECTIVE,
+    "Collectives, of one process or between ranks": tables.COLLECTIVE,
 }
 OTHERS = [
     tables.ELEMENTWISE, tables.ELEMENTWISE_MATH, tables.SHAPE_ARITH, tables.SHAPE_TENSOR, tables.SHAPE_DIALECT,

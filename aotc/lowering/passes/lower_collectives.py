@@ -44,7 +44,7 @@ def _refusal(op: Op) -> list[Finding]:
     if not reason:
         return []
     message = f"{op.name} {reason}, and the program is compiled for one"
-    hint = "export the function for one device; distributed programs are not supported yet"
+    hint = "export the function for one device, or with shardings over a mesh of several"
     return [Finding(message, op.loc, hint=hint)]
 
 
