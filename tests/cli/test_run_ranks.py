@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from support.rank_kills import free_port
-from support.sharded_models import arguments, bundle, expected
+from support.small_sharded import arguments, bundle, expected
 
 pytestmark = pytest.mark.cpu
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.sharded_models import bundle
+from support.small_sharded import bundle
 
 import aotc
 
