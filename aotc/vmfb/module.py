@@ -14,7 +14,6 @@ import numpy as np
 from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_ranks import RankedModule
 from aotc.vmfb.api.module_state import Keeping
-from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose_variant, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
@@ -432,37 +431,9 @@ class LoadedModule(Keeping, RankedModule):
     def __reduce__(self) -> Any:
         return self.again.__reduce__()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.functions[self.default_name()](*args, **kwargs)
-
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
         """Call the default function without blocking the event loop; cancelling the task cancels the call."""
         return await self.functions[self.default_name()].async_(*args, **kwargs)
-
-    def __getitem__(self, name: str) -> Entry:
-        """Return a function by name. This includes functions with the name of a method: ``module["state"]``.
-
-        Raises
-        ------
-        KeyError
-            If there is no such function.
-        """
-        return self.functions[name]
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the default function."""
-        return self.functions[self.default_name()].signature
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The types of the default function's arguments."""
-        return self.signature.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The types of the default function's results."""
-        return self.signature.outputs
 
     @property
     def target(self) -> str:
@@ -492,19 +463,6 @@ class LoadedModule(Keeping, RankedModule):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def default_name(self) -> str:
-        """Return the name of the function that a call of the module runs.
-
-        Raises
-        ------
-        CallError
-            If there are several, and none is ``main``.
-        """
-        name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
-        if name not in self.functions:
-            raise CallError(self.name, "no default function 'main'", expected=", ".join(self.functions))
-        return name
 
     def check_ahead(self) -> None:
         """Do all checks of first calls that do not depend on shapes; raise on failure."""

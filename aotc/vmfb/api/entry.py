@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
-from aotc.vmfb.arguments import Signature
+from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.errors import ArgumentError, CallError
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.public_names import public_names
@@ -203,3 +203,51 @@ class Entry:
 
     def __repr__(self) -> str:
         return repr(self.signature)
+
+
+class NamedFunctions:
+    """Base of objects with functions by name, one of which is the default."""
+
+    name: str
+    functions: dict[str, Entry]
+
+    def default_name(self) -> str:
+        """Return the name of the function that a call of the module runs.
+
+        Raises
+        ------
+        CallError
+            If there are several, and none is ``main``.
+        """
+        name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
+        if name not in self.functions:
+            raise CallError(self.name, "no default function 'main'", expected=", ".join(self.functions))
+        return name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.functions[self.default_name()](*args, **kwargs)
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return a function by name. This includes functions with the name of a method: ``module["state"]``.
+
+        Raises
+        ------
+        KeyError
+            If there is no such function.
+        """
+        return self.functions[name]
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the default function."""
+        return self.functions[self.default_name()].signature
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's arguments."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The types of the default function's results."""
+        return self.signature.outputs

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from aotc.vmfb.api.entry import NamedFunctions
 from aotc.vmfb.errors import ArgumentError, CallError
 
 if TYPE_CHECKING:
-    from aotc.vmfb.api.entry import Entry
     from aotc.vmfb.ranks.layout import Mesh
     from aotc.vmfb.ranks.member import Member
 
 
-class RankedModule:
+class RankedModule(NamedFunctions):
     """Base of :class:`aotc.vmfb.module.LoadedModule` for bundles of several ranks."""
 
-    name: str
-    functions: dict[str, Entry]
     _member: Member | None
 
     @property
@@ -69,13 +67,10 @@ class RankedModule:
         parts = entry.results_of(results)
         return entry.rebuild(member.gather(entry.signature.results, parts))
 
-    def default_name(self) -> str:
-        """Return the name of the function that a call of the module runs."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def invoke(self, name: str, *arrays: Any) -> list[Any]:
-        """Run a function on flat arrays, this rank's parts."""
-        raise NotImplementedError
+        def invoke(self, name: str, *arrays: Any) -> list[Any]:
+            """Run a function on flat arrays, this rank's parts."""
 
     def own_member(self) -> Member:
         """Return what the module knows of itself as a rank.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
-from aotc.vmfb.api.entry import Entry
+from aotc.vmfb.api.entry import Entry, NamedFunctions
 from aotc.vmfb.api.partial_signature import signature_without
-from aotc.vmfb.arguments import Argument, Signature, TensorSpec, type_text
+from aotc.vmfb.arguments import Argument, Signature, type_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import (
     ArgumentError,
@@ -138,7 +138,7 @@ def _weights(weights: object) -> str | None:
 @public_names(
     "close", "functions", "inputs", "invoke", "mesh", "name", "outputs", "processes", "rank_seconds", "signature",
 )  # fmt: skip
-class Gang:
+class Gang(NamedFunctions):
     """A sharded model whose ranks are child processes; see :func:`gang`.
 
     Functions are attributes and items, as those of a module: ``module.decode``, ``module["decode"]``. They take and
@@ -243,40 +243,6 @@ class Gang:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def default_name(self) -> str:
-        """Return the name of the function that a call of the gang runs.
-
-        Raises
-        ------
-        CallError
-            If there are several, and none is ``main``.
-        """
-        name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
-        if name not in self.functions:
-            raise CallError(self.name, "no default function 'main'", expected=", ".join(self.functions))
-        return name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.functions[self.default_name()](*args, **kwargs)
-
-    def __getitem__(self, name: str) -> Entry:
-        return self.functions[name]
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the default function, with the shapes of whole arrays."""
-        return self.functions[self.default_name()].signature
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The types of the default function's arguments."""
-        return self.signature.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The types of the default function's results."""
-        return self.signature.outputs
 
     def __getattr__(self, name: str) -> Any:
         functions = self.__dict__.get("functions", {})
