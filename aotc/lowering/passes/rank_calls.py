@@ -20,6 +20,7 @@ from aotc.ir.opset.collective import COLLECTIVES, REDUCTIONS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.rank_classes import check_groups_agree
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.targets import Mix, Target
 from aotc.vmfb.ranks.layout import RANK_CALL, mesh_of
 
@@ -37,6 +38,7 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     """
     if function.body.names.isdisjoint(COLLECTIVES):
         return function, first
+    function = rewrite_function(function, _without_exchange, COLLECTIVES)
     check_groups_agree(function)
     names = Names(function.body)
     start = Value(names.fresh("token"), _TOKEN)
@@ -44,6 +46,17 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     order = _TokenOrder(names, first, mesh_of(function.attrs["ranks"]["mesh"]).size)
     body, _ = order.region(function.body, start)
     return function.doing(replace(body, ops=(zero, *body.ops))), order.serial
+
+
+def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Replace what a rank computes alone: its number among one replica, and collectives of groups of one rank."""
+    if op.name == "replica_id":
+        return (b.constant(0, TensorType("u32")),)
+    if op.name == "ragged_all_to_all":
+        hint = "jax.lax.all_to_all of parts of equal size"
+        raise CompileError.at(op.loc, "ragged_all_to_all between ranks is not supported", hint=hint)
+    groups = op.attrs.get("groups", ())
+    return op.operands if groups and all(len(group) == 1 for group in groups) else None
 
 
 def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
@@ -75,32 +88,22 @@ class _TokenOrder:
     def region(self, region: Region, token: Value) -> tuple[Region, Value]:
         """Return a region whose collectives are calls that begin after ``token``, and the token of the last one."""
         ops: list[Op] = []
-        replaced: dict[Value, Value] = {}
         for op in region.ops:
-            if replaced:
-                operands = tuple(replaced.get(v, v) for v in op.operands)
-                op = op if operands == op.operands else replace(op, operands=operands)
             if op.name in COLLECTIVES:
-                made, token = self._call(op, token, replaced)
+                made, token = self._call(op, token)
             elif all(r.names.isdisjoint(COLLECTIVES) for r in op.regions):
                 made = [op]
             else:
                 made, token = self._nested(op, token)
             ops += made
-        return Region(region.params, tuple(ops), tuple(replaced.get(v, v) for v in region.results)), token
+        return Region(region.params, tuple(ops), region.results), token
 
     def _token(self) -> Value:
         return Value(self.names.fresh("token"), _TOKEN)
 
-    def _call(self, op: Op, token: Value, replaced: dict[Value, Value]) -> tuple[list[Op], Value]:
-        if op.name == "replica_id":
-            return [replace(op, name="constant", attrs={"value": np.zeros((), np.uint32)})], token
+    def _call(self, op: Op, token: Value) -> tuple[list[Op], Value]:
         if op.name == "partition_id":
             return [replace(op, name="custom_call", attrs=_call_attrs(op.name, {}))], token
-        groups = op.attrs.get("groups", ())
-        if groups and all(len(group) == 1 for group in groups):
-            replaced.update(zip(op.results, op.operands, strict=True))
-            return [], token
         after = self._token()
         facts = {"serial": self.serial, "place": _place(op.loc), **_facts(op, self.ranks)}
         self.serial += 1
