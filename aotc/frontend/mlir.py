@@ -34,7 +34,7 @@ from aotc.frontend.model_text import (
     suspect_line,
 )
 from aotc.frontend.partition.partition import names_several_devices, partitioned
-from aotc.frontend.platforms import ONE_DEVICE, fold_platform
+from aotc.frontend.platforms import NEEDS_SHARDINGS, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 from aotc.source import reader_process
@@ -316,7 +316,7 @@ def _check_partitions(module: ir.Module, path: str) -> None:
     attributes = module.operation.attributes
     count = discardable_integer(attributes, "mhlo.num_partitions", 1, Loc(path))
     if count > 1:
-        raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
+        raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=NEEDS_SHARDINGS)
 
 
 def upgrade_module(module: ir.Module) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-ONE_DEVICE = "shardings of arguments or results, which say what part of each array a device has"
+NEEDS_SHARDINGS = "shardings of arguments or results, which say what part of each array a device has"
 LABEL = "jax.global_constant"
 """The attribute of an argument that has its dim's name, or marks the platform's number."""
 
