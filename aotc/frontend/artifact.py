@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import BytesIO
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
@@ -14,6 +13,7 @@ from aotc.frontend.contexts import make_context
 from aotc.frontend.hidden_ops import hide_ops, operations_of, show_ops
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir import RawModel, upgrade_module
+from aotc.frontend.mlir_types import module_bytes
 from aotc.source.bytecode import is_portable
 
 
@@ -30,13 +30,6 @@ def artifact_of(raw: RawModel, module: ir.Module) -> bytes:
             return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
     except ValueError:
         return module_bytes(module)
-
-
-def module_bytes(module: ir.Module) -> bytes:
-    """Return ``module`` as bytecode that this jaxlib reads."""
-    written = BytesIO()
-    module.operation.write_bytecode(written)
-    return written.getvalue()
 
 
 def _copy(module: ir.Module) -> ir.Module:

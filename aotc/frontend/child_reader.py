@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from aotc.diagnostics import CompileError, InternalError
-from aotc.frontend.artifact import module_bytes
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import Journal
 from aotc.frontend.mlir import RawModel
+from aotc.frontend.mlir_types import module_bytes
 from aotc.source.reader_process import read_frame, write_frame
 
 

@@ -19,7 +19,7 @@ from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import loc_from_mlir, location_of_mlir_op
 from aotc.frontend.mlir import RawModel, add_source_lines, fetch, read_source
-from aotc.frontend.mlir_types import DYNAMIC, leaf_types, stablehlo_bounds
+from aotc.frontend.mlir_types import DYNAMIC, is_private, leaf_types, stablehlo_bounds
 from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
@@ -108,7 +108,7 @@ def import_module(
     for op in module.body.operations:
         if op.operation.name == "func.func":
             functions[op.operation.attributes["sym_name"].value] = op
-    public = [n for n, f in functions.items() if not _is_private(f)]
+    public = [n for n, f in functions.items() if not is_private(f)]
     if len(public) > 1:
         computations = _called_computations(module)
         public = [n for n in public if n not in computations]
@@ -236,11 +236,6 @@ def _called_computations(module: ir.Module) -> set[str]:
         names |= {symbol.value for symbol in op.attributes.get("called_computations", ())}
         stack += [inner for region in op.regions for block in region.blocks for inner in block.operations]
     return names
-
-
-def _is_private(function: Any) -> bool:
-    attributes = function.attributes
-    return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
 
 
 def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:

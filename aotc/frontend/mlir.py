@@ -108,7 +108,7 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
 
 
 def fetch_whole(source: object, example_args: Sequence[Any] = ()) -> RawModel:
-    """Return what :func:`fetch` does, but a model for several devices as it is: not the program of one rank."""
+    """Read a model as :func:`fetch` does, but keep a program for several devices whole."""
     with guard("while reading the model", Options()):
         return _fetch(source, example_args, NO_KEYWORDS)
 
@@ -131,8 +131,9 @@ def is_for_several(raw: RawModel) -> bool:
 
 def has_shardings(data: str | bytes) -> bool:
     """Return True if a model may have shardings: of Shardy's dialect, or of MHLO."""
-    if isinstance(data, str) or not data.startswith(_BYTECODE_MAGIC):
-        data = data.encode() if isinstance(data, str) else data
+    if isinstance(data, str):
+        return "sdy." in data or "mhlo.sharding" in data
+    if not data.startswith(_BYTECODE_MAGIC):
         return b"sdy." in data or b"mhlo.sharding" in data
     return b"sdy\0" in data or b"mhlo.sharding" in data  # a name in bytecode ends with 0; weights have any bytes
 

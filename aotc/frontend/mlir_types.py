@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from math import prod
 from typing import Any
 
@@ -30,6 +31,19 @@ _OF_SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
 """Types of MLIR's shape dialect, and the tensors that represent them."""
 MOST_NUMBERS = 1 << 20  # of a splat attribute that is listed: a pair for each of half a million processes
 _WITHOUT_VALUE = frozenset({"!mhlo.token", "!shape.witness"})
+
+
+def module_bytes(module: ir.Module) -> bytes:
+    """Return ``module`` as bytecode that this jaxlib reads."""
+    written = BytesIO()
+    module.operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def is_private(function: ir.OpView | ir.Operation) -> bool:
+    """Return True if a function is visible in its module alone."""
+    visibility = function.operation.attributes.get("sym_visibility")
+    return visibility is not None and visibility.value == "private"
 
 
 def inner_operations(op: Any) -> list[Any]:

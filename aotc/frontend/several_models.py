@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -17,10 +16,11 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.locations import name_file
 from aotc.frontend.mlir import RawModel, fetch, parse_model, read_source, text_name, upgrade_module
+from aotc.frontend.mlir_types import is_private, module_bytes
 from aotc.guard import guard
 from aotc.options import Options
 
-_SYMBOL, _VISIBILITY = "sym_name", "sym_visibility"
+_SYMBOL = "sym_name"
 _OF_ALL = ("callbacks", "platforms")  # metadata of the whole module
 
 
@@ -75,14 +75,13 @@ def _joined(raws: Mapping[str, RawModel]) -> RawModel:
         table = ir.SymbolTable(whole.operation)
         for name, raw in raws.items():
             _append(whole, table, name, raw, raws)
-        written = BytesIO()
-        whole.operation.write_bytecode(written)
+        written = module_bytes(whole)
     entries = {name: {k: v for k, v in raw.metadata.items() if k not in _OF_ALL} for name, raw in raws.items()}
     callbacks = [call for name in with_calls for call in raws[name].metadata["callbacks"]]
     metadata = {"entries": entries, "platforms": list(next(iter(platforms))), "callbacks": callbacks}
     values = {name: leaves for name, raw in raws.items() for leaves in raw.values.values()}
     path = ", ".join(dict.fromkeys(raw.path for raw in raws.values() if raw.path))
-    return RawModel(written.getvalue(), path, metadata, values)
+    return RawModel(written, path, metadata, values)
 
 
 def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, names: Mapping[str, RawModel]) -> None:
@@ -137,8 +136,7 @@ def _parsed(raw: RawModel) -> ir.Module:
 
 
 def _is_public(op: Any) -> bool:
-    hidden = _VISIBILITY in op.attributes and op.attributes[_VISIBILITY].value == "private"
-    return op.name == "func.func" and not hidden
+    return op.name == "func.func" and not is_private(op)
 
 
 def _wrong(message: str, hint: str) -> CompileError:

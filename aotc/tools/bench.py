@@ -87,7 +87,7 @@ class BenchSettings:
     custom_calls : tuple of str
         Python files that register custom calls, run before the load in a fresh process.
     ranks : int, optional
-        Run sharded bundles on a gang of so many processes: see :func:`aotc.gang`.
+        Run sharded bundles on a gang of this number of processes: see :func:`aotc.gang`.
     """
 
     seconds: float = 2.0

@@ -20,9 +20,9 @@ from jaxlib.mlir import ir
 import aotc
 from aotc import CompileError
 from aotc.frontend import mlir
-from aotc.frontend.artifact import module_bytes
 from aotc.frontend.contexts import make_context
 from aotc.frontend.mlir import fetch
+from aotc.frontend.mlir_types import module_bytes
 from aotc.frontend.model_text import check_braces
 from aotc.source import reader_process
 

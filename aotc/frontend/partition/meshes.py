@@ -49,7 +49,7 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
 
 
 def _arguments_of_jit(model: object) -> dict[str, Any]:
-    """Return which arguments of a jitted function are donated or static, as ``jax.jit`` takes them."""
+    """Return the donated and static arguments of a jitted function, as keywords of ``jax.jit``."""
     info = getattr(model, "_jit_info", None)
     names = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
     return {name: found for name in names if (found := getattr(info, name, ()))}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import BytesIO
 
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir import RawModel, make_context, parse_model, upgrade_module
-from aotc.frontend.mlir_types import inner_operations
+from aotc.frontend.mlir_types import inner_operations, module_bytes
 
 _COUNT = "mhlo.num_partitions"
 _SAME = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")  # the value, with a sharding
@@ -31,10 +30,9 @@ def for_one_device(raw: RawModel) -> RawModel:
         module = parse_model(raw.code)
         upgrade_module(module)
         _remove_shardings(module, raw.path)
-        written = BytesIO()
-        module.operation.write_bytecode(written)
+        written = module_bytes(module)
     metadata = {key: value for key, value in raw.metadata.items() if key not in ("devices", "ranks")}
-    return replace(raw, data=written.getvalue(), metadata=metadata, rewritten=b"")
+    return replace(raw, data=written, metadata=metadata, rewritten=b"")
 
 
 def _remove_shardings(module: ir.Module, path: str) -> None:

@@ -11,15 +11,15 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import IO, Any
 
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.entry_attrs import attribute_dictionaries
 from aotc.frontend.hidden_ops import operations_of
 from aotc.frontend.locations import loc_from_mlir
-from aotc.frontend.mlir_types import discardable_integer
+from aotc.frontend.mlir_types import discardable_integer, is_private, module_bytes
 from aotc.frontend.partition.tilings import layout_of_tiling, mesh_of_factors
 from aotc.source.reader_process import read_frame, write_frame
 from aotc.vmfb.host.children import python_command
@@ -79,16 +79,11 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
 
 def _public_function(module: ir.Module, path: str) -> ir.OpView:
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    public = [f for f in functions if not _is_private(f)]
+    public = [f for f in functions if not is_private(f)]
     if len(public) != 1:
         message = f"a program for several devices has one public function; found {len(public)}"
         raise CompileError.at(Loc(path), message, hint="compile each function by itself")
     return public[0]
-
-
-def _is_private(function: ir.OpView) -> bool:
-    visibility = function.operation.attributes.get("sym_visibility")
-    return visibility is not None and visibility.value == "private"
 
 
 def _check(module: ir.Module, main: ir.OpView, path: str) -> None:
@@ -161,12 +156,6 @@ def _ends(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequen
     return ("arg_attrs", kind.inputs), ("res_attrs", kind.results)
 
 
-def _rows(main: ir.OpView, kind: str, count: int) -> list[dict[str, Any]]:
-    """Return the attributes of each argument or result."""
-    rows = main.operation.attributes.get(kind)
-    return [{}] * count if rows is None else [{a.name: a.attr for a in row} for row in rows]
-
-
 def _split(module: ir.Module, main: ir.OpView, mesh: Mesh, path: str) -> tuple[list[list[Layout | None]], bytes]:
     """Run XLA's partitioner; return the layouts of arguments and results, and the program of a rank.
 
@@ -174,11 +163,12 @@ def _split(module: ir.Module, main: ir.OpView, mesh: Mesh, path: str) -> tuple[l
     without a sharding.
     """
     ends = _ends(main)
-    is_open = [[not {*row} & {*_SHARDINGS[:2]} for row in _rows(main, kind, len(types))] for kind, types in ends]
+    attributes = [attribute_dictionaries(main, kind, len(types)) for kind, types in ends]
+    is_open = [[not {*row} & {*_SHARDINGS[:2]} for row in rows] for rows in attributes]
     request = {
         "devices": mesh.size, "open_arguments": is_open[0], "open_results": is_open[1], "shardy": _uses_shardy(module)
     }
-    reply, local = _ask(request, _bytes_of(module), path)
+    reply, local = _ask(request, module_bytes(module), path)
     if reply["error"]:
         raise CompileError.at(Loc(path), f"XLA cannot partition the program: {_first_line(reply['error'])}")
     layouts = []
@@ -197,7 +187,7 @@ def _close_uneven(main: ir.OpView, mesh: Mesh, layouts: Sequence[Sequence[Layout
     """Let arguments and results that XLA would cut unevenly be whole on each rank; return whether there are any."""
     changed = False
     for (kind, types), row in zip(_ends(main), layouts, strict=True):
-        rows = _rows(main, kind, len(types))
+        rows = attribute_dictionaries(main, kind, len(types))
         for number, (type_, layout) in enumerate(zip(types, row, strict=True)):
             if layout is None and not {*rows[number]} & {*_SHARDINGS[:2]}:
                 rows[number] = {**rows[number], **_whole(type_, mesh)}
@@ -217,12 +207,6 @@ def _whole(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
     return {
         _SHARDY: ir.Attribute.parse(f"#sdy.sharding<mesh<[{axes}]>, [{dims}]>"),
     }
-
-
-def _bytes_of(module: ir.Module) -> bytes:
-    written = BytesIO()
-    module.operation.write_bytecode(written)
-    return written.getvalue()
 
 
 def _first_line(text: str) -> str:
@@ -280,4 +264,4 @@ def _finished(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
         del found.operation.attributes[name]
     found.operation.attributes["sym_name"] = module.operation.attributes.get("sym_name", ir.StringAttr.get("main"))
     found.operation.attributes[_COUNT] = module.operation.attributes[_COUNT]
-    return _bytes_of(found)
+    return module_bytes(found)

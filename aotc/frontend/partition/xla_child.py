@@ -156,7 +156,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _tiling(sharding: xla_client.HloSharding) -> dict[str, Any]:
-    """Return how XLA cuts an array: parts of each dim, and the devices in the order of the parts; {} for not at all.
+    """Return the parts of each dim of an array, and the devices in the order of the parts; {} for a whole array.
 
     The devices of the last parts are repeated: an array of fewer parts than devices is there several times.
     """

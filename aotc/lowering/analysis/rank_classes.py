@@ -9,13 +9,14 @@ A collective in a loop or branch is safe if the ranks of each of its groups have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from aotc.diagnostics import CompileError
 from aotc.ir.opset.collective import COLLECTIVES, SAME_ON_ALL
+from aotc.ir.opset.spec import Attrs
 from aotc.ir.tensor.ir import Function, Op, Region, Value, captured
 from aotc.vmfb.ranks.layout import Layout, Mesh, mesh_of, part_of_rank
 
@@ -125,7 +126,7 @@ def _equal(a: Classes, b: Classes) -> bool:
     return bool(np.array_equal(_numbered([a]), _numbered([b])))
 
 
-def _result_classes(name: str, attrs: Mapping[str, object], read: Classes) -> Classes:
+def _result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
     """Return the classes of a collective's result, of an operand of the classes ``read``."""
     known: dict[tuple, int] = {}
     found = np.full(len(read), -1, np.int64)
@@ -133,9 +134,9 @@ def _result_classes(name: str, attrs: Mapping[str, object], read: Classes) -> Cl
     def number(facts: tuple) -> int:
         return known.setdefault(facts, len(known))
 
-    for source, target in attrs.get("pairs", ()):  # type: ignore[attr-defined]
+    for source, target in attrs.get("pairs", ()):
         found[target] = number((int(read[source]),))
-    for group in attrs.get("groups", ()):  # type: ignore[attr-defined]
+    for group in attrs.get("groups", ()):
         ranks = [i for i in group if i >= 0]
         given = tuple(read[ranks].tolist())
         for place, rank in enumerate(ranks):

@@ -86,7 +86,7 @@ class _Sliced:
         return dim
 
     def _value(self, value: Value, rank: int) -> np.ndarray | None:
-        """Return what a value is on a rank, if it depends on the number of the rank alone; else None."""
+        """Return the value on a rank, if it depends on the number of the rank alone; else None."""
         if (value, rank) not in self._known:
             self._known[value, rank] = None  # of a value that is being computed
             op = self._definitions.get(value)

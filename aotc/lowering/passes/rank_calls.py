@@ -137,7 +137,7 @@ def _call_attrs(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(op: Op, ranks: int) -> dict[str, Any]:
-    """Return what the runtime must know of a collective."""
+    """Return the attributes of a collective for the runtime: groups or pairs, dims, reduction."""
     found: dict[str, Any] = {}
     if "groups" in op.attrs:
         found["groups"] = [list(group) for group in op.attrs["groups"]]

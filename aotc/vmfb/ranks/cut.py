@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.ranks.layout import Mesh, layout_of, part_of_rank, slices_of_rank
+from aotc.vmfb.ranks.layout import Layout, Mesh, layout_of, part_of_rank, slices_of_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,20 @@ class Cut:
         return int(np.prod(self.dims, dtype=np.int64)) * self.dtype.itemsize
 
 
+def layout_and_shapes(row: Mapping[str, Any]) -> tuple[Layout, tuple[int, ...], tuple[int, ...]]:
+    """Return the layout, the whole shape and a part's shape of an argument or result, a row of a signature."""
+    dims = tuple(row["dims"])
+    return layout_of(row.get("layout") or [[] for _ in dims]), tuple(row.get("whole", dims)), dims
+
+
 def cut_of(mesh: Mesh, row: Mapping[str, Any]) -> Cut:
     """Return the cut of an argument or result, a row of a signature."""
-    dims = tuple(row["dims"])
-    layout = layout_of(row.get("layout") or [[] for _ in dims])
+    layout, whole, dims = layout_and_shapes(row)
     first: dict[tuple[int, ...], int] = {}
     ranks = range(mesh.size)
     owners = tuple(first.setdefault(part_of_rank(mesh, layout, rank), rank) for rank in ranks)
     slices = tuple(slices_of_rank(mesh, layout, rank, dims) for rank in ranks)
-    return Cut(to_numpy(row["dtype"]), tuple(row.get("whole", dims)), dims, owners, slices)
+    return Cut(to_numpy(row["dtype"]), whole, dims, owners, slices)
 
 
 def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:

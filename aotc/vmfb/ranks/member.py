@@ -15,8 +15,8 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective, run_collective
-from aotc.vmfb.ranks.cut import cut_of
-from aotc.vmfb.ranks.layout import RANK_CALL, Mesh, layout_of, mesh_of, slices_of_rank
+from aotc.vmfb.ranks.cut import cut_of, layout_and_shapes
+from aotc.vmfb.ranks.layout import RANK_CALL, Mesh, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
 from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
 
@@ -49,12 +49,14 @@ class Member:
         """Return the function of a collective: operands and a token, then results and the next token."""
         if op == "partition_id":
             return self._number
+        known: dict[int, Collective] = {}  # by serial number: a bundle's facts of it never change
 
         def run(*arrays: np.ndarray, serial: int, place: str, **facts: Any) -> None:
             count = len(arrays) // 2
-            rows: dict[str, Any] = {k: tuple(map(tuple, facts.pop(k))) for k in ("groups", "pairs") if k in facts}
-            collective = Collective(op, serial, place=place, **rows, **facts)
-            run_collective(collective, self.link, arrays[: count - 1], arrays[count:-1])
+            if serial not in known:
+                rows: dict[str, Any] = {k: tuple(map(tuple, facts.pop(k))) for k in ("groups", "pairs") if k in facts}
+                known[serial] = Collective(op, serial, place=place, **rows, **facts)
+            run_collective(known[serial], self.link, arrays[: count - 1], arrays[count:-1])
             arrays[-1][...] = 0
 
         return run
@@ -85,7 +87,7 @@ class Member:
             If the array has not the whole shape.
         """
         array = np.asarray(value)
-        layout, whole, dims = _placed(row)
+        layout, whole, dims = layout_and_shapes(row)
         if array.shape != whole:
             found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], whole)
             hint = "a part is an argument of a call as it is" if array.shape == dims else ""
@@ -98,7 +100,7 @@ class Member:
             return [self._gathered(row, np.asarray(x, order="C"), n) for n, (row, x) in enumerate(zip(rows, values))]
 
     def _gathered(self, row: Mapping[str, Any], array: np.ndarray, number: int) -> np.ndarray:
-        _, whole, dims = _placed(row)
+        _, whole, dims = layout_and_shapes(row)
         if array.shape != dims or array.dtype != to_numpy(row["dtype"]):
             found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], dims)
             raise ArgumentValueError(self.where, f"result {number} is not this rank's part", found, expected)
@@ -117,12 +119,6 @@ class Member:
     def close(self) -> None:
         """Leave the other ranks."""
         self.link.close()
-
-
-def _placed(row: Mapping[str, Any]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-    """Return layout, whole shape and part's shape of an argument or result."""
-    dims = tuple(row["dims"])
-    return layout_of(row.get("layout") or [[] for _ in dims]), tuple(row.get("whole", dims)), dims
 
 
 def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:
