@@ -41,15 +41,13 @@ def collectives(size):
     for groups in GROUPS[size]:
         uniform = len({len(group) for group in groups} or {size}) == 1
         found += [Collective("all_reduce", 0, groups), Collective("collective_broadcast", 0, groups)]
-        found += [Collective(op, 0, groups, dim=dim) for op in ("all_gather", "reduce_scatter") for dim in (0, 1)]
-        if uniform:
-            dims = (0, 1), (1, 0), (1, 1)
-            found += [Collective("all_to_all", 0, groups, split_dim=a, concat_dim=b) for a, b in dims]
+        moving = ("all_gather", "reduce_scatter", *(("all_to_all",) if uniform else ()))
+        found += [Collective(op, 0, groups) for op in moving]
     found.append(Collective("collective_broadcast", 0, ((1, 2),)))
     return found + [Collective("collective_permute", 0, pairs=pairs) for pairs in PAIRS[size]]
 
 
-SHAPE = (24, 12, 2)  # divides by 1, 2, 3, 4; and the first dim by 8
+SHAPE = (24, 12, 2)  # the first dim divides by 1, 2, 3, 4 and 8
 
 
 def all_cases(size):
@@ -57,14 +55,9 @@ def all_cases(size):
     found = []
     for dtype in DTYPES:
         for c in collectives(size):
-            if (c.dim or c.split_dim) and not c.groups:
-                continue  # 8 ranks do not divide the second dim
             reduced = c.op in ("all_reduce", "reduce_scatter")
             for reduction in reductions(dtype) if reduced else ("",):
-                numbered = Collective(
-                    c.op, len(found), c.groups, c.pairs, c.dim, c.split_dim, c.concat_dim, reduction, "model.py:7"
-                )
-                found.append((numbered, dtype))
+                found.append((Collective(c.op, len(found), c.groups, c.pairs, reduction, "model.py:7"), dtype))
     return found
 
 
@@ -98,12 +91,9 @@ def result_shape(c, size, rank, shape):
     dims = list(shape)
     n = len(group or ())
     if c.op == "all_gather":
-        dims[c.dim] *= n
+        dims[0] *= n
     elif c.op == "reduce_scatter":
-        dims[c.dim] //= n
-    elif c.op == "all_to_all":
-        dims[c.split_dim] //= n
-        dims[c.concat_dim] *= n
+        dims[0] //= n
     return tuple(dims)
 
 
@@ -193,11 +183,11 @@ def expected(case, size, rank, shape=SHAPE):
         case "all_reduce":
             return _reduced(operands, c.reduction)
         case "reduce_scatter":
-            return np.split(_reduced(operands, c.reduction), len(group), c.dim)[me]
+            return np.split(_reduced(operands, c.reduction), len(group))[me]
         case "all_gather":
-            return np.concatenate(operands, c.dim)
+            return np.concatenate(operands)
         case "all_to_all":
-            return np.concatenate([np.split(x, len(group), c.split_dim)[me] for x in operands], c.concat_dim)
+            return np.concatenate([np.split(x, len(group))[me] for x in operands])
 
 
 DIGESTED = ("i1", "i4", "u16", "f8E4M3FN", "bf16", "f32", "c128")  # to a transport a dtype is its size

@@ -62,14 +62,14 @@ class Rank:
                 x = arrays[0]
                 for other in arrays[1:]:
                     x = FUNCTIONS[reduction](x, other)
-                found.append(x if name == "all_reduce" else np.split(x, n, facts["dim"])[me])
+                found.append(x if name == "all_reduce" else np.split(x, n, facts.get("dim", 0))[me])
             elif name == "all_gather":
-                found.append(np.concatenate(arrays, facts["dim"]))
+                found.append(np.concatenate(arrays, facts.get("dim", 0)))
             elif name == "collective_broadcast":
                 found.append(arrays[0])
             else:
-                parts = [np.split(x, n, facts["split_dim"])[me] for x in arrays]
-                found.append(np.concatenate(parts, facts["concat_dim"]))
+                parts = [np.split(x, n, facts.get("split_dim", 0))[me] for x in arrays]
+                found.append(np.concatenate(parts, facts.get("concat_dim", 0)))
         return found
 
     def _put(self, name, group, operands):

@@ -20,6 +20,7 @@ from aotc.ir.opset.collective import COLLECTIVES, REDUCTIONS
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.rank_classes import check_groups_agree
+from aotc.lowering.passes.leading_dims import along_leading_dim
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.targets import Mix, Target
 from aotc.vmfb.ranks.layout import RANK_CALL, mesh_of
@@ -38,12 +39,14 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     """
     if function.body.names.isdisjoint(COLLECTIVES):
         return function, first
+    ranks = mesh_of(function.attrs["ranks"]["mesh"]).size
     function = rewrite_function(function, _without_exchange, COLLECTIVES)
+    function = rewrite_function(function, lambda op, b: along_leading_dim(op, b, ranks), COLLECTIVES)
     check_groups_agree(function)
     names = Names(function.body)
     start = Value(names.fresh("token"), _TOKEN)
     zero = Op("constant", (), (start,), {"value": np.zeros((), np.uint32)}, loc=function.loc)
-    order = _TokenOrder(names, first, mesh_of(function.attrs["ranks"]["mesh"]).size)
+    order = _TokenOrder(names, first, ranks)
     body, _ = order.region(function.body, start)
     return function.doing(replace(body, ops=(zero, *body.ops))), order.serial
 
@@ -137,13 +140,12 @@ def _call_attrs(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(op: Op, ranks: int) -> dict[str, Any]:
-    """Return the attributes of a collective for the runtime: groups or pairs, dims, reduction."""
+    """Return the attributes of a collective for the runtime: groups or pairs, and the reduction."""
     found: dict[str, Any] = {}
     if "groups" in op.attrs:
         found["groups"] = [list(group) for group in op.attrs["groups"]]
     if "pairs" in op.attrs:
         found["pairs"] = [list(pair) for pair in op.attrs["pairs"]]
-    found |= {key: op.attrs[key] for key in ("dim", "split_dim", "concat_dim") if key in op.attrs}
     if op.regions:
         found["reduction"] = _reduction(op)
     named = [i for row in (*found.get("groups", ()), *found.get("pairs", ())) for i in row]

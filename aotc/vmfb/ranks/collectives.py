@@ -1,4 +1,4 @@
-"""Collectives as StableHLO defines them, on any link between ranks.
+"""Collectives as StableHLO defines them, along the first dim of arrays, on any link between ranks.
 
 Reductions add in the order of the ranks of the group, so that results have the same bits on every rank, with every
 transport, and in every run.
@@ -32,10 +32,6 @@ class Collective:
         The ranks of each group; without groups all ranks are one.
     pairs : tuple of pairs of int
         Of ``collective_permute``: source and target.
-    dim : int
-        Of ``all_gather`` and ``reduce_scatter``.
-    split_dim, concat_dim : int
-        Of ``all_to_all``.
     reduction : str
         ``add``, ``mul``, ``max``, ``min``, ``and`` or ``or``.
     place : str
@@ -46,9 +42,6 @@ class Collective:
     serial: int
     groups: tuple[tuple[int, ...], ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
-    dim: int = 0
-    split_dim: int = 0
-    concat_dim: int = 0
     reduction: str = ""
     place: str = ""
 
@@ -142,7 +135,7 @@ def _reduce_by_chunks(work: _OnRank, data: np.ndarray, out: np.ndarray) -> None:
 
 def _reduce_scatter(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    slots = _split(operand, work.collective.dim, len(group))
+    slots = _split(operand, len(group))
     parts = [slots[me] if k == me else np.empty(result.shape, result.dtype) for k in range(len(group))]
     if result.size:
         work.exchange(_others(group, me, lambda k: slots[k]), _others(group, me, lambda k: parts[k]))
@@ -151,27 +144,22 @@ def _reduce_scatter(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> N
 
 def _all_gather(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    _gather(work, group, me, [operand] * len(group), result, work.collective.dim)
+    _gather(work, group, me, [operand] * len(group), result)
 
 
 def _all_to_all(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    _gather(work, group, me, _split(operand, work.collective.split_dim, len(group)), result, work.collective.concat_dim)
+    _gather(work, group, me, _split(operand, len(group)), result)
 
 
 def _gather(
-    work: _OnRank, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray, dim: int
+    work: _OnRank, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray
 ) -> None:
-    """Send an array to each rank of the group, and concatenate those that arrive."""
-    slots = [_slot(result, dim, len(group), k) for k in range(len(group))]
+    """Send an array to each rank of the group, and put those that arrive one after the other."""
+    slots = _split(result, len(group))
     slots[me][...] = sent[me]
-    if not result.size:
-        return
-    parts = [slot if slot.flags.c_contiguous else np.empty(slot.shape, slot.dtype) for slot in slots]
-    work.exchange(_others(group, me, lambda k: sent[k]), _others(group, me, lambda k: parts[k]))
-    for k, (slot, part) in enumerate(zip(slots, parts, strict=True)):
-        if slot is not part and k != me:
-            slot[...] = part
+    if result.size:
+        work.exchange(_others(group, me, lambda k: sent[k]), _others(group, me, lambda k: slots[k]))
 
 
 def _collective_permute(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
@@ -214,15 +202,10 @@ def _others(group: tuple[int, ...], me: int, array: Callable[[int], np.ndarray])
     return {rank: array(k) for k, rank in enumerate(group) if k != me}
 
 
-def _slot(array: np.ndarray, dim: int, count: int, k: int) -> np.ndarray:
-    """Return the view of the ``k``-th of ``count`` equal parts of a dim."""
-    size = array.shape[dim] // count
-    return array[(slice(None),) * dim + (slice(k * size, (k + 1) * size),)]
-
-
-def _split(array: np.ndarray, dim: int, count: int) -> list[np.ndarray]:
-    """Return ``count`` equal parts of a dim as contiguous arrays; those of the first dim are views."""
-    return [np.ascontiguousarray(_slot(array, dim, count, k)) for k in range(count)]
+def _split(array: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return views of ``count`` equal parts of the first dim."""
+    size = array.shape[0] // count
+    return [array[k * size : (k + 1) * size] for k in range(count)]
 
 
 # Reductions.
