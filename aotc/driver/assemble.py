@@ -20,7 +20,7 @@ from aotc.driver.weights import write_weights
 from aotc.guard import guard
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.access import imported_functions
-from aotc.ir.loop.ir import Kernel, calls_device_function
+from aotc.ir.loop.ir import Kernel, calls_device_function, collective_symbol
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
 from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported_symbols, replacement_error
@@ -225,6 +225,8 @@ def _add_code(
     kernels = v.kernels[rows]
     if target.kind == "cuda":
         need_packages(target.name)
+        if collectives := [symbol for k in kernels if (symbol := collective_symbol(k))]:
+            entry["custom_calls"] = [v.custom[symbol].entry() for symbol in dict.fromkeys(collectives)]
         built: Any = _images(v, kernels, target, options, entry)
         entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
     else:

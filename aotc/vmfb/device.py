@@ -64,7 +64,7 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
             raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(asked), model)
         if ":" not in asked[name]:
             counts[kind] = number = counts.get(kind, -1) + 1
-            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else _mix().default_gpu(number)}"}
+            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else default_gpu(number)}"}
     return {name: asked[name] for name in wanted}
 
 
@@ -155,6 +155,11 @@ def _version_problem(variant: dict[str, Any]) -> str:
 def module_of(variant: Mapping[str, Any]) -> Device | None:
     """Return the module that drives the devices of a variant, or None if this aotc has none."""
     return device_module(MIX if "spaces" in variant else variant["kind"])
+
+
+def default_gpu(number: int) -> int:
+    """Return the default GPU of this machine for the ``number``-th user of one: round robin over all."""
+    return int(_mix().default_gpu(number))
 
 
 def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_ranks import RankedModule
 from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.device import bind_devices, choose_variant, implied_places
+from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place
 from aotc.vmfb.host.shutdown import refuse_if_ending
@@ -177,6 +177,9 @@ def _load(
 
         member = join(bundle, variant, ranks)
         custom_calls = custom_calls if member is None else {**custom_calls, **member.functions}
+        if member is not None and variant["kind"] == "cuda" and devices in (None, "cuda"):
+            ordinal = default_gpu(member.local_rank)
+            where = implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     if memory_limit is not None:
         from aotc.vmfb.host.byte_sizes import limit_memory  # only for modules with a limit

@@ -252,7 +252,7 @@ def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Ite
     """Yield the machine code of each kernel: CPU instructions, PTX, or SASS of cubins."""
     from aotc.vmfb.devices.cuda.loaded_kernels import images
     from aotc.vmfb.devices.mixed.spaces import Spaces
-    from aotc.vmfb.native_code import disassemble, disassemble_cubin, kernel_ranges
+    from aotc.vmfb.native_code import disassemble, kernel_ranges
 
     parts = Spaces(opened, variant).parts if "parts" in variant else [variant]
     for part in parts:
@@ -265,9 +265,14 @@ def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Ite
             texts = (disassemble(data, *at) if wanted in name else "" for name, at in zip(names, ranges))
         else:
             codes = images(opened, part)
-            texts = (
-                "" if wanted not in name else bytes(code).rstrip(b"\0").decode() if "ptx" in part
-                else disassemble_cubin(code)
-                for name, code in zip(names, codes)
-            )  # fmt: skip
+            texts = (_gpu_text(code, "ptx" in part) if wanted in name else "" for name, code in zip(names, codes))
         yield from (f"# {name}\n{text}" for name, text in zip(names, texts) if wanted in name)
+
+
+def _gpu_text(code: bytes | memoryview | None, is_ptx: bool) -> str:
+    """Return the machine code of a GPU kernel as text."""
+    from aotc.vmfb.native_code import disassemble_cubin
+
+    if code is None:
+        return "// an exchange between ranks, which NCCL or the host carries out"
+    return bytes(code).rstrip(b"\0").decode() if is_ptx else disassemble_cubin(code)

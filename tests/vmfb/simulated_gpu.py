@@ -1,6 +1,7 @@
 """A GPU made of host memory: the CUDA device runs on it, kernels run as their loop IR's Python."""
 
 import ctypes
+import itertools
 import math
 import re
 import sys
@@ -52,19 +53,24 @@ class SimulatedGpu:
 
     LATE, EARLY = "late", "early"
     multiprocessors = 4
+    ranks = None
     is_turning = has_ended_loops = False  # its loops end in the thread that waits
     conditions: ClassVar[bool] = True
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
-    left: ClassVar[deque] = deque()  # memory, and work on it, of those that went before it was done
+    lefts: ClassVar = [deque()]  # memory, and work on it, of those that went before it was done
     streams: ClassVar[WeakValueDictionary] = WeakValueDictionary()  # by handle
-    lock: ClassVar = threading.RLock()  # streams are given work by one thread while another waits for them
+    locks: ClassVar = [threading.RLock()]  # streams are given work by one thread while another waits for them
+    captures: ClassVar = itertools.count()  # of all GPUs
+    parsing: ClassVar = threading.RLock()  # Python 3.11 parses in one thread at a time
     thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
         self.memory, self.log = {}, []
+        self.lock, self.left = self.locks[ordinal % len(self.locks)], self.lefts[ordinal % len(self.locks)]
+        self.exchanging, self.captured = [], {}
         self.queue, self.given, self.done = deque(), 0, 0
         self.events = 0  # that somebody has
         self.acting = False
@@ -92,7 +98,8 @@ class SimulatedGpu:
 
     def another(self):
         other = SimulatedGpu(self.ordinal)
-        other.memory, other.first, other.log = self.memory, self, self.log
+        other.memory, other.first, other.log, other.ranks = self.memory, self, self.log, self.ranks
+        other.exchanging = self.exchanging
         return other
 
     def _do(self, what, action):
@@ -189,7 +196,8 @@ class SimulatedGpu:
         assert symbol.encode() in module
         # The loops are the meaning. Bundles of earlier versions spell the tiling differently.
         text = re.sub(r', tiling: "[^"]*"', "", self.texts[symbol])
-        return parse_kernel(text), text
+        with self.parsing:
+            return parse_kernel(text), text
 
     def allocate(self, size):
         self.enter()
@@ -199,7 +207,7 @@ class SimulatedGpu:
         return block.ctypes.data
 
     def free(self, blocks, graphs=()):
-        marks = [(gpu, gpu.given) for gpu in list(self.every) if gpu.queue]
+        marks = [(gpu, gpu.given) for gpu in list(self.every) if gpu.queue and gpu.left is self.left]
         with self.lock:
             held = [self.memory.pop(address) for address in blocks]
             if held and marks:  # the driver waits; here the memory stays until then, for a finalizer may have called
@@ -224,6 +232,36 @@ class SimulatedGpu:
 
     def signal(self, address):
         self._do("signal", self.signalling(address))
+
+    def set_word(self, address, value, stream):
+        assert self._holds(address, 4)
+        word = ctypes.c_uint32.from_address(address)
+        self.enqueue(stream, "set_word", lambda: setattr(word, "value", value))
+
+    def set_zeros(self, address, size, stream):
+        assert self._holds(address, size)
+        self.enqueue(stream, "set_zeros", lambda: ctypes.memset(address, 0, size))
+
+    def copy_on(self, stream, to, source, size):
+        self.enqueue(stream, "copy_on", self.copying(to, source, size))
+
+    def enqueue(self, stream, what, action):
+        """Give an action to a stream, or to what is captured."""
+        if stream == self.handle:
+            self._do(what, action)
+        else:
+            self.captured[stream].append(action)
+
+    def collective(self, call_on, addresses):
+        call_on(self, self.handle, addresses)
+
+    def note_collectives(self, graph):
+        self.exchanging.append(graph)
+
+    def destroy_graphs(self):
+        self.log.append("destroy_graphs")
+        for graph in self.exchanging:
+            graph.clear()
 
     def signalling(self, address):
         """Return what stores a word in page-locked memory of the host."""
@@ -260,7 +298,11 @@ class SimulatedGpu:
         shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
         arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
         assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))
-        return lambda: run_kernel(text, arrays, dims)
+        return lambda: self._run(text, arrays, dims)
+
+    def _run(self, text, arrays, dims):
+        with self.parsing:
+            run_kernel(text, arrays, dims)
 
     def has_conditions(self):
         return self.conditions
@@ -334,6 +376,13 @@ class SimulatedGraph:
     def join(self, after):
         return self._add(after, "join", lambda: None)
 
+    def collective(self, after, call_on, addresses):
+        """One node for all that is enqueued on a stream that captures, in order."""
+        stream = -1 - next(self.gpu.captures)
+        actions = self.gpu.captured[stream] = []
+        call_on(self.gpu, stream, addresses)
+        return self._add(after, "collective", lambda: [action() for action in actions])
+
     def condition(self):
         return [0]
 
@@ -396,8 +445,8 @@ def locked_by_a_gpu(size):
     return page_locked(size)
 
 
-def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE, driver=(13, 0)):
-    """Put ``count`` simulated GPUs in the driver's place for the bundle ``data``."""
+def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE, driver=(13, 0), ranks=False):
+    """Put ``count`` simulated GPUs in the driver's place for the bundle ``data``; each is one rank's if ``ranks``."""
     manifest = open_bundle(data).manifest
     texts = {}
     for variant in manifest["variants"]:
@@ -406,6 +455,9 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
                 texts[kernel["symbol"]] = manifest["debug"]["kernels"][f"{variant['target']}/{kernel['name']}"]["text"]
     monkeypatch.setattr(SimulatedGpu, "texts", texts)
     monkeypatch.setattr(SimulatedGpu, "order", order)
+    if ranks:  # they wait for each other, and none touches the GPU of another
+        monkeypatch.setattr(SimulatedGpu, "locks", [threading.RLock() for _ in range(count)])
+        monkeypatch.setattr(SimulatedGpu, "lefts", [deque() for _ in range(count)])
     monkeypatch.setattr(cuda_driver, "Gpu", SimulatedGpu)
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(early_results, "_IDLE", {})

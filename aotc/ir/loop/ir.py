@@ -305,6 +305,23 @@ def calls_device_function(kernel: Kernel) -> bool:
     )
 
 
+COLLECTIVE_CALL = "collective_"
+"""Begins the names of the runtime's collectives, which GPU kernels without code of their own stand for."""
+
+
+def collective_symbol(kernel: Kernel) -> str:
+    """Return the symbol of the collective that a GPU kernel stands for; "" for a kernel with code."""
+    match kernel.body:
+        case (ExternalCall(function=str(name)),) if name.startswith(COLLECTIVE_CALL):
+            return name.removeprefix(COLLECTIVE_CALL)
+    return ""
+
+
+def is_self_contained(kernel: Kernel) -> bool:
+    """Return True if ``kernel`` runs neither a user's function nor a collective of the runtime."""
+    return not calls_device_function(kernel) and not collective_symbol(kernel)
+
+
 def is_letter(buffer: Buffer) -> bool:
     """Return True if a library call passes ``buffer`` as a character."""
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape

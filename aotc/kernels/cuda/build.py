@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.loop.ir import Kernel
+from aotc.ir.loop.ir import Kernel, collective_symbol
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import unpack_image
@@ -78,6 +78,31 @@ class CudaKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveKernel:
+    """The manifest's facts about a kernel without code, which stands for a collective of the runtime.
+
+    Attributes
+    ----------
+    name : str
+    symbol : str
+        The symbol of the collective among the custom calls of the manifest.
+    interface : mapping
+    bytes : Dim
+        As of :class:`CudaKernel`.
+    """
+
+    name: str
+    symbol: str
+    interface: Mapping[str, Any]
+    bytes: Dim
+
+    def entry(self) -> dict[str, Any]:
+        """Return the kernel's entry for the bundle manifest."""
+        own = {"name": self.name, "scratch": 0, "symbol": self.symbol}
+        return {**own, **self.interface, "flops": "0", "bytes": str(self.bytes)}
+
+
+@dataclass(frozen=True, slots=True)
 class Images:
     """All images of a target, one after the other, with their seal (a digest of the manifest), and the kernels in them.
 
@@ -85,14 +110,14 @@ class Images:
     ----------
     data : bytes
         The segment.
-    kernels : tuple of CudaKernel
+    kernels : tuple of CudaKernel or CollectiveKernel
         In the order of the input.
     driver : tuple of int
         The oldest CUDA version whose driver compiles the images, if they are PTX: (13, 0).
     """
 
     data: bytes
-    kernels: tuple[CudaKernel, ...]
+    kernels: tuple[CudaKernel | CollectiveKernel, ...]
     driver: tuple[int, ...] = ()
 
     def entry(self, segment: int) -> dict[str, Any]:
@@ -111,15 +136,21 @@ def build_images(
 
     Call :func:`aotc.kernels.cuda.nvvm.need_packages` first.
     """
-    symbols, named = name_kernels(kernels, [target] * len(kernels), options.kernel_compiler, sources)
+    compiled = [k for k in kernels if not collective_symbol(k)]
+    symbols, named = name_kernels(compiled, [target] * len(compiled), options.kernel_compiler, sources)
     begin_stage(options, COMPILING)
     packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpack_image, packed), strict=True))
     begin_stage(options, "linking")
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
-    found = []
-    for k, symbol in zip(kernels, symbols, strict=True):
+    symbol_of = dict(zip((k.name for k in compiled), symbols, strict=True))
+    found: list[CudaKernel | CollectiveKernel] = []
+    for k in kernels:
+        if called := collective_symbol(k):
+            found.append(CollectiveKernel(k.name, called, interface(k), k.bytes))
+            continue
+        symbol = symbol_of[k.name]
         threads, items, launch = _launch(k, target)
         place, resources = (
             places[symbol],

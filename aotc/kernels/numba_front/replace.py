@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.ir.loop.ir import Kernel, calls_device_function
+from aotc.ir.loop.ir import Kernel, is_self_contained
 
 Replacement: TypeAlias = str | os.PathLike[str] | Callable[..., Any]
 """A function in place of a kernel: itself, the text of a module with it (of several lines), or the module's path."""
@@ -77,7 +77,7 @@ def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str
 
 def is_replaceable(kernel: Kernel) -> bool:
     """Is the kernel computed by the loops that are printed, not by a template?"""
-    return kernel.tiling is None and not calls_device_function(kernel)
+    return kernel.tiling is None and is_self_contained(kernel)
 
 
 def _computed_by(kernel: Kernel) -> str:

@@ -63,20 +63,19 @@ def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
-    """Check that a program of several ranks is for CPUs: collectives run on the host, and no rank chooses its GPU.
+    """Check that each rank of a program of several has one device.
 
     Raises
     ------
     CompileError
-        If a target is, or contains, a GPU.
+        If the options name devices of different kinds.
     """
-    own = [t for target in targets for t in (dict(target.devices).values() if isinstance(target, Mix) else (target,))]
-    gpus = ", ".join(dict.fromkeys(t.name for t in own if t.kind != "cpu"))
+    mixed = ", ".join(target.name for target in targets if isinstance(target, Mix))
     sharded = next((f for f in signatures.functions.values() if "ranks" in f.attrs), None)
-    if sharded is not None and gpus:
+    if sharded is not None and mixed:
         mesh = mesh_of(sharded.attrs["ranks"]["mesh"])
-        what = f"the model is for several ranks ({mesh}), which run on CPUs only, and a target is {gpus}"
-        hint = "target='cpu'; or a bundle for one GPU, without shardings"
+        what = f"the model is for several ranks ({mesh}), and its devices are of several kinds: {mixed}"
+        hint = "target='cpu' or target='cuda:sm_90a', without devices="
         raise CompileError.at(sharded.loc, what, hint=hint)
 
 

@@ -13,6 +13,7 @@ from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.options import DEVICE, HOST, Options
 from aotc.targets import MIX, Mix, Target, host_of
+from aotc.vmfb.ranks.layout import RANK_CALL
 
 
 class HostOnly(NamedTuple):
@@ -41,8 +42,8 @@ def _lapack(op: Op) -> HostOnly | None:
 
 
 def _custom_call(op: Op) -> HostOnly | None:
-    """Return the name of a user's call and a hint; None for one with a function for GPUs."""
-    if "gpu" in op.attrs:
+    """Return the name of a user's call and a hint; None for a collective and for one with a function for GPUs."""
+    if "gpu" in op.attrs or op.attrs["target"].startswith(RANK_CALL):
         return None
     hint = "a function for GPUs (gpu= in register_custom_call), a CPU target or device, or the host: --host-fallback"
     return HostOnly(f"custom call @{op.attrs['target']}", hint)

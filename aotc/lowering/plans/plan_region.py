@@ -27,12 +27,12 @@ from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice
 from aotc.lowering.plans.single_ops import (
     CsrRowsPlan,
     CustomCallPlan,
-    DeviceCallPlan,
     LapackCallPlan,
     RandomWordsPlan,
     SelectAndScatterPlan,
     TridiagonalPlan,
     constant_planner,
+    plan_gpu_call,
 )
 from aotc.targets import Target
 
@@ -62,7 +62,7 @@ PLANNERS_OF_OPS: dict[tuple[str, str], Planner] = {
     ("csr_dot", "cpu"): constant_planner(CsrRowsPlan()),
     ("csr_dot", "cuda"): constant_planner(CsrRowsPlan()),
     ("custom_call", "cpu"): constant_planner(CustomCallPlan()),
-    ("custom_call", "cuda"): constant_planner(DeviceCallPlan()),
+    ("custom_call", "cuda"): plan_gpu_call,
     ("dft", "cpu"): plan_cpu_dft,
     ("dft", "cuda"): plan_gpu_dft,
     ("digit_counts", "cuda"): plan_digit_counts,

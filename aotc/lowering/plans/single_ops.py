@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.region_plan import RegionPlan
+from aotc.vmfb.ranks.layout import RANK_CALL
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePlan(RegionPlan):
+    """Plan in which the runtime exchanges data with other ranks, on the stream of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,12 @@ class SelectAndScatterPlan(RegionPlan):
 @dataclass(frozen=True, slots=True)
 class TridiagonalPlan(RegionPlan):
     """Plan in which a grid item solves a tridiagonal system for all right-hand sides."""
+
+
+def plan_gpu_call(b: RegionBuilder) -> RegionPlan:
+    """Return the plan of a custom call on a GPU: of the runtime's collectives, or of a user's function."""
+    is_collective = b.the_op("custom_call").attrs["target"].startswith(RANK_CALL)
+    return CollectivePlan() if is_collective else DeviceCallPlan()
 
 
 def constant_planner(plan: RegionPlan) -> Callable[[RegionBuilder], RegionPlan]:

@@ -1,4 +1,7 @@
-"""Custom calls: a kernel of one grid item that calls the user's function with the arrays and their sizes."""
+"""Custom calls: a kernel of one grid item that calls the user's function with the arrays and their sizes.
+
+On GPUs the runtime's collectives are kernels without code.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,29 @@ from typing import Any
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.forms.offsets import delinearize
-from aotc.ir.loop.ir import DEVICE_CALL, Apply, Buffer, Const, ExternalCall, For, Kernel, Load, Stmt, Store, While
+from aotc.ir.loop.ir import (
+    COLLECTIVE_CALL,
+    DEVICE_CALL,
+    Apply,
+    Buffer,
+    Const,
+    ExternalCall,
+    For,
+    Kernel,
+    Load,
+    Stmt,
+    Store,
+    While,
+)
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset.control import REFUSED_ON_GPUS
 from aotc.ir.tensor.ir import Function, Op
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
-from aotc.lowering.plans.single_ops import CustomCallPlan, DeviceCallPlan
+from aotc.lowering.plans.single_ops import CollectivePlan, CustomCallPlan, DeviceCallPlan
 from aotc.lowering.regions.common.library_call import LibraryCall, loops_over
 from aotc.lowering.threshold import Estimate
+from aotc.vmfb.ranks.gpu_reductions import gpu_reduction
+from aotc.vmfb.ranks.layout import RANK_CALL
 
 PREFIX = "custom_"
 
@@ -122,6 +140,22 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
     for result, operand in op.attrs.get("aliases", ()):
         statements += _prefilled_row(b, b.outputs[result], buffers[operand], at)
     return b.grid(items, [*statements, ExternalCall(function, tuple(places))], _work(buffers))
+
+
+def lower_collective(b: RegionBuilder, plan: CollectivePlan) -> Kernel:
+    """Return a kernel without code: the runtime answers its only call by a collective on these arrays."""
+    op = b.the_op("custom_call")
+    reduction = op.attrs["config"].get("reduction", "")
+    for operand in op.operands[:-1]:
+        if reduction and gpu_reduction(reduction, operand.type.dtype) is None:
+            name, dtype = op.attrs["target"].removeprefix(RANK_CALL), operand.type.dtype
+            hint = "convert to f32 or i32 before, or a CPU target"
+            raise CompileError.at(op.loc, f"{name} of {dtype} by {reduction}: NCCL does not reduce so", hint=hint)
+    buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
+    call = ExternalCall(
+        COLLECTIVE_CALL + describe_custom_call(op).symbol, tuple((x, (0,) * len(x.shape)) for x in buffers)
+    )
+    return b.kernel(1, (call,), _work(buffers))
 
 
 def _work(buffers: Sequence[Buffer]) -> Dim:

@@ -55,6 +55,7 @@ from aotc.lowering.plans.plan_region import PLANNERS_OF_OPS, planner_of
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
 from aotc.lowering.plans.single_ops import (
+    CollectivePlan,
     CsrRowsPlan,
     CustomCallPlan,
     DeviceCallPlan,
@@ -70,7 +71,7 @@ from aotc.lowering.regions.attention.cpu_blocked import (
 )
 from aotc.lowering.regions.attention.gpu import lower_attention_cuda
 from aotc.lowering.regions.common.fuse_rounding import fuse_rounding
-from aotc.lowering.regions.custom_call import lower_custom_call, lower_device_call
+from aotc.lowering.regions.custom_call import lower_collective, lower_custom_call, lower_device_call
 from aotc.lowering.regions.fft import lower_block_dft, lower_called_dft, lower_thread_dft
 from aotc.lowering.regions.linalg.cpu_cholesky_trsm import (
     lower_block_cholesky,
@@ -128,6 +129,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     CalledDftPlan: lower_called_dft,
     CholeskyPlan: lower_cholesky,
     ChunkScanPlan: lower_chunk_scan,
+    CollectivePlan: lower_collective,
     ColumnLuPlan: lower_column_lu,
     ColumnPlan: lower_columns,
     ColumnScanPlan: lower_column_scan,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from aotc.vmfb.errors import ArgumentValueError
+from aotc.vmfb.errors import ArgumentValueError, RankLost
 from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
 
 
@@ -39,6 +39,13 @@ class Link(Protocol):
             If a rank ended, or closed its link, while it was needed. All ranks name the same one, in every later call.
         CallError
             If the other side is in another collective, or another thread of this rank is in one.
+        """
+
+    def lost(self, what: str) -> RankLost | None:
+        """Return the error of a lost rank, or None, without waiting; for work on a GPU, which waits for all ranks.
+
+        A rank that has closed its link is lost when this one has waited for :data:`~aotc.vmfb.ranks.loss.LEFT_SECONDS`
+        since: before, it may have done its part.
         """
 
     def close(self, why: str = ...) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
 
 import numpy as np
@@ -17,6 +18,23 @@ from aotc.vmfb.host.locks import new_lock
 POLL_SECONDS = 0.05
 
 CLOSED = "closed the module"
+
+# Seconds after a rank has closed its link until work of a GPU that waits for it is given up. Its part of that work may
+# be done, and on its way.
+LEFT_SECONDS = 2.0
+
+
+class LeftRanks:
+    """The ranks that have closed their links, each with the time at which this rank has seen that first."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+
+    def overdue(self, closed: Iterable[int]) -> int | None:
+        """Return a rank that closed its link more than ``LEFT_SECONDS`` ago, or None."""
+        now = monotonic()
+        since = {rank: self._seen.setdefault(rank, now) for rank in tuple(closed)}
+        return next((rank for rank, seen in since.items() if now - seen > LEFT_SECONDS), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,18 @@ import numpy as np
 from aotc.vmfb.arguments import dtype_text, type_text
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
+from aotc.vmfb.host.install import install_command
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.ranks.collectives import Collective, run_collective
+from aotc.vmfb.ranks.collective_function import rank_functions
 from aotc.vmfb.ranks.cut import cut_of, layout_and_shapes
-from aotc.vmfb.ranks.layout import RANK_CALL, Mesh, mesh_of, slices_of_rank
+from aotc.vmfb.ranks.gpu_calls import GpuTransport, HostTransport
+from aotc.vmfb.ranks.layout import Mesh, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
-from aotc.vmfb.ranks.ranks import Ranks, ranks_from_environment
+from aotc.vmfb.ranks.ranks import HOST, NCCL, Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
     from aotc.vmfb.bundle import OpenedBundle
+    from aotc.vmfb.ranks.nccl.library import Nccl
 
 
 class Member:
@@ -31,35 +35,20 @@ class Member:
     ----------
     mesh : Mesh
     rank : int
-    functions : dict of str to callable
+    local_rank : int
+        The number of this rank among those of its host.
+    functions : dict of str to CollectiveFunction
         The functions of the bundle's collectives, by the names of their custom ``calls``.
     """
 
-    def __init__(self, where: str, mesh: Mesh, link: Link, calls: Iterable[str]) -> None:
-        self.where, self.mesh, self.link = where, mesh, link
+    def __init__(
+        self, where: str, mesh: Mesh, link: Link, gpus: GpuTransport, calls: Sequence[str], local_rank: int = -1
+    ) -> None:
+        self.where, self.mesh, self.link, self._gpus = where, mesh, link, gpus
         self.rank = link.rank
+        self.local_rank = link.rank if local_rank < 0 else local_rank
         self._running = new_lock()
-        ops = {name: name.removeprefix(RANK_CALL) for name in calls if name.startswith(RANK_CALL)}
-        self.functions: dict[str, Callable[..., Any]] = {name: self._function(op) for name, op in ops.items()}
-
-    def _number(self, out: np.ndarray) -> None:
-        out[...] = self.rank
-
-    def _function(self, op: str) -> Callable[..., None]:
-        """Return the function of a collective: operands and a token, then results and the next token."""
-        if op == "partition_id":
-            return self._number
-        known: dict[int, Collective] = {}  # by serial number: a bundle's facts of it never change
-
-        def run(*arrays: np.ndarray, serial: int, place: str, **facts: Any) -> None:
-            count = len(arrays) // 2
-            if serial not in known:
-                rows: dict[str, Any] = {k: tuple(map(tuple, facts.pop(k))) for k in ("groups", "pairs") if k in facts}
-                known[serial] = Collective(op, serial, place=place, **rows, **facts)
-            run_collective(known[serial], self.link, arrays[: count - 1], arrays[count:-1])
-            arrays[-1][...] = 0
-
-        return run
+        self.functions = rank_functions(calls, link, gpus)
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -117,7 +106,8 @@ class Member:
         return made
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Leave the other ranks; work on GPUs must be complete."""
+        self._gpus.close()
         self.link.close()
 
 
@@ -149,7 +139,40 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
         raise BundleError(bundle.where, message, hint=f"start {mesh.size} processes")
     calls = [row["name"] for part in (variant, *variant.get("parts", ())) for row in part.get("custom_calls", ())]
     if not isinstance(found, Ranks):
-        return Member(bundle.where, mesh, found, calls)
+        return Member(bundle.where, mesh, found, HostTransport(found), calls)
     digest = sha256(msgpack.packb(bundle.manifest)).hexdigest()[:16]
     facts = {"bundle": digest, "compiler": bundle.manifest["producer"], "target": variant["target"], "mesh": str(mesh)}
-    return Member(bundle.where, mesh, open_link(found, facts), calls)
+    library = _gpu_library(bundle.where, found.gpus) if variant["kind"] == "cuda" else None
+    if variant["kind"] == "cuda":
+        facts["GPUs exchange data by"] = f"NCCL {library.version}" if library else "memory of the host"
+    link = open_link(found, facts)
+    return Member(bundle.where, mesh, link, _transport_of(link, library), calls, found.local_rank)
+
+
+def _gpu_library(where: str, way: str) -> Nccl | None:
+    """Return NCCL, by which GPUs exchange data, or None for the memory of the host.
+
+    Raises
+    ------
+    CallError
+        If ``nccl`` is asked for and not installed.
+    """
+    from aotc.vmfb.ranks.nccl.library import find_nccl, nccl  # only for ranks on GPUs
+
+    if way == HOST:
+        return None
+    found = nccl() if way == NCCL else find_nccl()
+    if not isinstance(found, str):
+        return found
+    hint = f"for speed {install_command('nccl')}; Ranks(..., gpus='host') silences this"
+    text = f"{where}: GPUs exchange data through memory of the host, which is slow: no NCCL ({found}); {hint}"
+    warnings.warn(text, stacklevel=2)
+    return None
+
+
+def _transport_of(link: Link, library: Nccl | None) -> GpuTransport:
+    if library is None:
+        return HostTransport(link)
+    from aotc.vmfb.ranks.nccl.calls import NcclTransport  # only for ranks on GPUs
+
+    return NcclTransport(library, link)

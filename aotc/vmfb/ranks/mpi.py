@@ -24,7 +24,7 @@ import numpy as np
 from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.ranks.loss import CLOSED, Loss, OneThread, Peer, array_bytes, difference, own_facts
+from aotc.vmfb.ranks.loss import CLOSED, LeftRanks, Loss, OneThread, Peer, array_bytes, difference, own_facts
 from aotc.vmfb.ranks.ranks import Ranks
 
 _NAMES = ("libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so")
@@ -222,6 +222,7 @@ class MpiLink:
         self._peers: tuple[Peer, ...] = ()
         self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
+        self._overdue = LeftRanks()
         self._open = True
         # A receive for each other rank waits for its word that it leaves.
         self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
@@ -251,6 +252,18 @@ class MpiLink:
             except BaseException as error:
                 self.close(f"failed ({type(error).__name__})")
                 raise
+
+    def lost(self, what: str) -> RankLost | None:
+        """Return the error of a lost rank, or None; a process that ends is noticed by MPI's launcher alone."""
+        try:
+            self._look_for_byes((), (), what)
+            left = self._overdue.overdue(self._left)
+            if left is not None:
+                self._fail(self._left[left], what)
+        except RankLost as error:
+            self.close(self._left[error.rank].why, error.rank)
+            return error
+        return None
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Compare facts between all ranks.

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from aotc.vmfb.errors import ArgumentValueError
 
 TRANSPORTS = ("tcp", "mpi", "threads")
+NCCL, HOST = "nccl", "host"
+GPU_TRANSPORTS = (NCCL, HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Ranks:
         ``tcp``, ``mpi`` or ``threads``. By default MPI if its launcher started this process, else TCP.
     timeout : float
         Seconds to wait at start until all ranks are there.
+    local_rank : int
+        Number of this process among those of its host, which chooses its GPU; by default the rank.
+    gpus : str
+        How arrays go from GPU to GPU: ``nccl``, or ``host``, through memory of the host and the ``transport``. By
+        default NCCL if it is installed.
 
     Raises
     ------
@@ -39,6 +46,8 @@ class Ranks:
     address: str = ""
     transport: str = ""
     timeout: float = 30.0
+    local_rank: int = -1
+    gpus: str = ""
 
     def __post_init__(self) -> None:
         for name in ("rank", "size"):
@@ -51,8 +60,13 @@ class Ranks:
             raise ArgumentValueError("Ranks", "the rank is out of range", self.rank, f"0 to {self.size - 1}")
         if self.transport and self.transport not in TRANSPORTS:
             raise ArgumentValueError("Ranks", "unknown transport", repr(self.transport), ", ".join(TRANSPORTS))
+        if self.gpus and self.gpus not in GPU_TRANSPORTS:
+            expected = ", ".join(GPU_TRANSPORTS)
+            raise ArgumentValueError("Ranks", "no way between GPUs", repr(self.gpus), expected)
         if not self.timeout > 0:
             raise ArgumentValueError("Ranks", "timeout must be positive", self.timeout)
+        if not isinstance(self.local_rank, int) or self.local_rank < -1:
+            raise ArgumentValueError("Ranks", "the local rank is no number of a process", repr(self.local_rank))
         if self.address:
             split_address(self.address)
 
@@ -98,7 +112,10 @@ _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
 class _Launcher(NamedTuple):
-    """A launcher's environment variables: rank, size (the first that is set), others that must be set, transport."""
+    """A launcher's environment variables, and its transport.
+
+    The variables are the rank, the size (the first that is set), others that must be set, and the rank on its host.
+    """
 
     name: str
     rank: str
@@ -106,17 +123,21 @@ class _Launcher(NamedTuple):
     needs: tuple[str, ...]
     address: Callable[[Mapping[str, str]], str]
     transport: str
+    local_rank: str
 
 
 # The first row whose variables are set counts: mpirun inside of a Slurm job sets both families.
 _LAUNCHERS = (
-    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("MASTER_ADDR",), _torchrun_address, "tcp"),
-    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), (), _no_address, "mpi"),
-    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), (), _no_address, "mpi"),
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("MASTER_ADDR",), _torchrun_address, "tcp", "LOCAL_RANK"),
+    _Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), (), _no_address, "mpi",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), (), _no_address, "mpi", "MPI_LOCALRANKID"),
     # A batch script outside of srun has SLURM_PROCID and SLURM_NTASKS, but it is one process and not a step.
     _Launcher(
         "Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_NODELIST",), _slurm_address,
-        "tcp",
+        "tcp", "SLURM_LOCALID",
     ),
 )  # fmt: skip
 
@@ -124,7 +145,8 @@ _LAUNCHERS = (
 def ranks_from_environment(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks that a launcher has set in the environment, or None.
 
-    ``AOTC_RANKS_ADDRESS`` replaces the address of the launcher, and selects TCP.
+    ``AOTC_RANKS_ADDRESS`` replaces the address of the launcher, and selects TCP. ``AOTC_RANKS_GPUS`` is ``gpus`` of
+    :class:`Ranks`.
 
     Raises
     ------
@@ -143,7 +165,11 @@ def ranks_from_environment(environ: Mapping[str, str] = os.environ) -> Ranks | N
                 row.rank, f"{row.name} set a rank that is out of range", number, f"0 to {count - 1} by {size}"
             )
         address = environ.get("AOTC_RANKS_ADDRESS", "")
-        return Ranks(number, count, address or row.address(environ), "tcp" if address else row.transport)
+        local = _integer(row.local_rank, environ[row.local_rank]) if environ.get(row.local_rank) else -1
+        return Ranks(
+            number, count, address or row.address(environ), "tcp" if address else row.transport, local_rank=local,
+            gpus=environ.get("AOTC_RANKS_GPUS", ""),
+        )  # fmt: skip
     return None
 
 

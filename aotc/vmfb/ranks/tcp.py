@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.vmfb.errors import CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
-from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, OneThread, Peer, array_bytes
+from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, LeftRanks, OneThread, Peer, array_bytes
 from aotc.vmfb.ranks.ranks import Ranks
 from aotc.vmfb.ranks.rendezvous import connect_pairs, meet
 from aotc.vmfb.ranks.watch import LossWatch
@@ -44,6 +44,7 @@ class TcpLink:
         self.rank, self.size = rank, len(peers)
         self._peers, self._watch = peers, watch
         self._turn = OneThread()
+        self._left = LeftRanks()
         self._failure: tuple[int, str] | None = None
         # The system sizes their buffers: a size of ours would be no faster, and on many systems the limit is lower.
         self._channels = {other: _Channel(other, sock) for other, sock in pairs.items()}
@@ -73,6 +74,14 @@ class TcpLink:
             except BaseException as error:  # half of the data may be on the way: nothing can follow
                 self.close(f"failed ({type(error).__name__})")
                 raise
+
+    def lost(self, what: str) -> RankLost | None:
+        """Return the error of a lost rank, or None."""
+        if self._failure is not None:
+            return RankLost(*self._failure)
+        if self._watch.lost is None and (left := self._left.overdue(self._watch.closed)) is not None:
+            self._watch.report(left)
+        return self._lost(what, waiting=True) if self._watch.lost is not None else None
 
     def close(self, why: str = CLOSED) -> None:
         """Tell the other ranks, and close the connections."""

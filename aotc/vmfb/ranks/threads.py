@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_condition, new_lock
-from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, Loss, OneThread
+from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, LeftRanks, Loss, OneThread
 
 # Ranks that are threads of one process, at most: the concurrent calls of the executor, in which they wait.
 MOST_THREADS = 32
@@ -58,6 +58,7 @@ class ThreadLink:
         self.rank, self.size = rank, board.size
         self._board, self._changed = board, board.changed[rank]
         self._turn = OneThread()
+        self._left = LeftRanks()
         self._failure: tuple[int, str] | None = None
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
@@ -79,6 +80,17 @@ class ThreadLink:
                 self._withdraw(posted)
                 self.close(f"failed ({type(error).__name__})")
                 raise
+
+    def lost(self, what: str) -> RankLost | None:
+        """Return the error of a lost rank, or None."""
+        if self._failure is not None:
+            return RankLost(*self._failure)
+        board = self._board
+        with self._changed:
+            left = self._left.overdue(rank for rank in board.closed if rank != self.rank)
+            if left is not None:
+                board.lose(left)
+        return self._lost(what) if board.lost is not None else None
 
     def close(self, why: str = CLOSED) -> None:
         """Wake ranks that wait for this one, with an error."""

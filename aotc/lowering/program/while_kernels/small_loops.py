@@ -27,7 +27,7 @@ from aotc.ir.loop.ir import (
     Stmt,
     Store,
     While,
-    calls_device_function,
+    is_self_contained,
     needs_block,
 )
 from aotc.ir.loop.ir import walk as walk_statements
@@ -76,7 +76,7 @@ def is_small_loop(loop: CandidateLoop, limit: Limit) -> bool:
     """Return True if an iteration does so little work that launches would dominate its time."""
     if not is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners):
         return False
-    if any(needs_block(k) or calls_device_function(k) for k in kernels_in(loop.op, loop.kernels)):
+    if any(needs_block(k) or not is_self_contained(k) for k in kernels_in(loop.op, loop.kernels)):
         return False
     often = [loop.kernels[o.attrs["callee"]] for r in loop.op.regions for o in _often(r) if o.name == "dispatch"]
     total = sum(static(k.flops) for k in often) + sum(copied_elements(loop.op, loop.owners))

@@ -15,6 +15,7 @@ from aotc.vmfb.devices.cuda import tensor_map
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.graphs import Cell, CopyParameters, Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
+from aotc.vmfb.ranks.gpu_calls import GpuCall
 
 Change = Callable[[], int]
 
@@ -75,6 +76,16 @@ class SignalCommand(GpuCommand):
 
     def __init__(self, executable: LoadedGpu, address: int) -> None:
         super().__init__(executable, ("signal", (address,)), [])
+
+
+class CollectiveCommand(GpuCommand):
+    """A collective of several ranks; the addresses of one that is recorded are fixed."""
+
+    __slots__ = ("is_recorded",)
+
+    def __init__(self, executable: LoadedGpu, call: GpuCall, addresses: Sequence[int]) -> None:
+        self.is_recorded = call.is_recorded
+        super().__init__(executable, ("collective", (call, tuple(addresses))), [])
 
 
 class LaunchCommand(GpuCommand):

@@ -88,7 +88,8 @@ def open_executable(
     """Load a CUDA variant on GPU ``ordinal``."""
     check_gpu(bundle, variant, ordinal)
     constants = load_constants(bundle, variant.get("constants"))
-    return PlacedExecutable(bundle, variant, [LoadedGpu(bundle, variant, 0, constants, None, ordinal)])
+    loaded = LoadedGpu(bundle, variant, 0, constants, None, ordinal, custom_calls)
+    return PlacedExecutable(bundle, variant, [loaded])
 
 
 def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:

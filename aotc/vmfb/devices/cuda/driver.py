@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
-from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
+from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording, StreamCall
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, OutOfGpuMemory, call, handle_of, is_done, missing, try_driver
-from aotc.vmfb.devices.cuda.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
+from aotc.vmfb.devices.cuda.libcuda.loops import WORD_BYTES, Loops, do_nothing, load_decisions, watch
 from aotc.vmfb.devices.cuda.stream_order import Mark
-from aotc.vmfb.errors import CallError
+from aotc.vmfb.errors import CallError, RankLost
 from aotc.vmfb.host.release import Release
+from aotc.vmfb.ranks.gpu_calls import RankWatch
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
 
@@ -28,6 +29,7 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING, _RELAXED = 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CAPTURE_OF_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _WORDS: list[int] = []  # free words of page-locked host memory that GPUs read
@@ -137,6 +139,8 @@ class _Resources:
         self.words: list[int] = []
         self.decisions: dict[str, c_void_p] = {}
         self.turning: set[int] = set()  # streams with running loops
+        self.exchanging: dict[int, Recording] = {}  # graphs with collectives, by handle
+        self.destroyed: set[int] = set()  # of those, what is destroyed before its owner asks for it
         self.later: list[int] = []  # memory to free when these have ended: a free waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
@@ -147,11 +151,24 @@ class _Resources:
         if os.getpid() == self.process:
             with suppress(CallError), _within(self.context):
                 for graph in graphs:
-                    try_driver("cuGraphExecDestroy", graph.ready)
-                    try_driver("cuGraphDestroy", graph.source)
+                    self._destroy(graph)
                 for address in blocks:
                     self.blocks.discard(address)
                     try_driver("cuMemFree_v2", address)
+
+    def _destroy(self, graph: Recording) -> None:
+        key = graph.ready.value or 0
+        self.exchanging.pop(key, None)
+        if key not in self.destroyed:
+            try_driver("cuGraphExecDestroy", graph.ready)
+            try_driver("cuGraphDestroy", graph.source)
+
+    def destroy_exchanging(self) -> None:
+        """Destroy all graphs with collectives, which must not be launched again."""
+        with suppress(CallError), _within(self.context):
+            for key, graph in list(self.exchanging.items()):
+                self._destroy(graph)
+                self.destroyed.add(key)
 
     def word(self) -> int:
         """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
@@ -194,11 +211,14 @@ class Gpu(GraphStream):
         The stream's mark on memory that it may access.
     enter_quickly : callable
         The operation of :meth:`enter`; returns the driver's status.
+    ranks : RankWatch or None
+        What waits ask whether a rank is lost on which the stream's collectives wait.
     has_ended_loops : bool
         True if loops were stopped; later work of the stream then computed on incomplete values.
     """
 
     has_ended_loops = False
+    ranks: RankWatch | None = None
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -211,6 +231,7 @@ class Gpu(GraphStream):
         self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # keeps the owner of the memory alive
         self._loops: Loops | None = None
+        self._capturing: c_void_p | None = None
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
     def _new_stream(self) -> tuple[c_void_p, Mark]:
@@ -223,7 +244,7 @@ class Gpu(GraphStream):
         """Return a handle of the same GPU and modules with its own stream."""
         self.enter()
         other = copy(self)
-        other._first, other._loops = self._first or self, None
+        other._first, other._loops, other._capturing = self._first or self, None, None
         other.stream, other.mark = self._new_stream()
         return other
 
@@ -281,7 +302,19 @@ class Gpu(GraphStream):
 
     def signal(self, address: int) -> None:
         """Store 1 in a word of page-locked host memory when the stream has completed all its current work."""
-        call("cuMemsetD32Async", address, 1, 1, self.stream)
+        self.set_word(address, 1, self.handle)
+
+    def set_word(self, address: int, value: int, stream: int) -> None:
+        """Store a word of 32 bits when ``stream`` has completed all its current work."""
+        call("cuMemsetD32Async", address, value, 1, stream)
+
+    def set_zeros(self, address: int, size: int, stream: int) -> None:
+        """Store ``size`` bytes of zeros, asynchronously, on ``stream``."""
+        call("cuMemsetD8Async", address, 0, size, stream)
+
+    def copy_on(self, stream: int, to: int, source: int, size: int) -> None:
+        """Copy on the GPU, asynchronously, on ``stream``."""
+        call("cuMemcpyDtoDAsync_v2", to, source, size, stream)
 
     def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
         """Copy from memory of the GPU ``other``, possibly the same GPU, on this GPU's stream."""
@@ -340,7 +373,7 @@ class Gpu(GraphStream):
 
     def finish(self, event: c_void_p) -> None:
         """Wait on the host for an event of this stream; if the call is to stop, also stop the stream's loops."""
-        if self.is_turning:
+        if self.is_turning or self.ranks is not None:
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
 
@@ -355,10 +388,42 @@ class Gpu(GraphStream):
 
     def wait(self) -> None:
         """Wait on the host for the stream; if the call is to stop, also stop the stream's loops."""
-        if self.is_turning:
+        if self.is_turning or self.ranks is not None:
             self._watch("cuStreamQuery", self.stream)
             self._have_swapped()
         call("cuStreamSynchronize", self.stream)
+
+    # ------------------------------------------------------------ collectives
+
+    def collective(self, call_on: StreamCall, addresses: Sequence[int]) -> None:
+        """Enqueue a collective on the stream."""
+        call_on(self, self.handle, addresses)
+
+    @contextmanager
+    def capture(self) -> Iterator[tuple[int, c_void_p]]:
+        """Record what the block enqueues on a stream, and not run it.
+
+        Yield the stream and the handle of a graph that holds it after the block; the caller destroys the graph.
+        """
+        if self._capturing is None:
+            self._capturing = handle_of("cuStreamCreate", _NON_BLOCKING)
+            self._held.streams.append(self._capturing)
+        graph = c_void_p()
+        call("cuStreamBeginCapture_v2", self._capturing, _CAPTURE_OF_THREAD)
+        try:
+            yield self._capturing.value or 0, graph
+        except BaseException:
+            try_driver("cuStreamEndCapture", self._capturing, byref(graph))
+            raise
+        call("cuStreamEndCapture", self._capturing, byref(graph))
+
+    def note_collectives(self, graph: Recording) -> None:
+        """Record that a graph contains collectives, which must be destroyed before their communicators."""
+        self._held.exchanging[graph.ready.value or 0] = graph
+
+    def destroy_graphs(self) -> None:
+        """Destroy all graphs with collectives: ranks are lost, or the module is closed."""
+        self._held.destroy_exchanging()
 
     # ------------------------------------------------------------ graphs
 
@@ -400,8 +465,13 @@ class Gpu(GraphStream):
             self._held.free(blocks, ())
 
     def _watch(self, name: str, handle: c_void_p) -> None:
+        check = self.ranks.check if self.ranks is not None else do_nothing
         try:
-            watch(partial(is_done, name, handle))
-        except BaseException:
+            watch(partial(is_done, name, handle), check)
+        except RankLost:
+            raise
+        except BaseException as error:
+            if self.ranks is not None:  # the stream waits for ranks that may wait for this one
+                self.ranks.fail(error)
             self.end_loops()
             raise

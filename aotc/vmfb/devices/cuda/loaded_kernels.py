@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import c_void_p
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.devices.cuda.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.locks import new_recursive_lock
+from aotc.vmfb.ranks.gpu_calls import GpuCall
 from aotc.vmfb.verify.buffers import check_digest
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 from aotc.vmfb.weights.constants import ConstantMemory
@@ -81,6 +83,13 @@ class LoadedGpu:
         Ranges of the constants to load: source offset, bytes, target offset; None for all.
     ordinal : int
         The number of the GPU.
+    custom_calls : mapping of str to GpuFunction, optional
+        Among others the collectives of a rank, by name.
+
+    Attributes
+    ----------
+    collectives : dict of int to GpuCall
+        The collectives that kernels without code stand for, by number of the kernel.
 
     Raises
     ------
@@ -90,7 +99,7 @@ class LoadedGpu:
 
     def __init__(
         self, bundle: OpenedBundle, part: dict[str, Any], first: int, constants: ConstantMemory,
-        pieces: Sequence[Sequence[int]] | None, ordinal: int,
+        pieces: Sequence[Sequence[int]] | None, ordinal: int, custom_calls: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         check_kernels(bundle, part)
         self.where = bundle.where
@@ -98,6 +107,8 @@ class LoadedGpu:
         self.gpu = cuda_driver.Gpu(ordinal)
         self.kernels = dict(enumerate(part["kernels"], first))
         self.functions = dict(enumerate(self._load(bundle, part), first))
+        without = ((number, kernel) for number, kernel in self.kernels.items() if not has_code(kernel))
+        self.collectives = {number: self._collective(part, kernel, custom_calls) for number, kernel in without}
         rows = [(0, constants.size, 0)] if pieces is None else pieces
         self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
         self.constants = self._upload(bundle, constants, rows)
@@ -105,10 +116,23 @@ class LoadedGpu:
         self.usage.count(self.constants_bytes)
         self._idle: dict[int, list[_IdleMemory]] = {}  # memory of freed arrays, by size
 
-    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[c_void_p]:
+    def _collective(
+        self, part: Mapping[str, Any], kernel: Mapping[str, Any], custom_calls: Mapping[str, Any]
+    ) -> GpuCall:
+        (row,) = (row for row in part["custom_calls"] if row["symbol"] == kernel["symbol"])
+        if row["name"] not in custom_calls:
+            what = f"kernel {kernel['name']!r} is {row['name']}, which this process does not know"
+            raise BundleError(self.where, what, hint="compile the model again")
+        found: GpuCall = custom_calls[row["name"]].on_gpu(self.where, self.gpu, row, kernel["extents"])
+        return found
+
+    def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[c_void_p | None]:
         modules: dict[tuple[int, ...], c_void_p] = {}
-        functions = []
-        for kernel, image in zip(part["kernels"], images(bundle, part)):
+        functions: list[c_void_p | None] = []
+        for kernel, image in zip(part["kernels"], images(bundle, part), strict=True):
+            if image is None:
+                functions.append(None)
+                continue
             place = tuple(kernel["image"])
             try:
                 if place not in modules:
@@ -192,6 +216,11 @@ class LoadedGpu:
         return freed
 
 
+def has_code(kernel: Mapping[str, Any]) -> bool:
+    """Return True for a kernel with machine code; one without stands for a collective of the runtime."""
+    return "image" in kernel
+
+
 def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     """Refuse incomplete kernel entries, and tensor maps that exceed their arrays.
 
@@ -200,7 +229,10 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     BundleError
         The message has the kernel's name.
     """
+    symbols = [row["symbol"] for row in part.get("custom_calls", ())]
     for kernel in part["kernels"]:
+        if not has_code(kernel) and symbols.count(kernel.get("symbol")) == 1:
+            continue
         maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
         whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits_gpu_limits(kernel)
         if not whole or not all(map_fits(row, buffers) for row in maps):
@@ -213,8 +245,8 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
         raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 
 
-def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview]:
-    """Return the code of each kernel.
+def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview | None]:
+    """Return the code of each kernel, None for a kernel without.
 
     Raises
     ------
@@ -226,8 +258,11 @@ def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview]:
     whole = bundle.checked(part["ptx" if "ptx" in part else "cubin"])
     check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
     data = whole[:-INTERFACE_BYTES]
-    found = []
+    found: list[memoryview | None] = []
     for kernel in part["kernels"]:
+        if not has_code(kernel):
+            found.append(None)
+            continue
         begin, size = kernel["image"]
         if not 0 <= begin <= begin + size <= data.nbytes:
             raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the code")

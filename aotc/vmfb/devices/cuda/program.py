@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_void_p
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.commands import all_commands, all_nodes
-from aotc.vmfb.devices.cuda.commands import CopyCommand, GpuCommand, LaunchCommand, SignalCommand
+from aotc.vmfb.devices.cuda.commands import (
+    CollectiveCommand,
+    CopyCommand,
+    GpuCommand,
+    LaunchCommand,
+    SignalCommand,
+)
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker, Recording
@@ -107,11 +114,12 @@ def _forget(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
 class CudaProgram:
     """A command buffer with its parameters and addresses filled in.
 
-    The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Older
-    drivers lack conditional nodes: then each graph between loops and branches is recorded separately, and the host
-    reads the conditions. ``record=False`` launches commands directly, for addresses that are used only once. A recorded
-    graph can be retargeted to other addresses. Copies to slot ``marks`` are marks: they show that a result is complete
-    before the call ends.
+    The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Loops
+    and branches that CUDA graphs cannot contain are run by the host, which reads their conditions: those with
+    collectives, and all with older drivers, which lack conditional nodes. What lies between them is recorded.
+    ``record=False`` launches commands directly, for addresses that are used only once. A recorded graph can be
+    retargeted to other addresses. Copies to slot ``marks`` are marks: they show that a result is complete before the
+    call ends.
 
     Attributes
     ----------
@@ -139,8 +147,8 @@ class CudaProgram:
         self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
         self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
         self.graphs: list[Recording] = []
-        whole = record and is_recorded(nodes, executable.gpu)
-        self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
+        self._steps = self._steps_of(nodes)
+        whole = record and all(map(self._is_recorded, nodes))
         if whole and not _has_loops(nodes):
             self.graphs = recordings.graphs[-1:]
 
@@ -169,22 +177,27 @@ class CudaProgram:
         slot, offset = place
         return self._slots[slot] + self._value(offset)
 
+    def _is_recorded(self, node: Node) -> bool:
+        return self._record and is_recorded(node, self._executable.gpu, self._executable.collectives)
+
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
-        for node in nodes:
-            match node:
-                case Graph():
-                    steps.append(self._graph(node))
-                case WhileNode():
-                    steps.append(self._while(node))
-                case Case():
-                    steps.append(self._case(node))
+        for recorded, found in groupby(nodes, self._is_recorded):
+            group = list(found)
+            steps += [self._recorded(group)] if recorded else map(self._step, group)
         return steps
+
+    def _step(self, node: Node) -> Step:
+        match node:
+            case Graph():
+                return self._graph(node)
+            case WhileNode():
+                return self._while(node)
+            case Case():
+                return self._case(node)
 
     def _graph(self, graph: Graph) -> Step:
         """Return the function that launches a graph's commands one by one, in an order that respects its edges."""
-        if self._record:
-            return self._recorded([graph])
         gpu = self._executable.gpu
         commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
 
@@ -201,10 +214,14 @@ class CudaProgram:
         graph = gpu.new_graph()
         rows: list[tuple[Command, GpuCommand, int]] = []
 
+        exchanges: list[GpuCommand] = []
+
         def added(command: Command, work: GpuCommand, node: int, maker: GraphMaker) -> None:
+            if isinstance(work, CollectiveCommand):
+                exchanges.append(work)
             if maker is graph and work.cells:
                 rows.append((command, work, node))
-            elif work.cells:
+            elif work.cells or isinstance(work, CollectiveCommand):
                 self.fixed.update(slot for slot, _ in command.places)
 
         try:
@@ -214,6 +231,8 @@ class CudaProgram:
             gpu.drop(graph)
             raise
         self._recordings.graphs.append(recording)
+        if exchanges:
+            gpu.note_collectives(recording)
         self.fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
         for command, work, node in rows:
             work.record(recording, node)
@@ -236,6 +255,8 @@ class CudaProgram:
             return SignalCommand(self._executable, addresses[1])
         if command.kind == COPY:
             return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
+        if (collective := self._executable.collectives.get(command.kernel)) is not None:
+            return CollectiveCommand(self._executable, collective, addresses)
         kernel, items = self._executable.kernels[command.kernel], self._value(command.items)
         shape = launch_of(self._executable.where, kernel, dims, items, self._executable.gpu.multiprocessors)
         if shape.is_empty:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
@@ -36,6 +36,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _HANDLE),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, _HANDLE),
     "cuMemsetD32Async": (c_uint64, c_uint, c_size_t, _HANDLE),
+    "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, _HANDLE),
+    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
+    "cuStreamEndCapture": (_HANDLE, _OUT),
+    "cuGraphAddChildGraphNode": (_OUT, _HANDLE, c_void_p, c_size_t, _HANDLE),
     "cuStreamCreate": (_OUT, c_uint),
     "cuStreamDestroy_v2": (_HANDLE,),
     "cuStreamSynchronize": (_HANDLE,),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -164,6 +165,12 @@ class Recording(NamedTuple):
     source: c_void_p
 
 
+class StreamCall(Protocol):
+    """Interface of work that another library enqueues: see :class:`aotc.vmfb.ranks.gpu_calls.GpuCall`."""
+
+    def __call__(self, gpu: Any, stream: int, addresses: Sequence[int]) -> None: ...
+
+
 class LoopState(Protocol):
     """Interface of the loops' state on a GPU: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
 
@@ -190,6 +197,9 @@ class GraphGpu(Protocol):
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes and return the address."""
+
+    def capture(self) -> AbstractContextManager[tuple[int, c_void_p]]:
+        """Record what the block enqueues on a stream, as a graph."""
 
 
 class GraphMaker:
@@ -220,6 +230,15 @@ class GraphMaker:
         """Add a node that stores 1 in a word of page-locked host memory."""
         made = _Fill(address, 0, 1, 4, 1, 1)
         return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
+
+    def collective(self, after: After, call_on: StreamCall, addresses: Sequence[int]) -> Node:
+        """Add a collective, with all that its library launches for it, as one node."""
+        with self._gpu.capture() as (stream, graph):
+            call_on(self._gpu, stream, addresses)
+        try:
+            return self._add("cuGraphAddChildGraphNode", after, graph)  # with a copy of the graph
+        finally:
+            call("cuGraphDestroy", graph)
 
     def join(self, after: After) -> Node:
         """Add an empty node that waits for the nodes ``after``."""

@@ -64,10 +64,15 @@ LOOP_SPIN_NANOSECONDS = 2_000_000
 LOOP_SLEEP_SECONDS = 50e-6
 
 
-def watch(is_done: Callable[[], bool]) -> None:
-    """Wait until ``is_done`` returns True; raise if the call is cancelled or a signal handler raises."""
+def do_nothing() -> None:
+    """Do nothing: the default ``check`` of :func:`watch`."""
+
+
+def watch(is_done: Callable[[], bool], check: Callable[[], None] = do_nothing) -> None:
+    """Wait until ``is_done`` returns True; raise if the call is cancelled, or a signal handler or ``check`` raises."""
     watching, begin = Watch(), perf_counter_ns()
     while not is_done():
         watching.pending_exception()
+        check()
         if perf_counter_ns() - begin > LOOP_SPIN_NANOSECONDS:
             sleep(LOOP_SLEEP_SECONDS)

@@ -5,20 +5,28 @@ Edges between commands become edges between graph nodes; loops and branches beco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from aotc.vmfb.abi import Case, Command, Graph, Node, Place, WhileNode
+from aotc.vmfb.abi import DISPATCH, Case, Command, Graph, Node, Place, WhileNode
+from aotc.vmfb.commands import all_commands
 from aotc.vmfb.devices.cuda.commands import GpuCommand, SignalCommand
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import GraphMaker
+from aotc.vmfb.ranks.gpu_calls import GpuCall
 
 After: TypeAlias = "tuple[int, ...]"
 
 
-def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
-    """Return True if all the nodes of a command buffer can be recorded as one graph."""
-    return bool(nodes) and (all(isinstance(node, Graph) for node in nodes) or gpu.has_conditions())
+def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall]) -> bool:
+    """Return True if a node of a command buffer can be part of a recorded graph.
+
+    ``collectives`` are those of the kernels without code, by number. CUDA allows none in loops and branches.
+    """
+    calls = [collectives[c.kernel] for c in all_commands([node]) if c.kind == DISPATCH and c.kernel in collectives]
+    if isinstance(node, Graph):
+        return all(call.is_recorded for call in calls)
+    return gpu.has_conditions() and not calls
 
 
 class GraphRecorder:

@@ -1,0 +1,1 @@
+"""Collectives between GPUs by NCCL, called through ctypes."""

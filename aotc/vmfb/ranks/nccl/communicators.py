@@ -1,0 +1,123 @@
+"""NCCL's communicators of one rank: one for each distinct list of groups, made when the module is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from ctypes import byref, c_void_p
+from time import monotonic
+
+import numpy as np
+
+from aotc.vmfb.errors import CallError
+from aotc.vmfb.ranks.link import Link
+from aotc.vmfb.ranks.loss import POLL_SECONDS, rank_list
+from aotc.vmfb.ranks.nccl.library import ID_BYTES, Config, Nccl, UniqueId
+
+Groups = tuple[tuple[int, ...], ...]
+
+# Seconds for all ranks of a group to make a communicator. It takes 0.3 to 2 s between GPUs of a host.
+_START_SECONDS = 120
+
+# Seconds that the end of a communicator may take. NCCL waits in it for kernels of ranks that are gone, possibly for
+# ever.
+END_SECONDS = 4.0
+
+
+class Communicators:
+    """The communicators of one rank, by their groups.
+
+    Parameters
+    ----------
+    nccl : Nccl
+    link : Link
+        Carries NCCL's ids of the groups between the ranks.
+    enter : callable
+        Makes the rank's GPU current in the calling thread.
+    """
+
+    def __init__(self, nccl: Nccl, link: Link, enter: Callable[[], None]) -> None:
+        self.nccl, self._link, self._enter = nccl, link, enter
+        self._made: dict[Groups, c_void_p] = {}
+
+    def of(self, groups: Groups) -> c_void_p:
+        """Return this rank's communicator for ``groups``; at first use all ranks make it together.
+
+        Raises
+        ------
+        RankLost
+            If a rank ends meanwhile.
+        CallError
+            If NCCL cannot connect the GPUs.
+        """
+        if groups not in self._made:
+            self._made[groups] = self._make(groups)
+        return self._made[groups]
+
+    def async_error(self) -> str:
+        """Return an error that NCCL has met since the last call; empty if there is none."""
+        return next((text for c in self._made.values() if (text := self.nccl.async_error(c))), "")
+
+    def end(self, function: str) -> bool:
+        """End all communicators by ``ncclCommAbort`` or ``ncclCommDestroy``; return False if one does not end in time.
+
+        All end at once, each in a thread: one may wait for kernels of another. Graphs that contain collectives must be
+        destroyed before.
+        """
+        made, self._made = self._made, {}
+        threads = [threading.Thread(target=self._end, args=(function, one), daemon=True) for one in made.values()]
+        for thread in threads:
+            thread.start()
+        deadline = monotonic() + END_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _end(self, function: str, communicator: c_void_p) -> None:
+        self._enter()
+        try:
+            self.nccl.call(function, communicator)
+        except CallError:  # nothing depends on it any more
+            return
+
+    def _make(self, groups: Groups) -> c_void_p:
+        group = next(group for group in groups if self._link.rank in group)
+        one, failures = c_void_p(), list[CallError]()
+        own = self._shared_id(group)
+
+        def start() -> None:
+            self._enter()
+            config = Config.of_blocking()
+            arguments = len(group), own, group.index(self._link.rank), byref(config)
+            try:
+                self.nccl.call("ncclCommInitRankConfig", byref(one), *arguments)
+            except CallError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=start, daemon=True)  # in it NCCL waits for ranks that may be gone
+        thread.start()
+        what, deadline = f"the start of NCCL between {rank_list(sorted(group))}", monotonic() + _START_SECONDS
+        while thread.is_alive():
+            if lost := self._link.lost(what):
+                raise lost
+            if monotonic() > deadline:
+                raise CallError("", f"{what} takes more than {_START_SECONDS} s", hint="NCCL_DEBUG=INFO says where")
+            thread.join(POLL_SECONDS)
+        if failures:
+            raise failures[0]
+        return one
+
+    def _shared_id(self, group: tuple[int, ...]) -> UniqueId:
+        """Return the id that the first rank of the group has made."""
+        own = UniqueId()
+        data = np.frombuffer((ctypes.c_uint8 * ID_BYTES).from_buffer(own), np.uint8)
+        what = f"NCCL's id for {rank_list(sorted(group))}"
+        if group[0] == self._link.rank:
+            self.nccl.call("ncclGetUniqueId", byref(own))
+            if len(group) > 1:
+                self._link.exchange(dict.fromkeys(group[1:], data), {}, what)
+        else:
+            self._link.exchange({}, {group[0]: data}, what)
+        return own
+
