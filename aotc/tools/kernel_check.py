@@ -31,7 +31,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.devices.cpu import device as cpu_device
 from aotc.vmfb.devices.cpu.native import SharedObject
 from aotc.vmfb.devices.cuda import device as cuda_device
-from aotc.vmfb.devices.cuda.loaded_kernels import images
+from aotc.vmfb.devices.cuda.loaded_kernels import has_code, images
 from aotc.vmfb.errors import BundleError
 
 
@@ -93,7 +93,9 @@ class CudaKernels:
         self.obstacle = cuda_device.obstacle(dict(part))
         self._kernels: GpuKernels | None = None
         if not self.obstacle:
-            self._kernels = GpuKernels(opened.where, rows, images(opened, {**part, "kernels": rows}))
+            coded = [row for row in rows if has_code(row)]
+            code = [image for image in images(opened, {**part, "kernels": coded}) if image is not None]
+            self._kernels = GpuKernels(opened.where, coded, code)
 
     def expected(self, kernel: Kernel, arguments: Arguments) -> None:
         """Run the bundle's kernel, if a GPU can."""

@@ -20,6 +20,7 @@ CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
     "aotc.vmfb.verify.kernel_interface",
     "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.profile.cost_record", "aotc.vmfb.ranks.layout",
+    "aotc.vmfb.ranks.gpu_reductions",
 )  # fmt: skip
 FACTS = ("numpy", "aotc.ir", "aotc.lowering.threshold", *COMMON, *CONTRACTS)  # in the order of the rooms of lowering
 MODEL = ("aotc.lowering.analysis", *FACTS)

@@ -155,7 +155,7 @@ def lower_collective(b: RegionBuilder, plan: CollectivePlan) -> Kernel:
     call = ExternalCall(
         COLLECTIVE_CALL + describe_custom_call(op).symbol, tuple((x, (0,) * len(x.shape)) for x in buffers)
     )
-    return b.kernel(1, (call,), _work(buffers))
+    return b.kernel(1, (call,), sum((product(x.shape) for x in b.outputs), 0))
 
 
 def _work(buffers: Sequence[Buffer]) -> Dim:

@@ -17,7 +17,7 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.dims.algebra import static
-from aotc.ir.loop.ir import Buffer, ExternalCall, Kernel, walk
+from aotc.ir.loop.ir import COLLECTIVE_CALL, Buffer, ExternalCall, Kernel, walk
 from aotc.ir.opset.collective import COLLECTIVES
 from aotc.tools.explain.schedule import kernels_of
 from aotc.tools.flow import Flow, FlowStep, flow_of
@@ -226,7 +226,9 @@ def _rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _symbols(kernel: Kernel) -> Iterator[str]:
-    return (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall) and isinstance(s.function, str))
+    """Yield the symbols of the functions that a kernel calls, or of the collective that it stands for."""
+    called = (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall))
+    return (name.removeprefix(COLLECTIVE_CALL) for name in called if isinstance(name, str))
 
 
 class _StepPlace(NamedTuple):

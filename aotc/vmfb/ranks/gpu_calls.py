@@ -56,15 +56,11 @@ class RankWatch(Protocol):
 
 
 class GpuCall(Protocol):
-    """Interface of a collective on a GPU, for arrays of fixed sizes.
+    """Interface of a collective on a GPU, for arrays of fixed sizes."""
 
-    Attributes
-    ----------
-    is_recorded : bool
-        True if a CUDA graph can contain it.
-    """
-
-    is_recorded: bool
+    @property
+    def is_recorded(self) -> bool:
+        """Return True if a CUDA graph can contain it."""
 
     def __call__(self, gpu: RankGpu, stream: int, addresses: Sequence[int]) -> None:
         """Enqueue the collective on a stream, for operands and results at these addresses."""
@@ -75,6 +71,9 @@ class GpuTransport(Protocol):
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """Return the collective on this rank's GPU; all ranks ask for the same ones in the same order."""
+
+    def refuse_if_over(self) -> None:
+        """Raise the error for which the work on GPUs has been given up, if it has."""
 
     def close(self) -> None:
         """Release what the ranks share."""
@@ -154,6 +153,9 @@ class HostTransport:
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """See :class:`GpuTransport`."""
         return HostCall(collective, self.link, arrays)
+
+    def refuse_if_over(self) -> None:
+        """Do nothing: the link refuses by itself."""
 
     def close(self) -> None:
         """Do nothing: the link is closed by itself."""

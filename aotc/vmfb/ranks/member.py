@@ -56,6 +56,8 @@ class Member:
 
         Raises
         ------
+        RankLost
+            If the work on GPUs has been given up, because a rank is lost.
         CallError
             If another thread of this process is in a call: ranks could run the two in different orders.
         """
@@ -63,6 +65,7 @@ class Member:
             what = "another thread calls this rank's module, and other ranks could run the two calls in another order"
             raise CallError(self.where, what, hint="calls from one thread, in the same order on all ranks")
         try:
+            self._gpus.refuse_if_over()
             yield
         finally:
             self._running.release()

@@ -14,13 +14,13 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
-from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording, StreamCall
+from aotc.vmfb.devices.cuda.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, OutOfGpuMemory, call, handle_of, is_done, missing, try_driver
 from aotc.vmfb.devices.cuda.libcuda.loops import WORD_BYTES, Loops, do_nothing, load_decisions, watch
 from aotc.vmfb.devices.cuda.stream_order import Mark
 from aotc.vmfb.errors import CallError, RankLost
 from aotc.vmfb.host.release import Release
-from aotc.vmfb.ranks.gpu_calls import RankWatch
+from aotc.vmfb.ranks.gpu_calls import GpuCall, RankWatch
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
 
@@ -395,7 +395,7 @@ class Gpu(GraphStream):
 
     # ------------------------------------------------------------ collectives
 
-    def collective(self, call_on: StreamCall, addresses: Sequence[int]) -> None:
+    def collective(self, call_on: GpuCall, addresses: Sequence[int]) -> None:
         """Enqueue a collective on the stream."""
         call_on(self, self.handle, addresses)
 

@@ -137,8 +137,9 @@ class LoadedGpu:
             try:
                 if place not in modules:
                     modules[place] = self.gpu.load(bytes(image))
-                functions.append(self.gpu.function(modules[place], kernel["symbol"]))
-                self.gpu.let_share(functions[-1], kernel.get("launch", {}).get("shared", 0))
+                function = self.gpu.function(modules[place], kernel["symbol"])
+                functions.append(function)
+                self.gpu.let_share(function, kernel.get("launch", {}).get("shared", 0))
             except CallError as error:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions

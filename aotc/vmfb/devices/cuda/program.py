@@ -145,7 +145,7 @@ class CudaProgram:
         # By slot: positions of addresses in node parameters, each with its byte offset from the slot's address, and
         # commands.
         self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
-        self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
+        self.fixed: set[int] = set()
         self.graphs: list[Recording] = []
         self._steps = self._steps_of(nodes)
         whole = record and all(map(self._is_recorded, nodes))
@@ -188,6 +188,9 @@ class CudaProgram:
         return steps
 
     def _step(self, node: Node) -> Step:
+        """Return the function that runs a node without a recording, at the current addresses."""
+        places = [p for c in all_commands([node]) for p in c.places] if isinstance(node, Graph) else [node.place]
+        self.fixed.update(slot for slot, _ in places)
         match node:
             case Graph():
                 return self._graph(node)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.errors import CallError, RankLost
+from aotc.vmfb.errors import CallError
 from aotc.vmfb.ranks.collectives import Collective
 from aotc.vmfb.ranks.gpu_calls import Arrays, GpuCall, RankGpu
 from aotc.vmfb.ranks.gpu_reductions import BYTES, GpuReduction, gpu_reduction
@@ -50,7 +50,7 @@ class NcclTransport:
         self._communicators: Communicators | None = None
         self._calls: list[Collective] = []
         self._asked = monotonic()
-        self._lost: RankLost | None = None
+        self._failure: CallError | None = None
         self._is_over = False
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
@@ -64,10 +64,15 @@ class NcclTransport:
         group = next(group for group in collective.groups or everyone if self._link.rank in group)
         return NcclCall(self._nccl, collective, arrays, communicator, group.index(self._link.rank), len(group))
 
+    def refuse_if_over(self) -> None:
+        """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`; the graphs of an earlier call are gone."""
+        if self._is_over:
+            raise self._failure or CallError("", "this rank has left the others", hint="start all ranks again")
+
     def check(self) -> None:
         """Raise RankLost if a rank is lost; then this module's GPU work has been given up."""
-        if self._lost is not None:
-            raise self._lost
+        if self._failure is not None:
+            raise self._failure
         if self._is_over:
             return
         if lost := self._link.lost(self._described()):
@@ -104,8 +109,7 @@ class NcclTransport:
         return CallError("", f"NCCL failed during {self._described()}", problem, hint="NCCL_DEBUG=WARN says more")
 
     def _give_up(self, error: CallError) -> None:
-        if isinstance(error, RankLost):
-            self._lost = error
+        self._failure = error
         self._end("ncclCommAbort")
         raise error
 

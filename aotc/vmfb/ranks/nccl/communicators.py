@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from ctypes import byref, c_void_p
@@ -110,14 +109,15 @@ class Communicators:
 
     def _shared_id(self, group: tuple[int, ...]) -> UniqueId:
         """Return the id that the first rank of the group has made."""
-        own = UniqueId()
-        data = np.frombuffer((ctypes.c_uint8 * ID_BYTES).from_buffer(own), np.uint8)
+        data = np.zeros(ID_BYTES, np.uint8)
         what = f"NCCL's id for {rank_list(sorted(group))}"
         if group[0] == self._link.rank:
+            own = UniqueId()
             self.nccl.call("ncclGetUniqueId", byref(own))
+            data[:] = np.frombuffer(bytes(own), np.uint8)
             if len(group) > 1:
                 self._link.exchange(dict.fromkeys(group[1:], data), {}, what)
         else:
             self._link.exchange({}, {group[0]: data}, what)
-        return own
+        return UniqueId.from_buffer_copy(data.tobytes())
 

@@ -76,7 +76,7 @@ class Nccl:
         Such as ``2.28.9``.
     """
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         for name, arguments in SIGNATURES.items():
             getattr(library, name).argtypes = arguments

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aotc.vmfb.devices.cuda.launch import LaunchShape
 from aotc.vmfb.devices.cuda.libcuda.library import DRIVER, call, handle_of
+from aotc.vmfb.ranks.gpu_calls import GpuCall, RankGpu
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA version in which conditional nodes can have several graphs
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -165,12 +166,6 @@ class Recording(NamedTuple):
     source: c_void_p
 
 
-class StreamCall(Protocol):
-    """Interface of work that another library enqueues: see :class:`aotc.vmfb.ranks.gpu_calls.GpuCall`."""
-
-    def __call__(self, gpu: Any, stream: int, addresses: Sequence[int]) -> None: ...
-
-
 class LoopState(Protocol):
     """Interface of the loops' state on a GPU: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
 
@@ -179,7 +174,7 @@ class LoopState(Protocol):
     state: int
 
 
-class GraphGpu(Protocol):
+class GraphGpu(RankGpu, Protocol):
     """Interface of a GPU for graphs: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
 
     stream: c_void_p
@@ -231,7 +226,7 @@ class GraphMaker:
         made = _Fill(address, 0, 1, 4, 1, 1)
         return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
 
-    def collective(self, after: After, call_on: StreamCall, addresses: Sequence[int]) -> Node:
+    def collective(self, after: After, call_on: GpuCall, addresses: Sequence[int]) -> Node:
         """Add a collective, with all that its library launches for it, as one node."""
         with self._gpu.capture() as (stream, graph):
             call_on(self._gpu, stream, addresses)
