@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.wide_families import WIDE, left_out
+from support.wide_families import WIDE, left_out, without_slow
 
 pytestmark = pytest.mark.ir
 
@@ -69,3 +69,11 @@ def test_slow_cases_stand_for_no_value():
     slow = cases([2, 5], slow=True)
     assert not set(map(id, slow)) & set(map(id, left_out([*slow, *items])))
     assert len(left_out([*slow, *items])) == len(left_out(items))
+
+
+@pytest.mark.parametrize(
+    ("slow", "left"), [([], []), ([False, True, False], [0, 2]), ([True, True], [0]), ([False], [0])]
+)
+def test_slow_cases_are_not_collected_and_no_function_is_without_a_case(slow, left):
+    calls = [SimpleNamespace(marks=[pytest.mark.ir.mark, *[pytest.mark.slow.mark] * one]) for one in slow]
+    assert without_slow(calls) == [calls[n] for n in left]

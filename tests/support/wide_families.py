@@ -5,7 +5,8 @@ case for each value of each parameter: no dtype, op, program, target or shape is
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import pytest
 
@@ -122,6 +123,17 @@ WIDE = frozenset({
     "whole/test_targets.py::test_conformance",
 })  # fmt: skip
 ONE_IN, ONE_IN_OF_PRODUCTS = 3, 5
+
+
+class Call(Protocol):
+    """The parameters of a case before it is an item, with their marks."""
+
+    marks: list[pytest.Mark]
+
+
+def without_slow(calls: Sequence[Call]) -> Sequence[Call]:
+    """Return the cases that are not slow. If all are, the first stands for them, so that the function has a case."""
+    return [call for call in calls if all(mark.name != "slow" for mark in call.marks)] or calls[:1]
 
 
 def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
