@@ -29,7 +29,7 @@ pytestmark = pytest.mark.cudasim
 FORMS = {
     "a warpgroup": (Tiling(WgmmaAttention(), 64, 64, 2), (2, 40, 100, 64, 64), "bf16", HEADS, None),
     "two that take turns, causal": (Tiling(WgmmaAttention(), 128, 32, 2), (2, 150, 136, 64, 80), "f16", TOKENS, 0),
-    "rows without terms": (Tiling(WgmmaAttention(), 128, 32, 2), (4, 130, 96, 96, 64), "bf16", SHARED, -40),
+    "rows without terms": (Tiling(WgmmaAttention(), 128, 32, 2), (2, 130, 64, 96, 64), "bf16", SHARED, -40),
     "warps": (Tiling(MmaAttention(), 32, 64, 2), (2, 40, 100, 64, 64), "f16", HEADS, None),
     "a warp alone": (Tiling(MmaAttention(), 16, 64, 3), (4, 5, 300, 80, 72), "bf16", SHARED, None),
     "warps of f32": (Tiling(MmaAttention(), 32, 64, 2), (2, 40, 100, 64, 64), "f32", TOKENS, 0),

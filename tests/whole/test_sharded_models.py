@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from support.halves import half_of_pairs
 from support.random_sharded import random_case
 from support.rank_cases import run_threads
 from support.sharded_models import CASES, LINE, check, decode, f32, over, run_on_threads
@@ -35,7 +36,7 @@ def check_random(seed):
     check(case, run_on_threads(case.compile(source=False), case.args, size))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_functions(seed):
     check_random(seed)
 
@@ -65,9 +66,8 @@ def on_mesh(case):
     return jax.jit(case.function, **{key: named(value) for key, value in given.items() if value is not None})
 
 
-@pytest.mark.parametrize("form", ["function", "export", "file", "text"])
-@pytest.mark.parametrize("name", AS_FILES)
-def test_forms_of_a_model(name, form, tmp_path):
+@pytest.mark.parametrize(("form", "name"), half_of_pairs(["function", "export", "file", "text"], AS_FILES))
+def test_forms_of_a_model(form, name, tmp_path):
     case = CASES[name]
     function = on_mesh(case)
     match form:

@@ -116,8 +116,9 @@ def test_threads_do_not_race(routine, shape):
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((40, 40), "float32"), ((2, 70, 70), "float32"), ((37, 50), "float32"), ((50, 37), "float64"),
-        ((33, 33), "complex64"), ((17, 20), "complex128"), ((20, 9), "complex128"), ((130, 33), "float32"),
+        ((2, 40, 40), "float32"), ((37, 50), "float32"), ((50, 37), "float64"), ((33, 33), "complex64"),
+        ((17, 20), "complex128"), ((20, 9), "complex128"),
+        *(pytest.param(shape, "float32", marks=pytest.mark.slow) for shape in [(2, 70, 70), (130, 33)]),
     ],
 )  # fmt: skip
 def test_panels(shape, dtype):
@@ -160,8 +161,11 @@ def test_tall_matrices_and_little_memory_go_by_columns(shape, memory):
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((40, 40), "float64"), ((17, 20), "complex128"), ((20, 13), "complex128")],
-)
+    [
+        ((33, 20), "float64"), ((17, 20), "complex128"), ((20, 13), "complex128"),
+        pytest.param((40, 40), "float64", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_threads_of_panels_do_not_race(shape, dtype):
     _, variant = gpu_program(linalg.lu, [values(*shape, dtype=dtype)])
     text, arrays = factor_kernel(variant)
