@@ -22,13 +22,16 @@ PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site site-version
 
-# Each file's tests share a process, with what its fixtures and caches compile (--dist loadfile). Processes that tests start
-# read the bytecode of the first that imports a module, whatever the environment says: without it each takes 0.6 s more.
+# Tests of a file run one after the other in one process, with what its fixtures and caches compile (worksteal; loadfile
+# repeats a test that crashes). Processes that tests start read the bytecode of the first that imports a module, whatever the
+# environment says: without it each takes 0.6 s more. A test that hangs fails after 10 minutes, and in native code its
+# process ends after 11, with the stacks of all threads; the others go on.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile --durations=40 -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser and not ray"
+	.venv-test/bin/python -m pytest -n 2 --dist worksteal --durations=40 --timeout=600 \
+	  -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true -m "not slow and not cuda and not peer and not emulated and not sanitizer and not browser and not ray"
 
 test-all: .venv-test/ready
 	AOTC_ACCURACY_SEED=$$(date +%Y%m%d) .venv-test/bin/python -m pytest -n auto -m "not cuda and not peer and not sanitizer and not browser and not ray"

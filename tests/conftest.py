@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -78,6 +79,7 @@ def update(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def set_costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives rows of the cost tables other values, in all modules of the compiler that name them."""
+    importlib.import_module("aotc.pipeline")  # loads them, also for a test that runs alone
 
     def set_(**values: int) -> None:
         for name, value in values.items():

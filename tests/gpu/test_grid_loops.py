@@ -95,7 +95,7 @@ def test_a_turn_of_a_cell_waits_twice():
     assert sum(b.space == "global" and b.name.startswith("w") for b in kernel.outputs) == 1
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 2, 3])
+@pytest.mark.parametrize("iterations", [0, 2, 3, pytest.param(1, marks=pytest.mark.slow)])
 def test_all_blocks_do_some_turns_at_a_time(iterations, monkeypatch, set_costs):
     set_costs(LOOP_TURNS=2)
     function, (_, *arrays) = ALL["cell"]

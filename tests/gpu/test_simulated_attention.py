@@ -9,6 +9,7 @@ pytest.importorskip("numba_cuda")
 
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
 from gpu.test_attention_regions import CASES, arrays_of, region
+from support.halves import half_of_pairs
 
 from aotc.ir.loop.forms.attention import attention_shared_bytes_of_kernel
 from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling, WgmmaAttention
@@ -92,8 +93,10 @@ def test_a_kernel_means_what_its_template_computes(name):
     same(got, wanted(arrays, orders, None if causal is None else 0))
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("tiling", [Tiling(MmaAttention(), 16, 32, 3), Tiling(DecodeAttention(2), 64, 16, 2)])
+@pytest.mark.parametrize(
+    ("tiling", "dtype"),
+    half_of_pairs([Tiling(MmaAttention(), 16, 32, 3), Tiling(DecodeAttention(2), 64, 16, 2)], ["bf16", "f32"]),
+)
 def test_parts_leave_their_means_and_weights(tiling, dtype):
     """The last part is no whole block of terms, and rows end within parts or before them."""
     function, attrs, types = region(*CASES["parts"], dtype)
