@@ -161,6 +161,7 @@ def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
         env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that bundles lack
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        cwd=os.sep,  # the process may outlive the folder of its caller, and Numba asks for its path
         process_group=0,  # Ctrl-C goes to this process, which ends the child
     )
 

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("numba")
 
+from aotc.kernels import worker
 from aotc.kernels.cpu import link
+from aotc.kernels.jobs import pool
 from aotc.targets import TARGETS
 from aotc.vmfb.host.children import python_command
 
@@ -49,6 +51,26 @@ def test_a_compiler_process_imports_nothing_from_the_working_folder(fakes, tmp_p
     command = [sys.executable, flag, "-c", COMPILE, str(fakes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr, left(fakes)) == (0, "", [])
+
+
+KERNEL = """def double(a: "f32[8]", /, o: "f32[8]", *, grid: "8", flops: "8", bytes: "64"):
+    for i in parallel(0, 8):
+        o[i] = exp(a[i]) + a[i]
+"""
+
+
+def test_a_compiler_process_outlives_the_working_folder(tmp_path, monkeypatch):
+    pytest.importorskip("numba_cuda")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    process = pool._spawn()
+    folder.rmdir()
+    request = {"id": 0, "target": worker.target_fields(TARGETS["cuda:sm_90a"]), "text": KERNEL}
+    answer, process = pool.ask_compiler_process(process, request, ())
+    process.kill()
+    process.wait()
+    assert "object" in answer or "nvjitlink" in answer["error"], answer
 
 
 def test_a_child_has_what_its_parent_added_to_the_path(fakes, tmp_path, monkeypatch):
