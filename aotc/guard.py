@@ -160,4 +160,5 @@ def _command(options: Options, path: str) -> str:
         if getattr(options, name) != getattr(plain, name)
     ]
     words += [f"--specialize={name}={','.join(map(str, sizes))}" for name, sizes in options.specialize.items()]
+    words += [f"--typical={name}={size}" for name, size in options.typical.items()]
     return shlex.join([*words, "--verify-each", "--no-cache", "--dump-ir=ir"])

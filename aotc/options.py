@@ -55,6 +55,9 @@ class Options:
         Sizes of symbolic dims to compile extra copies of functions for: ``{"b": (1, 8)}``. A ``range`` stands for its
         first and last number and the powers of two between: ``{"b": range(1, 65)}`` for 1, 2, 4, ... 64. Calls of all
         other sizes, also outside of a range, use the general code.
+    typical : mapping of str to int
+        Typical sizes of symbolic dims: ``{"b": 8}``. General code is planned for them, and ``profile``, ``report`` and
+        all other commands assume them. Other dims count as 16.
     bind : sequence of str or int
         Arguments that ``LoadedModule.bind`` receives once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
         number. Values that depend only on them, such as packed weights, are computed there and not in each call.
@@ -137,6 +140,7 @@ class Options:
     quantize_weights: str = "none"
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    typical: Mapping[str, int] = field(default_factory=dict)
     bind: Sequence[str | int] = ()
     state: Sequence[str] | Mapping[str, str] = ()
     debug_info: bool = True
@@ -196,6 +200,7 @@ class OptionKeywords(TypedDict, total=False):
     quantize_weights: str
     weights: str | os.PathLike[str]
     specialize: Mapping[str, Collection[int]]
+    typical: Mapping[str, int]
     bind: Sequence[str | int]
     state: Sequence[str] | Mapping[str, str]
     debug_info: bool
@@ -336,8 +341,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     folder = Path(options.dump_ir)
     if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is not a folder", "a new folder")
-    if not _are_sizes(options.specialize):
-        raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    _check_sizes(options)
     if not _are_texts(options.about):
         raise _wrong(f"about is {options.about!r}"[:80], "texts by keys: {'license': 'MIT'}")
     if not _are_arguments(options.bind):
@@ -359,6 +363,14 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"{name} is {getattr(options, name)}", expected)
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+
+
+def _check_sizes(options: Options) -> None:
+    """Check the options for symbolic dims."""
+    if not _are_sizes(options.specialize):
+        raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    if not isinstance(options.typical, Mapping) or not _are_sizes({k: (n,) for k, n in options.typical.items()}):
+        raise _wrong(f"typical is {options.typical!r}"[:80], "a size by the name of each dim: {'b': 8}")
 
 
 def _check_kernels(options: Options) -> None:

@@ -38,6 +38,7 @@ from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_program, digest_of_program
+from aotc.lowering.cost_model.work import typical_sizes
 from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
@@ -224,6 +225,11 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
 
 def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None) -> Module:
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` is called with the module after each pass."""
+    with typical_sizes(options.typical):
+        return _run_passes(module, options, watch)
+
+
+def _run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None) -> Module:
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
         begin_stage(options, step.name, number, len(PASSES))

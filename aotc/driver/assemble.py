@@ -35,6 +35,7 @@ from aotc.progress import begin_stage
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
+from aotc.vmfb.assumed_sizes import dim_names
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.profile.cost_record import record_text
@@ -130,7 +131,7 @@ def assemble(
         debug = _debug(variants, program) if options.debug_info else None
         about = {"about": dict(options.about)} if options.about else {}
         more = {**about, "debug": debug, "source": embedded, **_costs(options, segments)}
-        return _written(module, variants, entries, segments, more)
+        return _written(module, variants, entries, segments, options.typical, more)
 
 
 def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]
 
 def _written(
     module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]],
-    more: Mapping[str, Any],
+    typical: Mapping[str, int], more: Mapping[str, Any],
 ) -> bytes:  # fmt: skip
     main = next(f for f in module.functions.values() if f.public)
     devices = variants[0].devices
@@ -161,6 +162,9 @@ def _written(
         for f in module.functions.values()
         if f.public
     }
+    for entry in functions.values():
+        own = {name: int(typical[name]) for name in dim_names(entry["arguments"]) if name in typical}
+        entry.update({"typical": own} if own else {})
     rename_size_symbols(entries, functions)
     manifest = {
         "format": 1,

@@ -32,6 +32,7 @@ from aotc.ir.tensor.substitute_dims import free_loop_names
 from aotc.lowering import verify
 from aotc.lowering.analysis.thresholds import REGION_FRAMES
 from aotc.lowering.cost_model.model import Costs, location_name
+from aotc.lowering.cost_model.work import typical_sizes
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.placement.host_only import IMPLIED
 from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_target, spaces_of, with_host_space
@@ -128,7 +129,7 @@ def lower(
     CompileError
         If ``target`` has no lowering for some ops; the error names all of them.
     """
-    with guard("while lowering", options, module):
+    with guard("while lowering", options, module), typical_sizes(options.typical):
         limited = target.limited(options.stack_limit, options.shared_memory_limit)
         return _lower(free_loop_names(module), limited, options, known)
 

@@ -245,7 +245,7 @@ def bench(
     inputs : sequence of arrays
         The first arguments, flat; the others are random values.
     sizes : mapping of str to int
-        Sizes of symbolic dims of the random values; others are 16.
+        Sizes of symbolic dims of the random values; others have their typical size, or 16.
     **settings
         Fields of :class:`BenchSettings`.
 

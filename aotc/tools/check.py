@@ -210,7 +210,7 @@ class Checker:
         target = resolve_targets(options.target)[0].name  # for all devices: a named target may not run on this machine
         devices = dict.fromkeys(options.devices, target)
         self.whole = replace(options, target=target, devices=devices, specialize={})
-        self.options = replace(self.whole, quantize_weights="none")  # for parts of the model
+        self.options = replace(self.whole, quantize_weights="none", typical={})  # for parts of the model
         self.module = import_raw(raw, options=self.options)
         self.name = choose_function(public_names(self.module), function, raw.path)
         with guard("while inlining", self.options, self.module, raw.path):
@@ -587,7 +587,9 @@ def sample(
     if len(arrays) == len(rows):
         return arrays, ""
     names = [name for name in checker.symbols() if name not in sizes]
-    for numbers in islice(product(_SIZES, repeat=len(names)), MOST_TRIES):
+    typical = checker.whole.typical
+    choices = [(*([typical[name]] if name in typical else []), *_SIZES) for name in names]
+    for numbers in islice(product(*choices), MOST_TRIES):
         tried = {**sizes, **dict(zip(names, numbers))}
         try:
             found = [*arrays, *make_values(rows[len(arrays) :], tried, True, seed)]

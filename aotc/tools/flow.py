@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from aotc.lowering.cost_model.work import UNKNOWN_SIZE, iterations_or_estimate
+from aotc.lowering.cost_model.work import iterations_or_estimate
 from aotc.targets import resolve_targets
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.api.choose_function import choose_function
+from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_sizes
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
@@ -201,7 +202,8 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     texts, own = (_debug(opened, variant, key) for key in ("text", "loc"))
     locs = [command_locs(opened, dict(variant), n, nodes) for n, nodes in enumerate(buffers.nodes)]
     walker = _Walker(flow, buffers, texts, own, locs)
-    shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
+    known = sizes_of_call(signature, sizes or {})
+    shapes = [tuple(_size(d, known) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
     frame = Frame(program["registers"], shapes, walker, name, tuple(a["name"] for a in signature["arguments"]))
     try:
@@ -222,6 +224,11 @@ def entry_of(opened: OpenedBundle, function: str = "") -> str:
         If the bundle has no such function.
     """
     return choose_function(opened.manifest["functions"], function, opened.where)
+
+
+def sizes_of_call(entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return ``sizes``, and the assumed size of each other symbolic dim of a function; ``entry`` is its signature."""
+    return {**sizes, **assumed_sizes(entry["arguments"], entry.get("typical", {}), sizes)}
 
 
 def _memories(
@@ -255,16 +262,11 @@ def _debug(opened: OpenedBundle, variant: Mapping[str, Any], key: str) -> list[s
     return [held.get(f"{variant['target']}/{k['name']}", {}).get(key, "") for k in variant["kernels"]]
 
 
-class _Guess(dict[str, int]):
-    def __missing__(self, name: str) -> int:
-        return UNKNOWN_SIZE.value
-
-
 def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     try:
-        return evaluate_dim(ast.parse(dim, mode="eval").body, _Guess(sizes))
+        return evaluate_dim(ast.parse(dim, mode="eval").body, sizes)
     except (ValueError, ZeroDivisionError, SyntaxError) as error:
         raise CallError("", f"cannot evaluate dim {dim!r}: {error}") from None
 
@@ -301,7 +303,7 @@ class _Walker:
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return an assumed value for an integer that a real call would read from memory."""
-        return 1 if dtype == "i1" else UNKNOWN_SIZE.value
+        return 1 if dtype == "i1" else ASSUMED_SIZE
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Record the commands of a buffer."""

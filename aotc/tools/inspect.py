@@ -14,10 +14,10 @@ from aotc.display.document import Block, Column, Document, Line, facts, table
 from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import bytes_text, count_text, size_text, time_text
-from aotc.lowering.cost_model.work import UNKNOWN_SIZE
 from aotc.tools.explain.collectives import explain_collectives
 from aotc.tools.explain.schedule import explain_schedule
-from aotc.vmfb.arguments import Signature, TensorSpec, dim_names, spec_of
+from aotc.vmfb.arguments import Signature, TensorSpec, spec_of
+from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import size_of
@@ -213,12 +213,16 @@ class Inspection(Shown):
             *(("function", signature_text(f)) for f in self.functions.values()),
             ("mesh", self.mesh),
             ("weights", arrays_text(tuple(self.weights.values())) if self.weights else ""),
-            ("symbolic dims", ", ".join(self.dims)),
+            ("symbolic dims", ", ".join(map(self._dim_text, self.dims))),
             ("source", self.source),
             ("made by", self.producer),
             *self.about.items(),
         ]
         return [facts(rows), *([Line(key)] if key else [])]
+
+    def _dim_text(self, dim: str) -> str:
+        typical = {f.typical[dim] for f in self.functions.values() if dim in f.typical}
+        return f"{dim} (typically {typical.pop()})" if typical else dim
 
 
 def signature_text(signature: Signature) -> str:
@@ -354,9 +358,15 @@ def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str,
         count = sum(row.runs for row in rows)
         is_measured = all(row.measured is not None for row in rows)
         found.append(KernelTime(kernel, rows[0].loc, count, ns / 1e9, ns / total, rows[0].bound, is_measured))
-    dims = sorted(dim_names(opened.manifest["functions"][name]["arguments"]))
-    sizes = f" for {', '.join(f'{dim}={UNKNOWN_SIZE.value}' for dim in dims)} (assumed)" if dims else ""
-    return name + sizes, tuple(sorted(found, key=lambda k: -k.seconds))
+    return name + _assumed_text(opened, name), tuple(sorted(found, key=lambda k: -k.seconds))
+
+
+def _assumed_text(opened: OpenedBundle, name: str) -> str:
+    """Return `` (b=16 assumed)``, the sizes of a function for which times are predicted."""
+    entry = opened.manifest["functions"][name]
+    typical = entry.get("typical", {})
+    sizes = assumed_sizes(entry["arguments"], typical)
+    return f" ({assumed_text(dict(sorted(sizes.items())), typical)})" if sizes else ""
 
 
 # ---------------------------------------------------------------- the summary of a variant

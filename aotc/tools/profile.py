@@ -160,7 +160,7 @@ def profile(
     inputs : sequence of arrays
         The first arguments, flat; the others are random values.
     sizes : mapping of str to int
-        Sizes of symbolic dims of the random values; others are 16.
+        Sizes of symbolic dims of the random values; others have their typical size, or 16.
     devices
         As for :func:`aotc.load`.
     repeat : int

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.api.choose_function import choose_function
+from aotc.vmfb.assumed_sizes import assumed_sizes
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 from aotc.vmfb.module import LoadedModule
-from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -40,7 +40,7 @@ def array_shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int,
 def make_values(
     arguments: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], random: bool, seed: int
 ) -> list[np.ndarray]:
-    """Return zeros, or random values, for ``arguments``; ``sizes`` gives symbolic dims (16 if missing)."""
+    """Return zeros, or random values, for ``arguments``; ``sizes`` gives their symbolic dims."""
     generator = np.random.default_rng(seed)
     found = []
     for argument in arguments:
@@ -62,8 +62,10 @@ def sample_call(
         If there is no such function.
     """
     name = choose_function(module.functions, function, module.name)
-    rows = module.functions[name].signature.arguments
-    return name, [*inputs, *make_values(rows[len(inputs) :], sizes, True, 0)]
+    signature = module.functions[name].signature
+    rows = signature.arguments[len(inputs) :]
+    known = {**sizes, **assumed_sizes(rows, signature.typical, sizes)}
+    return name, [*inputs, *make_values(rows, known, True, 0)]
 
 
 def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -80,12 +82,12 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) 
 
 
 def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a dim such as ``2*n + 1``; names missing in ``sizes`` are 16.
+    """Return the value of a dim such as ``2*n + 1``.
 
     Raises
     ------
     CallError
-        If the expression contains anything but names, integers, ``+ - * // %``, ``max`` and ``min``.
+        If the expression contains anything but names of ``sizes``, integers, ``+ - * // %``, ``max`` and ``min``.
     """
     if isinstance(dim, int):
         return dim
@@ -100,7 +102,7 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
         case ast.Constant(value=int(value)):
             return value
         case ast.Name(id=name):
-            return sizes.get(name, ASSUMED_SIZE)
+            return sizes[name]
         case ast.BinOp(left=a, op=op, right=b):
             return _OPERATORS[type(op)](_evaluate(a, sizes), _evaluate(b, sizes))
         case ast.UnaryOp(op=op, operand=a):

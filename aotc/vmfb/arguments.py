@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -280,15 +279,6 @@ def _cut_text(dtype: str, whole: Sequence[int], layout: Layout) -> str:
     return f" of {type_text(dtype, whole)} cut by {layout_text(layout)}" if layout else ""
 
 
-_NAME = re.compile(r"[^\W\d]\w*")
-
-
-def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the symbols in the dims of arguments, the first one first."""
-    names = (name for row in rows for dim in row["dims"] if isinstance(dim, str) for name in _NAME.findall(dim))
-    return [name for name in dict.fromkeys(names) if name not in ("max", "min")]
-
-
 def spec_of(row: Mapping[str, Any]) -> TensorSpec:
     """Return the specification of a row of a bundle's manifest."""
     cut = (tuple(row["whole"]), layout_of(row.get("layout", ()))) if "whole" in row else ()
@@ -448,6 +438,8 @@ class Signature:
         The docstring of the function that was compiled.
     state : dict of str to str
         Maps a result to the argument of the next call that it becomes, as declared to the compiler.
+    typical : dict of str to int
+        Typical sizes of symbolic dims, as declared to the compiler.
     """
 
     def __init__(self, name: str, entry: dict[str, Any]) -> None:
@@ -459,6 +451,7 @@ class Signature:
         self.parameters: list[str] = entry.get("parameters", [])
         self.doc: str = entry.get("doc", "")
         self.state: dict[str, str] = entry.get("state", {})
+        self.typical: dict[str, int] = entry.get("typical", {})
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -131,6 +131,7 @@ SCHEMA: dict[Any, Any] = {
             "parameters?": [str],
             "doc?": str,
             "state?": {str: str},
+            "typical?": {str: int},
             "bound?": [int],
         }
     },

@@ -59,7 +59,7 @@ def command(
     seed: int = typer.Option(0, min=0, rich_help_panel=Panel.INPUTS, metavar="N", help=SEED_HELP),
     dims: list[str] = typer.Option(
         [], "--dim", rich_help_panel=Panel.INPUTS, metavar="NAME=SIZE",
-        help="Size of a symbolic dim; others get the first sizes that fit.",
+        help="Size of a symbolic dim; others have their typical size, or the first one that fits.",
     ),
     oracle: str = typer.Option(
         "reference", rich_help_panel=Panel.COMPARISON, metavar="reference|jax",

@@ -35,12 +35,14 @@ from aotc_cli.shared.compile_options import (
     STATE_HELP,
     TARGET_HELP,
     TRANSFERS_HELP,
+    TYPICAL_HELP,
     complete_targets,
     costs_of,
     devices_of,
     parse_about,
     parse_bytes,
     parse_specialized,
+    parse_typical,
     portable_target,
     replaced_kernels,
     warnings_as_sentences,
@@ -76,6 +78,10 @@ aotc compile model.jax -o model.vmfb --target=cuda:sm_90
 Also compile kernels for batch 1 and 8:
 
 aotc compile model.jax -o model.vmfb --specialize b=1,8
+
+Compile for batches from 1 to 64, most of them of 8:
+
+aotc compile model.jax -o model.vmfb --specialize b=1:8:64
 
 State the licence and the version of the model:
 
@@ -139,6 +145,7 @@ def command(
     specialize: list[str] = typer.Option(
         [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP
     ),
+    typical: list[str] = typer.Option([], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE", help=TYPICAL_HELP),
     weights: str = typer.Option(
         "inline", rich_help_panel=Panel.WEIGHTS, metavar="inline|FILE",
         help="inline, or a .safetensors file to write the constants to.",
@@ -192,12 +199,13 @@ def command(
 
     options = Options(
         target=portable_target(target, portable), opt_level=opt_level, matmul_precision=matmul_precision,
-        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize), bind=tuple(bind),
-        state=tuple(state), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
-        reproducer=reproducer, print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
-        verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
-        default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
-        host_fallback=host_fallback, host_target=host_target, memory_limit=parse_bytes(memory_limit, "--memory-limit"),
+        quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
+        typical=parse_typical(specialize, typical), bind=tuple(bind), state=tuple(state), debug_info=debug_info,
+        source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir, reproducer=reproducer,
+        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after, verify_each=verify_each,
+        bisect=bisect, timings=timings, devices=devices_of(device), default_device=default_device, place=place,
+        max_transfers=max_transfers, callbacks=callbacks, host_fallback=host_fallback, host_target=host_target,
+        memory_limit=parse_bytes(memory_limit, "--memory-limit"),
         stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
         kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel), about=parse_about(about),

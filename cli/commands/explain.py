@@ -217,11 +217,12 @@ def _bundle(
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
     from aotc.tools.flow import entry_of
+    from aotc.vmfb.arguments import Signature
     from aotc_cli.shared.inputs import chosen_sizes
 
     opened, target = _opened(source, flags)
     name = entry_of(opened, function)
-    sizes = chosen_sizes(dims, opened.manifest["functions"][name]["arguments"])
+    sizes = chosen_sizes(dims, Signature(name, opened.manifest["functions"][name]))
     explain = explain_schedule if subject is Subject.schedule else explain_memory
     report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
     _draw(picture, report.picture)

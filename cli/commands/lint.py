@@ -23,9 +23,11 @@ from aotc_cli.shared.compile_options import (
     STACK_HELP,
     TARGET_HELP,
     TRANSFERS_HELP,
+    TYPICAL_HELP,
     devices_of,
     parse_bytes,
     parse_specialized,
+    parse_typical,
     portable_target,
     warnings_as_sentences,
 )
@@ -84,6 +86,7 @@ def command(
     specialize: list[str] = typer.Option(
         [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help=SPECIALIZE_HELP
     ),
+    typical: list[str] = typer.Option([], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE", help=TYPICAL_HELP),
     bind: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
     default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
@@ -104,7 +107,8 @@ def command(
 
     register_from(custom_calls)
     given = {
-        "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
+        "opt_level": opt_level, "specialize": parse_specialized(specialize),
+        "typical": parse_typical(specialize, typical), "callbacks": callbacks,
         "matmul_precision": matmul_precision, "quantize_weights": quantize_weights, "bind": tuple(bind),
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
         "host_fallback": host_fallback, "host_target": host_target,

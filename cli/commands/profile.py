@@ -186,10 +186,10 @@ def bound_values(
     from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_values
 
     name = choose_function(module.functions, function, module.name)
-    arguments = module.functions[name].signature.arguments
-    values = parse_values(inputs, arguments)
-    sizes = chosen_sizes(dims, arguments, values)
-    values += make_values(arguments[len(values) :], sizes, random=True, seed=0)
+    signature = module.functions[name].signature
+    values = parse_values(inputs, signature.arguments)
+    sizes = chosen_sizes(dims, signature, values)
+    values += make_values(signature.arguments[len(values) :], sizes, random=True, seed=0)
     return name, values, sizes
 
 

@@ -50,5 +50,5 @@ def command(
     arguments = [row for entry in functions.values() for row in entry["arguments"]]
     found = report(source, function=function, sizes=parse_sizes(dims, arguments), name=str(model))
     found.save(output)
-    print_assumed(found.assumed)
+    print_assumed(found.assumed, found.typical)
     print(f"{output}: {found}")

@@ -139,7 +139,7 @@ def command(
     values = parse_values(inputs, signature.arguments)
     parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:
-        rest, sizes = signature.arguments[len(values) :], chosen_sizes(dims, signature.arguments, values)
+        rest, sizes = signature.arguments[len(values) :], chosen_sizes(dims, signature, values)
         values += make_values(rest, sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module.module, name, values) if nan_watch else None

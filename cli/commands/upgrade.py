@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from aotc_cli.commands.compile import check_output, write_compiled
-from aotc_cli.shared.compile_options import parse_specialized
+from aotc_cli.shared.compile_options import parse_specialized, parse_typical
 from aotc_cli.shared.custom_calls import HELP, register_from
 from aotc_cli.shared.option_groups import Panel
 from aotc_cli.shared.progress_bar import progress_bar
@@ -49,6 +49,9 @@ def command(
     specialize: list[str] = typer.Option(
         [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE,...", help="As for `aotc compile`; default: unchanged."
     ),
+    typical: list[str] = typer.Option(
+        [], rich_help_panel=Panel.DYNAMIC, metavar="DIM=SIZE", help="As for `aotc compile`; default: unchanged."
+    ),
     weights: str | None = typer.Option(
         None, rich_help_panel=Panel.WEIGHTS, metavar="inline|FILE",
         help="inline, or the .safetensors file to write; default: the old name, next to the new bundle.",
@@ -76,6 +79,8 @@ def command(
         flags["bind"] = tuple(bind)
     if specialize:
         flags["specialize"] = parse_specialized(specialize)
+    if sizes := parse_typical(specialize, typical):
+        flags["typical"] = sizes
     place = weights or external_weights_of(bundle, written)
     with progress_bar(quiet) as progress:
         data = aotc.upgrade(bundle, target=target, weights=place, cache=cache, jobs=jobs, progress=progress, **flags)

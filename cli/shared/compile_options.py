@@ -14,8 +14,10 @@ import typer
 TARGET_HELP = "cpu (this machine), or names from `aotc targets`, with commas."
 SPECIALIZE_HELP = (
     "b=1,8: also compile code for these sizes of dim b. b=1..64: for the bounds and the powers of two between; "
-    "b=1:8:64: for the least, typical and largest size. Calls of other sizes use the general code."
+    "b=1:8:64: for the least, typical and largest size, as --specialize b=1,8,64 --typical b=8. Calls of other sizes "
+    "use the general code."
 )
+TYPICAL_HELP = "b=8: the size of dim b to plan the general code for, and that all commands assume; default: 16."
 BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; values of them alone are computed then."
 STATE_HELP = "cache, or result[0]=cache: a result that is an argument of the next call, in place; see `module.state`."
 DEVICE_HELP = "d0=cpu: the target of a device that the model names."
@@ -71,6 +73,21 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
             expected = "NAME=SIZE,SIZE..., NAME=FIRST..LAST or NAME=LEAST:TYPICAL:LARGEST"
             raise typer.BadParameter(f"{text[:60]!r}: expected {expected}", param_hint="--specialize")
         found[name] = sizes_in(range(numbers[0], numbers[1] + 1)) if len(bounds) == 2 else tuple(dict.fromkeys(numbers))
+    return found
+
+
+def parse_typical(specialize: list[str], texts: list[str]) -> dict[str, int]:
+    """Return ``{"b": 8}`` for ``--specialize b=1:8:64`` or ``--typical b=8``; the latter prevails."""
+    found = {}
+    for text in specialize:
+        name, _, sizes = text.partition("=")
+        if sizes.count(":") == 2:
+            found[name] = int(sizes.split(":")[1])
+    for text in texts:
+        name, _, size = text.partition("=")
+        if not name or not (size.isascii() and size.isdigit() and len(size) < 20):
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE", param_hint="--typical")
+        found[name] = int(size)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 from zipfile import BadZipFile
@@ -21,11 +21,11 @@ import numpy as np
 
 from aotc.tools.sample_arguments import array_shape
 from aotc.tools.sample_arguments import make_values as make_values
-from aotc.vmfb.arguments import dim_names
+from aotc.vmfb.arguments import Signature
+from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text, dim_names
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
-from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 from aotc_cli.shared.array_files import by_name, read_arrays
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
@@ -207,10 +207,8 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     return found
 
 
-def chosen_sizes(
-    texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], values: Sequence[Any] = ()
-) -> dict[str, int]:
-    """Return the sizes of all symbolic dims of ``arguments``, and print those that are assumed on standard error.
+def chosen_sizes(texts: Sequence[str], signature: Signature, values: Sequence[Any] = ()) -> dict[str, int]:
+    """Return the sizes of all symbolic dims of a function, and print those that are assumed on standard error.
 
     ``texts`` are those of ``--dim``. The first ``values`` of the arguments tell the sizes of their own dims.
 
@@ -219,21 +217,20 @@ def chosen_sizes(
     CallError
         As :func:`parse_sizes`.
     """
-    sizes = parse_sizes(texts, arguments)
-    for argument, value in zip(arguments, values):
+    sizes = parse_sizes(texts, signature.arguments)
+    for argument, value in zip(signature.arguments, values):
         for dim, size in zip(argument["dims"], np.shape(value)):
             if isinstance(dim, str) and dim.isidentifier():
                 sizes.setdefault(dim, size)
-    assumed = {name: ASSUMED_SIZE for name in dim_names(arguments[len(values) :]) if name not in sizes}
-    print_assumed(assumed)
+    assumed = assumed_sizes(signature.arguments[len(values) :], signature.typical, sizes)
+    print_assumed(assumed, signature.typical)
     return {**sizes, **assumed}
 
 
-def print_assumed(sizes: Mapping[str, int]) -> None:
-    """Print the sizes that a command assumed, if any, on standard error."""
+def print_assumed(sizes: Mapping[str, int], typical: Collection[str]) -> None:
+    """Print the sizes that a command assumed, if any, on standard error; ``typical`` names the typical ones."""
     if sizes:
-        text, first = ", ".join(f"{name}={size}" for name, size in sizes.items()), next(iter(sizes))
-        print(f"{text} assumed; --dim {first}=... is another size", file=sys.stderr)
+        print(f"{assumed_text(sizes, typical)}; --dim {next(iter(sizes))}=... is another size", file=sys.stderr)
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:

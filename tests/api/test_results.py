@@ -49,7 +49,7 @@ def test_inspect_states_assumed_sizes():
     kind = jax.ShapeDtypeStruct(export.symbolic_shape("b, 4"), "float32")
     found = aotc.inspect(aotc.compile(lambda x: jnp.sin(x) @ np.ones((4, 4), "f4"), kind))
     assert found.dims == ("b",)
-    assert found.variants[0].timed == "main for b=16 (assumed)"
+    assert found.variants[0].timed == "main (b=16 assumed)"
 
 
 def test_a_file_that_is_no_bundle(tmp_path):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.support.memoize", "aotc.options", "aotc.support.recursion_limit", "aotc.progress",
           "aotc.targets", "aotc.vmfb.log")
 CONTRACTS = (
-    "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
+    "aotc.vmfb.abi", "aotc.vmfb.assumed_sizes", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats",
     "aotc.vmfb.verify.kernel_interface",
     "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.profile.cost_record", "aotc.vmfb.ranks.layout",
     "aotc.vmfb.ranks.gpu_reductions",

@@ -37,7 +37,7 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.opset import SCALARS
 from aotc.lowering.cost_model.machines import GPU_THREADS, MATRIX_WORK
-from aotc.lowering.cost_model.work import UNKNOWN_SIZE
+from aotc.lowering.cost_model.work import UNKNOWN_SIZE, estimated_symbol
 from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import kind_of, size_of
 
@@ -78,7 +78,7 @@ class KernelWork:
 
 
 def number(e: Dim, values: Mapping[str, float]) -> float:
-    """Evaluate the dim ``e``; symbols without a value count as ``UNKNOWN_SIZE`` or their smaller bound."""
+    """Evaluate the dim ``e``; symbols without a value have their estimated size, at most their bound."""
     if not isinstance(e, Expr):
         return e
     total: float = e.const
@@ -94,8 +94,9 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
 
 
 def _unknown(atom: Sym, values: Mapping[str, float]) -> float:
-    most = float(UNKNOWN_SIZE.value)
-    return most if atom.extent is None else min(most, number(atom.extent, values) - 1)
+    if atom.extent is None:
+        return float(estimated_symbol(atom.name))
+    return min(float(UNKNOWN_SIZE.value), number(atom.extent, values) - 1)
 
 
 TENSOR_WORK = Estimate(

@@ -20,7 +20,7 @@ PEER_BYTES = Estimate(150, "bytes per nanosecond between two GPUs")
 
 
 def estimated_element_count(v: Value) -> int:
-    """Return the number of elements of ``v``; symbolic dims have the medium size ``UNKNOWN_SIZE``."""
+    """Return the number of elements of ``v``; symbolic dims have their estimated size."""
     return prod(map(estimated_dim, v.type.shape))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
+from types import MappingProxyType
 
 from aotc.ir.dims.algebra import Dim, Expr, product
 from aotc.ir.dims.symbols import evaluate, symbols
@@ -11,8 +14,8 @@ from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.threshold import Estimate, Limit
+from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_size
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.profile.cost_record import ASSUMED_SIZE
 
 SERIAL_NS = Limit(
     5_999,
@@ -64,9 +67,32 @@ def scalar_work_of_op(op: Op) -> int:
     return DEAR_WORK.value if op.name in EXPENSIVE else 1
 
 
-@lru_cache(maxsize=1024)
+_TYPICAL: ContextVar[Mapping[str, int]] = ContextVar("typical", default=MappingProxyType({}))
+
+
+@contextmanager
+def typical_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Use ``sizes`` as the estimates of these symbolic dims inside the block (``Options.typical``)."""
+    token = _TYPICAL.set(sizes)
+    try:
+        yield
+    finally:
+        _TYPICAL.reset(token)
+
+
+def estimated_symbol(name: str) -> int:
+    """Return the estimated size of the symbol ``name``: its typical size, or else ``UNKNOWN_SIZE``."""
+    return assumed_size(name, _TYPICAL.get())
+
+
 def estimated_elements(shape: tuple[Dim, ...]) -> int:
     """Return the elements of a shape, with estimates for symbolic dims; cached, as fusion asks for the same shapes."""
+    return _estimated_elements(shape, tuple(_TYPICAL.get().items()))
+
+
+@lru_cache(maxsize=1024)
+def _estimated_elements(shape: tuple[Dim, ...], typical: tuple[tuple[str, int], ...]) -> int:
+    """Return the elements of a shape; ``typical`` is the part of the key that :func:`estimated_dim` reads."""
     return estimated_dim(product(shape))
 
 
@@ -76,10 +102,17 @@ def estimated_bytes(v: Value) -> int:
 
 
 def estimated_dim(value: Dim) -> int:
-    """Return the number that a dim has if every symbolic size is the medium size ``UNKNOWN_SIZE``."""
+    """Return the number that a dim has if every symbol has its estimated size."""
     if not isinstance(value, Expr):
         return int(value)
-    return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
+    return int(evaluate(value, {s.name: estimated_symbol(s.name) for s in symbols(value)}))
+
+
+def dim_or(value: Dim, default: int) -> int:
+    """Return the number of a dim: exact, or by the typical sizes if all its symbols have one, or else ``default``."""
+    if not isinstance(value, Expr):
+        return int(value)
+    return estimated_dim(value) if {s.name for s in symbols(value)} <= _TYPICAL.get().keys() else default
 
 
 def expected_iterations(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:

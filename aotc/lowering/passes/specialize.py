@@ -7,7 +7,7 @@ with the sizes of the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -28,23 +28,31 @@ def specialize(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If no public function has such a dim, a size is negative, or there would be more than 64 copies.
+        If no public function has such a dim, a size is negative or a typical size 0, or there would be more than 64
+        copies.
     """
     sizes_of = {name: tuple(map(int, sizes)) for name, sizes in options.specialize.items()}
+    entries = [f for f in module.functions.values() if f.public]
+    _check(entries, "typical", {name: (int(size),) for name, size in options.typical.items()}, 1)
+    _check(entries, "specialize", sizes_of, 0)
     if not sizes_of:
         return module
-    entries = [f for f in module.functions.values() if f.public]
-    known = {s.name for f in entries for s in _parameter_symbols(f)}
-    for name, sizes in sizes_of.items():
-        if name not in known:
-            hint = f"its dims: {', '.join(sorted(known))}" if known else "none: all its sizes are fixed"
-            raise CompileError.at(entries[0].loc, f"specialize: no dim is called {name}", hint=hint)
-        if any(n < 0 for n in sizes):
-            raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
     copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
     if len(copies) > SPECIALIZATIONS:
         raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, the most is {SPECIALIZATIONS}")
     return module.with_functions(copies)
+
+
+def _check(entries: Sequence[Function], option: str, sizes_of: Mapping[str, tuple[int, ...]], least: int) -> None:
+    """Check that the functions have the dims of an option, and that their sizes are at least ``least``."""
+    known = {s.name for f in entries for s in _parameter_symbols(f)} if sizes_of else set()
+    for name, sizes in sizes_of.items():
+        if name not in known:
+            hint = f"its dims: {', '.join(sorted(known))}" if known else "none: all its sizes are fixed"
+            raise CompileError.at(entries[0].loc, f"{option}: no dim is called {name}", hint=hint)
+        if any(n < least for n in sizes):
+            found = f"{option}: {name} has the sizes {', '.join(map(str, sizes))}"
+            raise CompileError.at(entries[0].loc, found, hint=f"integers from {least} on")
 
 
 def _parameter_symbols(f: Function) -> set:

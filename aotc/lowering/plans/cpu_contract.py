@@ -11,7 +11,7 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
 from aotc.lowering.cost_model.machines import MATRIX_WORK
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES, dim_or
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
@@ -168,10 +168,10 @@ WHOLE_FLOPS = Limit(
 
 def _blocks(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
     """Return (row tiles, panels) per item: enough work to be worth a claim, few enough for all threads."""
-    k = p.k if isinstance(p.k, int) else UNKNOWN_TERMS.value
+    k = dim_or(p.k, UNKNOWN_TERMS.value)
     tile_flops = 2 * k * (rows.height + 1) * p.cols
     extents = (rows.tiles, p.panels, product(p.outer))
-    tiles, panels, outer = (n if isinstance(n, int) else UNKNOWN_TILES.value for n in extents)
+    tiles, panels, outer = (dim_or(n, UNKNOWN_TILES.value) for n in extents)
     total = tile_flops * tiles * panels * outer
     matrix = p.form.unit in target.matrices
     least = (MATRIX_ITEM_FLOPS if matrix else ITEM_FLOPS).value

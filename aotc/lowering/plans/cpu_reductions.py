@@ -12,7 +12,7 @@ from aotc.ir.tensor.ir import Value
 from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.row_stages import RowStages
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, dim_or
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, make_axes, split_grid
 from aotc.lowering.plans.cpu_columns import ColumnPlan, plan_columns
@@ -247,7 +247,7 @@ def _streams(b: RegionBuilder, reads: Reads, sums: int, length: Dim, wide: Seque
 
 def _rows_of_item(length: Dim, extent: Dim, others: Dim, least: int, at_once: int) -> int:
     """Return the rows per item: enough elements, and enough items."""
-    rows = max(ROW_BLOCK_ELEMENTS.value // max(length if isinstance(length, int) else UNKNOWN_TERMS.value, 1), least)
+    rows = max(ROW_BLOCK_ELEMENTS.value // max(dim_or(length, UNKNOWN_TERMS.value), 1), least)
     if isinstance(extent, int) and isinstance(others, int):
         return min(rows, max(extent * others // COLUMN_ITEMS.value, at_once))
     return rows

@@ -24,7 +24,7 @@ from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, FP8_PAIRS, Mma, Template, T
 from aotc.ir.loop.ir import Apply, Load, Store
 from aotc.ir.opset.elementwise import scalar_work
 from aotc.ir.tensor.ir import TensorType
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES, dim_or
 from aotc.lowering.threshold import Estimate, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -444,4 +444,4 @@ def _time(
 
 
 def _guess(extent: Dim) -> int:
-    return extent if isinstance(extent, int) else UNKNOWN_TERMS.value * UNKNOWN_TILES.value
+    return dim_or(extent, UNKNOWN_TERMS.value * UNKNOWN_TILES.value)

@@ -58,7 +58,7 @@ def explain(
     function : str
         Of a schedule, memory or collectives the only function or ``main`` by default, otherwise all.
     sizes : mapping of str to int
-        Of a schedule or memory: sizes of symbolic dims; others are assumed to be 16.
+        Of a schedule or memory: sizes of symbolic dims; others have their typical size, or 16.
     link : str
         Of collectives: the link whose times are listed: ``nvlink``, ``pcie``, ``ib``, ``ethernet`` or ``loopback``.
     **flags

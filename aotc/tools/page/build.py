@@ -34,6 +34,8 @@ class BundleReport:
     kernels : int
     assumed : mapping of str to int
         Sizes of symbolic dims that were not given.
+    typical : tuple of str
+        The assumed sizes that the bundle records as typical.
     html : str
         The page, which loads nothing from the network.
     """
@@ -41,6 +43,7 @@ class BundleReport:
     path: str
     kernels: int
     assumed: Mapping[str, int]
+    typical: tuple[str, ...]
     html: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -79,7 +82,7 @@ def report(
     function : str
         By default the only function, or ``main``.
     sizes : mapping of str to int
-        Sizes of symbolic dims; others are assumed to be 16.
+        Sizes of symbolic dims; others have their typical size, or 16.
     name : str
         The bundle's name on the page; by default its path.
 
@@ -96,7 +99,7 @@ def report(
     where = name or ("<bytes>" if isinstance(bundle, bytes) else os.fspath(bundle))
     facts = facts_of(data, where, function, sizes)
     assumed = {dim: facts["sizes"][dim] for dim in facts["assumed"]}
-    return BundleReport(where, len(facts["kernels"]), assumed, page_of(facts))
+    return BundleReport(where, len(facts["kernels"]), assumed, tuple(facts["typical"]), page_of(facts))
 
 
 def page_of(facts: Mapping[str, Any]) -> str:

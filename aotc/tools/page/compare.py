@@ -24,6 +24,7 @@ from aotc.tools.flow import entry_of
 from aotc.tools.inspect import signature_text
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.arguments import Signature, type_text
+from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import Error
@@ -92,7 +93,10 @@ class DiffKernel:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BundleDiff(Shown):
-    """The differences of two bundles; ``facts`` has only what differs, ``weights`` and ``kernels`` have all rows."""
+    """The differences of two bundles; ``facts`` has only what differs, ``weights`` and ``kernels`` have all rows.
+
+    ``assumed`` has the sizes of the first bundle that were not given, as text; figures of both bundles are for them.
+    """
 
     first: str
     second: str
@@ -100,6 +104,7 @@ class BundleDiff(Shown):
     whole: tuple[DiffFigure, ...]
     weights: tuple[DiffWeight, ...]
     kernels: tuple[DiffKernel, ...]
+    assumed: str = ""
 
     @property
     def equal(self) -> bool:
@@ -121,6 +126,9 @@ class BundleDiff(Shown):
         rows = [
             (f.name, texts[f.unit](f.first), texts[f.unit](f.second), _ratio(f.first, f.second)) for f in self.whole
         ]
+        if self.assumed:
+            name = self.assumed.partition("=")[0]
+            blocks.append(Line(f"figures for {self.assumed}; --dim {name}=... is another size"))
         right = [Column(a, right=True), Column(b, right=True), Column("ratio", right=True)]
         blocks.append(table([Column(""), *right], rows))
         blocks += _weight_blocks(self.weights)
@@ -197,7 +205,7 @@ def diff(
     function : str
         By default the only function, or ``main``.
     sizes : mapping of str to int
-        Sizes of symbolic dims, for times and bytes; others are assumed to be 16.
+        Sizes of symbolic dims, for times and bytes; others have their typical size, or 16.
     names : tuple of str
         Names of the bundles in the result; by default their paths.
 
@@ -213,10 +221,14 @@ def diff(
     """
     sides = [_side(bundle, name) for bundle, name in zip((first, second), names)]
     entries = [entry_of(side.opened, function) for side in sides]
-    a, b = (facts_of(side.data, side.where, name, sizes) for side, name in zip(sides, entries))
+    entry = sides[0].opened.manifest["functions"][entries[0]]
+    typical, sizes = entry.get("typical", {}), sizes or {}
+    assumed = assumed_sizes(entry["arguments"], typical, sizes)
+    a, b = (facts_of(side.data, side.where, name, {**sizes, **assumed}) for side, name in zip(sides, entries))
     facts = _differing(*(_texts_of(side.opened, name) for side, name in zip(sides, entries)))
     weights = compare_weights(*map(weight_digests, sides))
-    return BundleDiff(sides[0].where, sides[1].where, facts, compare_figures(a, b), weights, compare_kernels(a, b))
+    figures, kernels = compare_figures(a, b), compare_kernels(a, b)
+    return BundleDiff(sides[0].where, sides[1].where, facts, figures, weights, kernels, assumed_text(assumed, typical))
 
 
 # ---------------------------------------------------------------- facts and figures

@@ -9,14 +9,13 @@ from typing import Any
 from aotc.diagnostics import CompileError
 from aotc.frontend.artifact import numbered_model
 from aotc.lowering.cost_model.machines import machine_of
-from aotc.lowering.cost_model.work import UNKNOWN_SIZE
 from aotc.recompile import model_of
 from aotc.targets import TARGETS, host_target
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
-from aotc.vmfb.arguments import dim_names
+from aotc.vmfb.assumed_sizes import assumed_sizes
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble, kernel_ranges
@@ -61,7 +60,10 @@ def _mesh_text(opened: OpenedBundle) -> str:
 def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts of a call that depend on its sizes."""
     texts = _texts(opened)
-    names = sorted(dim_names(opened.manifest["functions"][function]["arguments"]))
+    entry = opened.manifest["functions"][function]
+    typical = entry.get("typical", {})
+    every = assumed_sizes(entry["arguments"], typical)
+    assumed = [dim for dim in sorted(every) if dim not in sizes]
     schedule = explain_schedule(opened, function, sizes)
     memory = explain_memory(opened, function, sizes)
     steps = []
@@ -72,8 +74,8 @@ def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> d
         own = {"scope": place.scope, "place": place.short, "flops": flops, "ns": row.ns, "copy": not known}
         steps.append({**asdict(row), **own})
     return {
-        "sizes": {dim: sizes.get(dim, UNKNOWN_SIZE.value) for dim in names},
-        "assumed": [dim for dim in names if dim not in sizes],
+        "sizes": {dim: sizes.get(dim, size) for dim, size in sorted(every.items())},
+        "assumed": assumed, "typical": [dim for dim in assumed if dim in typical],
         "target": schedule.target, "measured_on": schedule.measured_on, "work": schedule.work,
         "path_ns": schedule.path, "steps": steps,
         "memory": {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas),

@@ -1,6 +1,6 @@
 // The head, the panel of the selected kernel or layer, the table of sizes, and the start of the page.
 function head() {
-  const sizes = Object.entries(N.sizes ?? {}).map(([dim, size]) => `${dim} = ${size}${N.assumed.includes(dim) ? " (assumed)" : ""}`);
+  const sizes = Object.entries(N.sizes ?? {}).map(([dim, size]) => `${dim} = ${size}${N.typical.includes(dim) ? " (typical)" : N.assumed.includes(dim) ? " (assumed)" : ""}`);
   $("title").textContent = `${F.path.split("/").at(-1)}: ${F.function}`;
   $("summary").textContent = [F.target, F.mesh, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
     .filter(Boolean).join(" · ");

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.arguments import dim_names, type_text
+from aotc.vmfb.arguments import type_text
+from aotc.vmfb.assumed_sizes import dim_names
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.profile.trace import evaluate

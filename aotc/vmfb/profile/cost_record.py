@@ -16,9 +16,6 @@ from typing import Any
 from aotc.vmfb.verify.schema import problems, schema_acceptor
 
 FORMAT = 1
-# Size of a symbolic dim where only a call knows it, in predictions, reports and made-up arguments: between a batch of
-# one and large batches.
-ASSUMED_SIZE = 16
 DRAWN = ("traceEvents", "displayTimeUnit")  # of the keys of a record, those for Perfetto alone
 
 SCHEMA: dict[Any, Any] = {

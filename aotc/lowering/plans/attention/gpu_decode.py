@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.loop.forms.tiling import DecodeAttention, MmaAttention, Tiling
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, dim_or
 from aotc.lowering.plans.attention.sizes import AttentionSizes
 from aotc.lowering.threshold import BlockSize, Estimate, Limit
 from aotc.targets import Target
@@ -141,7 +141,7 @@ def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
 
 def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     """Return the modelled time of a plan, as the bytes that a multiprocessor reads in that time."""
-    heads, terms = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (product(sizes.batch), sizes.terms))
+    heads, terms = (dim_or(n, UNKNOWN_TERMS.value) for n in (product(sizes.batch), sizes.terms))
     cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
     part = plan.part or terms
     blocks = heads * -(-terms // part) * cluster

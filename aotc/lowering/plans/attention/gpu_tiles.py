@@ -10,7 +10,7 @@ from aotc.ir.loop.forms.attention import LoopAttention
 from aotc.ir.loop.forms.matmul import is_multiple_dim
 from aotc.ir.loop.forms.tiling import ELEMENT_BYTES, DecodeAttention, MmaAttention, Tiling, WgmmaAttention
 from aotc.ir.opset.spec import Attrs, Types
-from aotc.lowering.cost_model.work import UNKNOWN_TERMS
+from aotc.lowering.cost_model.work import UNKNOWN_TERMS, dim_or
 from aotc.lowering.plans.attention.gpu_decode import FEW_QUERIES, plan_decode
 from aotc.lowering.plans.attention.sizes import AttentionSizes, attention_sizes
 from aotc.lowering.threshold import Estimate, Limit
@@ -100,7 +100,7 @@ def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
 
 
 def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
-    rows, heads = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (sizes.rows, product(sizes.batch)))
+    rows, heads = (dim_or(n, UNKNOWN_TERMS.value) for n in (sizes.rows, product(sizes.batch)))
     tiles = heads * -(-rows // row.tiling.rows)
     return -(-tiles // ATTENTION_SPREAD.value) * row.tiling.rows / row.rate
 

@@ -1,0 +1,36 @@
+"""Sizes assumed for symbolic dims where only a call knows them: in predictions, reports and sample arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+# Size of a symbolic dim without a typical size: between a batch of one and large batches.
+ASSUMED_SIZE = 16
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def assumed_size(dim: str, typical: Mapping[str, int]) -> int:
+    """Return the typical size of the symbol ``dim``, or ``ASSUMED_SIZE`` if the model has none."""
+    return typical.get(dim, ASSUMED_SIZE)
+
+
+def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the symbols in the dims of arguments, the first one first."""
+    names = (name for row in rows for dim in row["dims"] if isinstance(dim, str) for name in _NAME.findall(dim))
+    return [name for name in dict.fromkeys(names) if name not in ("max", "min")]
+
+
+def assumed_text(sizes: Mapping[str, int], typical: Collection[str]) -> str:
+    """Return assumed sizes as text: ``b=8 assumed (typical), s=16 assumed``; ``typical`` names the typical ones."""
+    texts = (f"{name}={size} assumed{' (typical)' * (name in typical)}" for name, size in sizes.items())
+    return ", ".join(texts)
+
+
+def assumed_sizes(
+    arguments: Sequence[Mapping[str, Any]], typical: Mapping[str, int], known: Collection[str] = ()
+) -> dict[str, int]:
+    """Return the assumed size of each symbol in the dims of ``arguments`` that is not in ``known``."""
+    return {name: assumed_size(name, typical) for name in dim_names(arguments) if name not in known}
