@@ -240,7 +240,7 @@ def rows_are_independent(
     axes = axes or [0] * len(arguments)
     symbols = sorted({d for row in arguments for d in row["dims"] if isinstance(d, str)} - {symbol})
     if not all(map(SYMBOL.match, symbols)):
-        return "the sizes of its other dims are expressions"
+        return "the sizes of other dims are expressions"
     error = ""
     for size in PROBE_SIZES if symbols else PROBE_SIZES[:1]:
         arrays = _random(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
@@ -254,7 +254,7 @@ def rows_are_independent(
         places = [*axes, *[0] * len(together)]
         same = all(_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
         return "" if same else "results of a row depend on other rows"
-    return f"it was tried with numbers drawn at random, and failed: {error}"
+    return f"a trial call with random values failed: {error}"
 
 
 def rows_of(array: np.ndarray, row: int, axis: int) -> np.ndarray:

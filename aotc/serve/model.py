@@ -73,7 +73,7 @@ class ServedFunction:
         self.batcher: Batcher | None = None
         if settings.max_batch > 1:
             symbol = rows_symbol(self.arguments, self.results)
-            self.why_alone = "not every argument and result has the same symbolic dim first, and there alone"
+            self.why_alone = "arguments and results need the same symbolic dim first, and nowhere else"
             if symbol:
                 self.why_alone = rows_are_independent(module, name, self.arguments, symbol)
             if not self.why_alone:

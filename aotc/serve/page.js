@@ -14,8 +14,8 @@ const svg = (parent, name, values, text) => {
 };
 const ms = s => s === undefined ? "–" : s < 1e-3 ? (s * 1e6).toFixed(0) + " us"
   : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : +s.toPrecision(3) + " s";
-const size = n => n < 1024 ? n + " B" : n < 1 << 20 ? (n / 1024).toFixed(1) + " KiB"
-  : n < 1 << 30 ? (n / (1 << 20)).toFixed(1) + " MiB" : (n / (1 << 30)).toFixed(2) + " GiB";
+const size = n => n < 1e3 ? n + " B" : n < 1e6 ? +(n / 1e3).toPrecision(3) + " kB"
+  : n < 1e9 ? +(n / 1e6).toPrecision(3) + " MB" : (n / 1e9).toFixed(2) + " GB";
 const rate = n => (n < 10 ? +n.toFixed(1) : Math.round(n)) + "/s";
 const RECENT = 10, SHOWN = 120, FEW = 3;  // seconds of a rate, seconds of a chart, models that are open at first
 const toggled = new Map();  // details that the reader opened or closed
@@ -40,7 +40,7 @@ const meanRows = found => {
 };
 
 // ---------------------------------------------------------------- charts
-const LEFT = 50, BOTTOM = 34, HIGH = 150, TOP = 8;
+const LEFT = 66, BOTTOM = 34, HIGH = 150, TOP = 8;
 function chart(title, xTitle, yTitle, wide) {
   const box = $("div"), drawing = svg(box, "svg", {width: wide, height: HIGH, viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": title});
   box.prepend($("h3", title));
@@ -61,7 +61,7 @@ const seconds = c => { for (const n of [120, 90, 60, 30, 0]) c.text(along(c, 1 -
 const round = n => { const power = 10 ** Math.floor(Math.log10(n)); return [1, 2, 5, 10].find(k => k * power >= n) * power; };
 function requests(state, traffic, wide) {
   const rows = since(state, traffic, SHOWN), top = Math.max(2, round(Math.max(1, ...rows.map(r => r[1]))));
-  const c = chart("Requests per second (errors red)", "seconds", "requests/s", wide), width = Math.max(1, (c.right - LEFT) / SHOWN - .5);
+  const c = chart("Requests per second (red: errors)", "seconds", "requests/s", wide), width = Math.max(1, (c.right - LEFT) / SHOWN - .5);
   yTicks(c, [[0, "0"], [.5, String(top / 2)], [1, String(top)]]);
   seconds(c);
   for (const [second, all, bad] of rows) {
@@ -73,7 +73,7 @@ function requests(state, traffic, wide) {
   return c.box;
 }
 function latency(state, points, wide) {
-  const c = chart("Latency (log scale; line: median, dashed: 99 %)", "seconds", "latency", wide);
+  const c = chart("Latency (log scale; line: median, dashed: p99)", "seconds", "latency", wide);
   const some = points.filter(p => p[0] > state.now - SHOWN), all = some.length ? some : points;
   const low = Math.floor(Math.log10(Math.max(1e-6, Math.min(...all.map(p => p[1])))));
   const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(1e-6, ...all.map(p => p[1])))));
@@ -87,7 +87,7 @@ function latency(state, points, wide) {
   return c.box;
 }
 function batches(found, wide) {
-  const c = chart(`Rows of a call: ${meanRows(found).toFixed(1)} on average`, "rows (batch size)", "calls", wide);
+  const c = chart(`Batch size: ${meanRows(found).toFixed(1)} rows on average`, "rows of a call", "calls", wide);
   const top = Math.max(...found.map(([, n]) => n)), step = 1 / found.length, every = Math.ceil(found.length / 8);
   yTicks(c, [[0, "0"], [1, top.toLocaleString("en", {notation: "compact"})]]);
   found.forEach(([rows, n], place) => {
@@ -123,7 +123,7 @@ function bundle(model) {
   row("size", size(model.bytes), `${size(model.stats.constants_bytes || 0)} of constants`);
   row("kernels", String(model.stats.kernels));
   for (const [place, m] of Object.entries(model.stats.memory || {})) {
-    row("memory " + place, `${size(m.in_use)} in use, ${size(m.idle)} cached, ${size(m.high_water)} at most`);
+    row("memory " + place, `${size(m.in_use)} in use, ${size(m.idle)} cached, peak ${size(m.high_water)}`);
   }
   row("file", model.path, "loaded " + new Date(model.loaded_at * 1e3).toLocaleString());
   made.append($("summary", "Signature and bundle"), table);
@@ -136,7 +136,7 @@ function section(state, model, few) {
   const name = $("h2", model.name), bad = failed(traffic), recent = sum(since(state, traffic, RECENT), 1) / RECENT;
   name.className = "name";
   name.append($("span", ` version ${model.version}`, "muted"));
-  head.append(name, figure(rate(recent), "requests"), figure(String(bad), "errors", bad ? "bad" : ""), figure(ms(quantile(points, .5)), "median"), figure(ms(quantile(points, .99)), "99 %"));
+  head.append(name, figure(rate(recent), "requests"), figure(String(bad), "errors", bad ? "bad" : ""), figure(ms(quantile(points, .5)), "median"), figure(ms(quantile(points, .99)), "p99"));
   made.append(head);
   box.append(made);
   const row = state.index.find(r => r.name === model.name && r.version === String(model.version));
@@ -149,11 +149,11 @@ function section(state, model, few) {
     if (found.length) charts.append(batches(found, wide));
     made.append(charts);
     const queue = model.functions.map(f => f.phases.queue).filter(s => s !== undefined);
-    const words = [`last ${points.length} requests: median ${ms(quantile(points, .5))}, 90 % ${ms(quantile(points, .9))}, 99 % ${ms(quantile(points, .99))}`,
-      queue.length ? `mean wait for a batch ${ms(Math.max(...queue))}` : "",
+    const words = [`Last ${points.length} requests: median ${ms(quantile(points, .5))}, p90 ${ms(quantile(points, .9))}, p99 ${ms(quantile(points, .99))}`,
+      queue.length ? `mean time in the queue ${ms(Math.max(...queue))}` : "",
       ...failures(traffic).map(([status, n]) => `${n} × status ${status}`)];
     made.append($("p", words.filter(Boolean).join("; "), "muted"));
-  } else made.append($("p", "no request yet", "muted"));
+  } else made.append($("p", `No requests yet. Clients call v2/models/${model.name}/infer.`, "muted"));
   made.append(bundle(model));
   return box;
 }
@@ -166,8 +166,8 @@ function tiles(state) {
   const tile = (value, words, kind) => { const made = $("div"); made.append($("b", value, kind), $("span", words)); return made; };
   document.getElementById("tiles").replaceChildren(
     tile(rate(sum(recent, 1) / RECENT), `requests, last ${RECENT} s`), tile(rate(sum(recent, 2) / RECENT), `errors, last ${RECENT} s`, sum(recent, 2) ? "bad" : ""),
-    tile(String(bad), "errors since start", bad ? "bad" : ""), tile(`${state.in_flight} of ${state.queue}`, "requests wait or run"),
-    tile(ms(quantile(points, .5)), "median latency"), tile(ms(quantile(points, .99)), "99 % latency"),
+    tile(String(bad), "errors since start", bad ? "bad" : ""), tile(String(state.in_flight), `requests in flight, limit ${state.queue}`),
+    tile(ms(quantile(points, .5)), "median latency"), tile(ms(quantile(points, .99)), "p99 latency"),
     tile(String(state.models.length), "model versions ready"));
 }
 function show(state) {
@@ -196,8 +196,7 @@ function show(state) {
   document.getElementById("models").replaceChildren(...list);
   if (focused) list.find(box => box.dataset.key === focused)?.querySelector("summary").focus();
   const status = document.getElementById("status");
-  status.textContent = (state.ready ? "ready" : "not ready") + `, ${state.in_flight} of ${state.queue} requests` +
-    (state.trouble ? `, the folder cannot be read: ${state.trouble}` : "");
+  status.textContent = (state.ready ? "ready" : "not ready") + (state.trouble ? `, cannot read the folder: ${state.trouble}` : "");
   status.className = state.ready && !state.trouble ? "good" : "bad";
 }
 async function poll() {
@@ -209,7 +208,7 @@ async function poll() {
     else document.getElementById("status").textContent = (await answer.json()).error.split("\n")[0];
   } catch (error) {
     const status = document.getElementById("status");
-    status.textContent = "the server does not answer";
+    status.textContent = "the server does not respond";
     status.className = "bad";
   }
   setTimeout(poll, 2000);

@@ -120,14 +120,14 @@ def test_the_page_in_a_browser(folder, tmp_path):
         ask(server, 60)
         text = browse("--dump-dom", f"http://{server.address}/").stdout
         assert '<h2 class="name">tiny<' in text
-        assert "last 60 requests: median" in text
+        assert "Last 60 requests: median" in text
         assert text.count("<circle") == 60
-        for title in ("Requests per second", "Latency (log scale", "Rows of a call: 1.0 on average"):
+        for title in ("Requests per second", "Latency (log scale", "Batch size: 1.0 rows on average"):
             assert f"<h3>{title}" in text
         assert "not batched:" in text
         assert "<h2>broken<" in text
         assert "<b>no bundle" not in text
-        assert "ready, 0 of 256 requests" in text
+        assert "requests in flight, limit 256" in text
     with running(folder, token="secret") as server:
         text = browse("--dump-dom", f"http://{server.address}/").stdout
         assert '<form id="token">' in text

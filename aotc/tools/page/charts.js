@@ -77,7 +77,7 @@ function roofline() {
   const c = chart("roof", 340), all = total(), { flops: roof, bytes: memory } = F.roof;
   const one = F.target === undefined || F.target.startsWith("cpu") ? "one core" : "the GPU";
   $("roof-said").textContent = `Limit of ${one} in the cost model: ${roof.toFixed(0)} GFLOP/s and ${memory.toFixed(0)} GB/s. ` +
-    "A kernel below the sloped part is limited by memory, one below the flat part by arithmetic.";
+    "Kernels below the sloped part are limited by memory, those below the flat part by arithmetic.";
   const kernels = [...Map.groupBy(timed().filter(s => s.flops > 0 && s.bytes > 0), s => `${s.kernel} ${s.ns}`).values()];
   const rows = kernels.map(some => ({ s: some[0], x: some[0].flops / some[0].bytes, y: some[0].flops / some[0].ns, share: nsOf(some) / all, n: some.length }));
   const lows = [0.1, ...rows.map(r => r.x)], speeds = [1, roof / 100, ...rows.map(r => r.y)];

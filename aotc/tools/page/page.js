@@ -5,8 +5,8 @@ function head() {
   $("summary").textContent = [F.target, F.mesh, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
     .filter(Boolean).join(" · ");
   const tiles = [
-    [time(N.work), N.measured_on ? "measured, one core or one GPU" : "predicted, one core or one GPU"],
-    [time(N.path_ns), "critical path: the least with enough cores"],
+    [time(N.work), `all kernels on one core or GPU, ${N.measured_on ? "measured" : "predicted"}`],
+    [time(N.path_ns), "critical path: minimum with enough cores"],
     [String(Object.keys(F.kernels).length), `kernels, ${count(N.steps.length, "command")}`],
     [bytes(N.memory.peak), "peak of intermediate values"],
     [bytes(F.weights.reduce((sum, w) => sum + w.bytes, 0)), "weights"],
